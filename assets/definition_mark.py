@@ -10,16 +10,15 @@ import hashlib
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.release import RELEASE
 
 FILES_MAX = 2_000
 """The most source files of a user's package that are looked at."""
-DISTRIBUTION = "dagster-leasehold"
 _CALLED = frozenset({"transform", "on_commit"})
 
 
@@ -29,7 +28,7 @@ def definition_mark(stream: ShardStream) -> str:
     It covers the declaration, and the source files of the package that the transform is in: their
     names, sizes and times of change.
     """
-    parts = [_release(), type(stream.source).__qualname__]
+    parts = [RELEASE, type(stream.source).__qualname__]
     parts += [f"{key}={value}" for key, value in sorted(stream.source.spark_options().items())]
     for field in fields(stream):
         if field.name not in _CALLED and field.name != "source":
@@ -37,13 +36,6 @@ def definition_mark(stream: ShardStream) -> str:
     if stream.transform is not None:
         parts += [name_of(stream.transform), *_files_beside(stream.transform)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _release() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:
-        return ""
 
 
 def _files_beside(transform: Any) -> list[str]:

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from dagster_leasehold.lease_store import schema, tables
 from dagster_leasehold.lease_store.columns import server_time
 from dagster_leasehold.lease_store.open import open_transactions
+from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.lease_store.transactions import Transaction
 
 PRUNED = ("lease_journal", "batch", "outbox", "gap", "table_change")
@@ -27,13 +28,13 @@ class DatabaseReport:
 
     Attributes:
         server: its kind and version.
-        revision: of its schema; None where it has no lease tables.
+        schema: of its lease tables.
         refused: what this account may not do, such as `DELETE on batch`.
         now: the database's own clock, which decides nothing.
     """
 
     server: str
-    revision: str | None
+    schema: StoredSchema
     refused: tuple[str, ...]
     now: datetime
 
@@ -54,15 +55,15 @@ def _look(transaction: Transaction) -> DatabaseReport:
     maria = getattr(dialect, "is_mariadb", False)
     kind = "MariaDB" if maria else {"mysql": "MySQL", "sqlite": "SQLite"}[dialect.name]
     version = ".".join(str(part) for part in dialect.server_version_info or ())
-    revision = schema.revision(connection)
+    stored = schema.stored(connection)
     # Rights are checked before a statement looks for rows, of which none is meant here. A file has
     # one owner, and whoever cannot write it is told so at the first write.
     refused: list[str] = []
-    if revision == schema.HEAD and dialect.name != "sqlite":
+    if stored.revision == HEAD and dialect.name != "sqlite":
         for table in tables.metadata.sorted_tables:
             refused += _refused(transaction, table)
     now: datetime = transaction.value(select(server_time()))
-    return DatabaseReport(f"{kind} {version}", revision, tuple(refused), now.replace(tzinfo=UTC))
+    return DatabaseReport(f"{kind} {version}", stored, tuple(refused), now.replace(tzinfo=UTC))
 
 
 def _refused(transaction: Transaction, table: Table) -> list[str]:

@@ -1,6 +1,6 @@
-"""The version of the database's schema: read it, check it, upgrade it.
+"""The version of the database's schema: read it, upgrade it.
 
-Alembic is imported only to upgrade; the check is one statement.
+Alembic is imported only to upgrade.
 """
 
 from __future__ import annotations
@@ -10,47 +10,40 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from filelock import FileLock
-from sqlalchemy import Connection, Engine, String, column, inspect, select, table
+from sqlalchemy import (
+    Connection,
+    Engine,
+    String,
+    column,
+    inspect,
+    literal_column,
+    select,
+    table,
+    update,
+)
 from sqlalchemy.exc import OperationalError
 
 from dagster_leasehold.lease_store.engine import WRITE_OPTION, sqlite_path
-from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
+from dagster_leasehold.lease_store.release import HEAD, OLDEST, StoredSchema
 
 VERSION_TABLE = "leasehold_schema"
-REVISIONS = tuple(f"{number:04}" for number in range(1, 16))
-HEAD = REVISIONS[-1]
+OLDEST_COLUMN = "oldest_revision"
 UPGRADE_LOCK_TIMEOUT_S = 60.0
 WRITE_AHEAD = "PRAGMA journal_mode = WAL"
 
-_version = table(VERSION_TABLE, column("version_num", String(32)))
+_version = table(
+    VERSION_TABLE, column("version_num", String(32)), column(OLDEST_COLUMN, String(32))
+)
 
 
-def revision(connection: Connection) -> str | None:
-    """Return the database's revision; None where it has no lease tables yet."""
+def stored(connection: Connection) -> StoredSchema:
+    """Return the schema of a database."""
     if not inspect(connection).has_table(VERSION_TABLE):
-        return None
-    return connection.execute(select(_version.c.version_num)).scalar()
-
-
-def check(stored: str | None, place: str) -> None:
-    """Refuse a schema that this release was not written for.
-
-    Raises:
-        SchemaTooNew: a newer release has upgraded it.
-        SchemaTooOld: it was not upgraded yet.
-    """
-    if stored == HEAD:
-        return
-    if stored is not None and stored not in REVISIONS:
-        raise SchemaTooNew(
-            f"The lease store at {place} has schema {stored}, which is newer than this release's "
-            f"{HEAD}: install the newer release of Leasehold."
-        )
-    has = "has no lease tables yet" if stored is None else f"has schema {stored}"
-    raise SchemaTooOld(
-        f"The lease store at {place} {has}, this release needs schema {HEAD}: run "
-        "`leasehold db upgrade` with an account that may create tables."
-    )
+        return StoredSchema(None)
+    # Releases before revision 0016 have one column less.
+    every = select(literal_column("*")).select_from(_version)
+    row = connection.execute(every).mappings().first() or {}
+    return StoredSchema(row.get("version_num"), row.get(OLDEST_COLUMN))
 
 
 def upgrade(engine: Engine) -> None:
@@ -65,12 +58,18 @@ def upgrade(engine: Engine) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with _one_at_a_time(path):
         with engine.connect() as connection:
-            if revision(connection) == HEAD:
+            before = stored(connection)
+            if before.newer or before == StoredSchema(HEAD, OLDEST):
                 return
         if path is not None:
             _write_ahead(engine)
         with engine.connect() as connection:
-            _run_revisions(connection.execution_options(**{WRITE_OPTION: True}))
+            writing = connection.execution_options(**{WRITE_OPTION: True})
+            if before.oldest is not None:
+                # Whoever connects from now on, while tables change, is refused.
+                _raise_oldest(writing)
+            _run_revisions(writing)
+            _raise_oldest(writing)
 
 
 def _one_at_a_time(path: Path | None) -> FileLock | nullcontext[None]:
@@ -90,6 +89,11 @@ def _write_ahead(engine: Engine) -> None:
         raise OperationalError(WRITE_AHEAD, None, error, hide_parameters=True) from error
     finally:
         connection.close()
+
+
+def _raise_oldest(connection: Connection) -> None:
+    connection.execute(update(_version).values({OLDEST_COLUMN: OLDEST}))
+    connection.commit()
 
 
 def _run_revisions(connection: Connection) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,30 @@ INSTALL_TIMEOUT_S = 240
 
 class PackagesMissing(Exception):
     """That packages cannot be installed here."""
+
+
+def installed_wheel(folder: Path, wheel: Path) -> Path:
+    """Install a wheel into a new environment, and return the folder with its programs.
+
+    It finds the dependencies of the tests' own environment, but not this checkout.
+    """
+    python = folder / "bin/python"
+    _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
+    # A line of a .pth file adds a folder without reading the .pth files in it: what the tests'
+    # environment says of this checkout is not followed.
+    [packages] = (folder / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
+    pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet")
+    _run(*pip, "--no-deps", "--no-index", str(wheel))
+    return folder / "bin"
+
+
+def built_wheel(folder: Path, sources: Path) -> Path:
+    """Build the wheel of a project into a folder, without looking anything up."""
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
+    _run(sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", str(folder), str(sources))
+    [built] = folder.glob("*.whl")
+    return built
 
 
 @cache

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from threading import Lock
 
+from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_leasehold.lease_store import schema
 from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import StoreReadOnly
+from dagster_leasehold.lease_store.older_nodes import (
+    OlderNodes,
+    older_nodes,
+    refuse,
+    wait_until_silent,
+)
+from dagster_leasehold.lease_store.release import HEAD, OLDEST, StoredSchema
 from dagster_leasehold.lease_store.transactions import Mark, Outcome, Transactions, Work
 
 
@@ -31,6 +40,15 @@ class SqlReadiness:
         self._readiness = Lock()
         self._dialect = transactions.engine.dialect.name
         self.statements: Counter[str] = transactions.statements
+        if self._dialect != "sqlite":
+            event.listen(transactions.engine, "connect", self._look_again)
+
+    def _look_again(self, *_: object) -> None:
+        """Check the schema with each new connection: a newer release may have upgraded it.
+
+        The pool renews its connections, so that a process which goes on for months finds out.
+        """
+        self._ready = False
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -38,21 +56,40 @@ class SqlReadiness:
 
     def schema_revision(self) -> str | None:
         """Return the schema revision of the database; None where it has no lease tables yet."""
-        return self._transactions.read("schema", lambda tx: schema.revision(tx.connection))
+        return self._stored_schema().revision
 
-    def upgrade(self) -> None:
-        """Bring the schema to this release's version.
+    def _stored_schema(self) -> StoredSchema:
+        return self._transactions.read("schema", lambda tx: schema.stored(tx.connection))
+
+    def upgrade(self, *, force: bool = False) -> None:
+        """Bring the schema to this release's version; a newer one that it can use is left alone.
+
+        Nodes of older releases that could not use it must be silent: those that did not leave are
+        watched for T.
+
+        Args:
+            force: upgrade beside them.
 
         Raises:
-            SchemaTooNew: a newer release has upgraded it.
+            OlderNodesBeat: such nodes beat, or began to while the schema was upgraded.
+            SchemaTooNew: a newer release has upgraded it, and this one cannot use it.
             StoreError: the database refuses, or does not answer.
         """
         try:
-            revision = self.schema_revision() if self._exists() else None
-            if revision is not None and revision not in schema.REVISIONS:
-                schema.check(revision, self._place)
+            stored = self._stored_schema() if self._exists() else StoredSchema(None)
+            if stored.newer:
+                stored.check(self._place)
+                return
+            watched = not force and stored.revision is not None and stored.revision < OLDEST
+            silent = (
+                wait_until_silent(self._older_nodes, clock=time.monotonic, sleep=time.sleep)
+                if watched
+                else None
+            )
             with self._transactions.patient_engine() as engine:
                 schema.upgrade(engine)
+            if silent is not None:
+                refuse(self._older_nodes().beating(silent))
         except SQLAlchemyError as error:
             raise self._transactions.translated(error) from error
         except OSError as error:
@@ -60,6 +97,9 @@ class SqlReadiness:
                 f"The lease store at {self._place} cannot be created ({error.strerror}): make its "
                 "folder writable, or choose another."
             ) from None
+
+    def _older_nodes(self) -> OlderNodes:
+        return self._transactions.read("older nodes", lambda tx: older_nodes(tx.connection))
 
     def _exists(self) -> bool:
         path = sqlite_path(self._transactions.engine.url)
@@ -75,11 +115,11 @@ class SqlReadiness:
             embedded = self._dialect == "sqlite"
             if embedded and not self._exists():
                 self.upgrade()
-            revision = self.schema_revision()
-            if embedded and revision != schema.HEAD:
+            stored = self._stored_schema()
+            if embedded and stored.revision != HEAD and not stored.newer:
                 self.upgrade()
             else:
-                schema.check(revision, self._place)
+                stored.check(self._place)
             self._ready = True
 
     def _read(self, kind: str, work: Work[Outcome]) -> Outcome:

@@ -35,8 +35,20 @@ def _group() -> None:
 
 
 @app.command()
-def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None) -> None:
-    """Upgrade the schema of the lease store to this release; safe to repeat."""
+def upgrade(
+    url_env: OtherStore = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Upgrade although nodes beat that cannot use the new schema."),
+    ] = False,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Upgrade the schema of the lease store to this release; safe to repeat.
+
+    Nodes of a release that can use the new schema go on. It is refused while others beat; those
+    that did not leave are watched for their lease timeout.
+    """
     from dagster_leasehold.lease_store import open_store
 
     if url_env is not None:
@@ -48,7 +60,9 @@ def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None
         target.wake_mariadb()
         url = target.settings.store_url
     with presentation.progress("upgrading the schema"):
-        open_store(url, upgrade=True).close()
+        store = open_store(url)
+        store.upgrade(force=force)
+        store.close()
     where = described(url)
     presentation.tell(
         {"lease_store": where, "upgraded": True},

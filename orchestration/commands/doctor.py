@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.lease_store import schema
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.times import utc_now
@@ -111,11 +110,11 @@ def database(target: Target) -> Iterator[Finding]:
     tls = ", TLS" if "ssl_ca" in target.settings.store_url.get_secret_value() else ""
     yield Finding("database", Health.OK, f"{report.server}{session}{tls}.")
     try:
-        schema.check(report.revision, "this deployment")
+        report.schema.check("this deployment")
     except StoreError as error:
         yield Finding("schema", Health.FAILED, str(error))
         return
-    yield Finding("schema", Health.OK, f"revision {report.revision}.")
+    yield Finding("schema", Health.OK, f"revision {report.schema.revision}.")
     if report.refused:
         refused = f"the account may not do this: {listed(report.refused)}. Grant it."
         yield Finding("privileges", Health.FAILED, refused)

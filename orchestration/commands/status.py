@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
-from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.commands.target import Target, listed
 from dagster_leasehold.orchestration.presentation import counted, say, show_json, show_table
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
@@ -71,9 +71,9 @@ def status(
     show_table(
         f"Nodes of {key} (generation {snapshot.group.generation}{paused})",
         "node, member, takes runs, >beats, >shards",
-        (tuple(node.values()) for node in nodes),
+        (tuple(node.values())[:5] for node in nodes),
     )
-    for line in (*refusals, *([note] if note else ())):
+    for line in (*refusals, *([note] if note else ()), *mixed_releases(snapshot)):
         say(str(line))
     show_table(
         f"Shards of {key}",
@@ -129,7 +129,20 @@ def _node_row(node: Node, leases: Sequence[ShardLease]) -> dict[str, Any]:
         "accepts_runs": node.accepts_runs,
         "lease_id": node.lease_id,
         "shards": sum(lease.consumer_owner == node.name for lease in leases),
+        "release": node.release_version,
     }
+
+
+def mixed_releases(snapshot: Snapshot) -> list[str]:
+    """Return a sentence on the releases of the members, if they run several."""
+    releases: dict[str, list[str]] = {}
+    for node in snapshot.nodes:
+        if node.member:
+            releases.setdefault(node.release_version or "an older one", []).append(node.name)
+    if len(releases) < 2:
+        return []
+    each = "; ".join(f"{release} on {listed(names)}" for release, names in releases.items())
+    return [f"Nodes run several releases: {each}."]
 
 
 def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:

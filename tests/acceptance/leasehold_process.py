@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,15 @@ def environment() -> dict[str, str]:
 
 
 def leasehold(
-    *arguments: object, folder: Path, timeout_s: float = 60.0, **variables: str
+    *arguments: object,
+    folder: Path,
+    timeout_s: float = 60.0,
+    program: Sequence[object] = COMMAND,
+    **variables: str,
 ) -> Finished:
     """Run a command to its end in a working directory, with more environment."""
     done = subprocess.run(
-        [*COMMAND, *(str(argument) for argument in arguments)],
+        [*map(str, program), *(str(argument) for argument in arguments)],
         cwd=folder,
         env=environment() | variables,
         capture_output=True,
@@ -84,12 +88,14 @@ class Running:
 
 
 @contextmanager
-def running(*arguments: object, folder: Path, **variables: str) -> Iterator[Running]:
+def running(
+    *arguments: object, folder: Path, program: Sequence[object] = COMMAND, **variables: str
+) -> Iterator[Running]:
     """A command at work in a working directory, with more environment; it ends with the block."""
     output = folder / "output.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*COMMAND, *(str(argument) for argument in arguments)],
+            [*map(str, program), *(str(argument) for argument in arguments)],
             cwd=folder,
             env=environment() | variables,
             stdin=subprocess.DEVNULL,

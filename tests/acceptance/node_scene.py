@@ -98,6 +98,10 @@ class Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Write no more."""
         self._stopping.set()
         self._thread.join()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import zipfile
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.leasehold_process import environment
+from tests.own_environments import built_wheel, installed_wheel
 from tests.unit.test_layout import FILES, PACKAGE, PACKAGES, ROOT, name
 
 pytestmark = pytest.mark.long
@@ -139,27 +139,13 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-    command = [sys.executable, "-m", "pip", "wheel", *offline, "--wheel-dir", folder, ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    [built] = folder.glob("*.whl")
-    return built
+    return built_wheel(tmp_path_factory.mktemp("wheel"), ROOT)
 
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("installed")
-    venv = folder / "venv"
-    python = venv / "bin/python"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True, timeout=60)
-    # A line of a .pth file adds a folder without reading the .pth files in it: what the tests'
-    # environment says of this checkout is not followed.
-    [packages] = (venv / "lib").glob("python*/site-packages")
-    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
-    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-    subprocess.run([*pip, "--no-deps", "--no-index", wheel], check=True, timeout=120)
+    python = installed_wheel(folder / "venv", wheel) / "python"
     project, elsewhere = folder / "project", folder / "elsewhere"
     elsewhere.mkdir()
     for path, text in PROJECT.items():

@@ -15,13 +15,16 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
-from dagster_leasehold.lease_store import open_store, schema
+from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld, StoreError
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.schema import HEAD, REVISIONS, VERSION_TABLE
+from dagster_leasehold.lease_store.release import HEAD, REVISIONS
+from dagster_leasehold.lease_store.schema import VERSION_TABLE
 from dagster_leasehold.lease_store.tables import metadata
+from tests.conformance.world import A, World
+from tests.database_server import DatabaseServer
 
 ROOT = Path(__file__).parents[3]
 KEY = GroupKey.parse("group", "stream")
@@ -111,12 +114,53 @@ def test_a_server_without_tables_is_refused(server_url: str) -> None:
 
 def test_a_newer_schema_is_refused_and_left_alone(url: str, engine: Engine) -> None:
     open_store(url, upgrade=True).close()
-    execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    newer = f"UPDATE {VERSION_TABLE} SET version_num = '9999', oldest_revision = '9998'"
+    execute(engine, newer)
     store = open_store(url)
     for use in (store.groups, store.upgrade):
         with pytest.raises(SchemaTooNew, match="9999"):
             use()
     assert store.schema_revision() == "9999"
+    store.close()
+
+
+def test_nobody_goes_on_while_a_newer_release_changes_tables(url: str, engine: Engine) -> None:
+    """The oldest revision is raised first; the former release neither connects nor lowers it."""
+    store = open_store(url, upgrade=True)
+    execute(engine, f"UPDATE {VERSION_TABLE} SET oldest_revision = '9999'")
+    store.close()
+    store = open_store(url)
+    for use in (store.groups, store.upgrade):
+        with pytest.raises(SchemaTooNew, match="9999"):
+            use()
+    store.close()
+
+
+def test_a_newer_schema_that_was_only_added_to_is_used(url: str, engine: Engine) -> None:
+    """Nodes of this release go on while others are of the next one; an upgrade is not undone."""
+    store = open_store(url, upgrade=True)
+    store.close()
+    execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+    world = World(store, KEY)
+    world.group()
+    world.join(A)
+    store.upgrade()
+    assert store.schema_revision() == "9999"
+    store.close()
+
+
+@pytest.mark.servers("mariadb", "mysql")
+def test_a_process_that_is_connected_finds_out(server: DatabaseServer, server_url: str) -> None:
+    """The pool renews connections all the time; the next verb is refused."""
+    store = open_store(server_url, upgrade=True)
+    assert store.groups() == []
+    database = server_url.rsplit("/", 1)[1]
+    server.execute(f"UPDATE {VERSION_TABLE} SET oldest_revision = '9999'", database=database)
+    assert store.groups() == []
+    store.close()
+    assert store.groups() == []
+    with pytest.raises(SchemaTooNew, match="9999"):
+        store.groups()
     store.close()
 
 
@@ -181,7 +225,7 @@ def test_least_privilege(server: Any, server_url: str) -> None:
     """The account of a running node needs no DELETE and no DDL."""
     from dagster_leasehold.lease_store.outcomes import Changed, Settled
     from tests.conformance.published import Publisher
-    from tests.conformance.world import A, World, X
+    from tests.conformance.world import X
 
     open_store(server_url, upgrade=True).close()
     database = server_url.rsplit("/", 1)[1]
@@ -210,4 +254,4 @@ def schema_dropped(store: Any) -> None:
 
 
 def test_revisions_are_in_order() -> None:
-    assert list(schema.REVISIONS) == sorted(schema.REVISIONS)
+    assert list(REVISIONS) == sorted(REVISIONS)

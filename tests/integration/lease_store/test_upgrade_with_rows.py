@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, insert, text
+from sqlalchemy import Engine, Executable, insert, text
 
-from dagster_leasehold.lease_store import open_store, tables
+from dagster_leasehold.lease_store import open_store, schema, tables
 from dagster_leasehold.lease_store.engine import WRITE_OPTION, open_engine, parse_url
-from dagster_leasehold.lease_store.group_rows import Group
+from dagster_leasehold.lease_store.errors import OlderNodesBeat
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics, DataFile
-from dagster_leasehold.lease_store.outcomes import Settled
+from dagster_leasehold.lease_store.outcomes import Registered, Settled
+from dagster_leasehold.lease_store.release import HEAD, RELEASE
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.schema import HEAD
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.sql_store import readiness
 from dagster_leasehold.lease_store.sql_store.mapping import (
     SHARD,
     batch_row,
@@ -26,7 +28,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     key_values,
 )
 from tests.conformance.published import Publisher
-from tests.conformance.world import NOON, A, World, X, Y, Z
+from tests.conformance.world import NOON, A, B, World, X, Y, Z
 
 KEY = GroupKey.parse("group", "stream")
 SERVERS = [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("mariadb", "mysql")]
@@ -148,4 +150,79 @@ def test_a_catalog_that_is_there_is_taken_over(url: str, engine: Engine) -> None
             ("stream", "first.metadata.json", "TABLE"),
             ("table", "there", None),
         ]
+    store.close()
+
+
+class OldNode:
+    """A node of release 0.1, as its rows show it.
+
+    Args:
+        engine: of the database, of any revision.
+        timeout_s: T of its group.
+    """
+
+    def __init__(self, engine: Engine, timeout_s: float) -> None:
+        self._engine = engine
+        group = key_values(KEY) | group_values(Group(KEY, timeout_s=timeout_s)) | {"generation": 1}
+        row = key_values(KEY) | {"worker_instance": A, "lease_id": 1, "incarnation": "a-1"}
+        row |= {"address": "", "accepts_runs": True}
+        self._execute(insert(tables.consumer_group).values(group))
+        self._execute(insert(tables.worker_instance).values(row))
+
+    def beat(self) -> None:
+        """Add 1 to its counter."""
+        self._execute(text("UPDATE loghub_client_worker_instance SET lease_id = lease_id + 1"))
+
+    def _execute(self, statement: Executable) -> None:
+        with self._engine.connect().execution_options(**{WRITE_OPTION: True}) as connection:
+            connection.execute(statement)
+            connection.commit()
+
+
+def test_nobody_upgrades_beside_a_node_that_could_not_go_on(
+    url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgrade_to(engine, "0006")
+    node = OldNode(engine, timeout_s=60.0)
+    monkeypatch.setattr(readiness.time, "sleep", lambda _: node.beat())
+    store = open_store(url)
+    with pytest.raises(OlderNodesBeat, match=rf"still beat: {A} of {KEY}\."):
+        store.upgrade()
+    assert store.schema_revision() == "0006"
+    store.upgrade(force=True)
+    assert store.schema_revision() == HEAD
+    (row,) = store.snapshot(KEY).nodes
+    assert (row.release_version, row.schema_revision) == ("", "")
+    store.upgrade()
+    assert store.register(KEY, Node(B, 0, "b-1"), observer="test") == Registered(1)
+    row = store.snapshot(KEY).nodes[1]
+    assert (row.release_version, row.schema_revision) == (RELEASE, HEAD)
+    store.close()
+
+
+def test_a_node_that_fell_silent_is_upgraded_after_its_timeout(url: str, engine: Engine) -> None:
+    upgrade_to(engine, "0006")
+    OldNode(engine, timeout_s=0.05)
+    store = open_store(url)
+    store.upgrade()
+    assert store.schema_revision() == HEAD
+    store.close()
+
+
+def test_a_node_that_started_during_the_upgrade_is_named(
+    url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It connected before the revision was written, and goes on under the new schema."""
+    upgrade_to(engine, "0006")
+    node = OldNode(engine, timeout_s=0.05)
+    upgraded = schema.upgrade
+
+    def beside(engine: Engine) -> None:
+        upgraded(engine)
+        node.beat()
+
+    monkeypatch.setattr(schema, "upgrade", beside)
+    store = open_store(url)
+    with pytest.raises(OlderNodesBeat, match=A):
+        store.upgrade()
     store.close()

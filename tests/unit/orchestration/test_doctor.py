@@ -14,7 +14,8 @@ import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from dagster_leasehold.lease_store import database_report, schema
+from dagster_leasehold.lease_store import database_report
+from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.doctor import Health, findings_of
 from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
@@ -44,7 +45,7 @@ def test_each_part_that_is_well_has_a_line(
     code, parts = examined(home, capsys)
     unwell = {name: each for name, each in parts.items() if each["health"] != "ok"}
     assert (code, unwell.keys()) == (0, {"dagster"}), "no instance was made: a warning"
-    assert parts["schema"]["text"] == f"revision {schema.HEAD}."
+    assert parts["schema"]["text"] == f"revision {HEAD}."
     assert parts["source of demo"]["text"] == "2 shards; it can be read."
     assert list(home.output.parent.parent.glob("doctor-*")) == [], "nothing is left behind"
     assert main(["doctor", "--home", str(home.settings.home)]) == 0
@@ -100,7 +101,7 @@ def test_one_part_that_is_not_well_is_named_beside_the_others(
 def test_a_schema_of_another_release_says_what_to_do(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_report.schema, "revision", lambda _: "0001")
+    monkeypatch.setattr(database_report.schema, "stored", lambda _: StoredSchema("0001"))
     _, parts = examined(home, capsys)
     assert parts["schema"]["health"] == "failed"
     assert "leasehold db upgrade" in parts["schema"]["text"]

@@ -1,0 +1,61 @@
+"""Which releases may share a database, by the two revisions that it carries."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.lease_store import migrations
+from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
+from dagster_leasehold.lease_store.release import HEAD, OLDEST, REVISIONS, StoredSchema
+
+NEXT = f"{int(HEAD) + 1:04}"
+BEFORE = REVISIONS[-2]
+ADDING = {"add_column", "create_table", "create_index"}
+FOLDER = Path(migrations.__path__[0]) / "versions"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [StoredSchema(HEAD, OLDEST), StoredSchema(NEXT, OLDEST), StoredSchema(NEXT, HEAD)],
+    ids=["of this release", "that a newer one added to", "for releases from this one on"],
+)
+def test_a_schema_for_this_release_is_used(schema: StoredSchema) -> None:
+    schema.check("the place")
+
+
+@pytest.mark.parametrize(
+    ("schema", "error", "words"),
+    [
+        (StoredSchema(NEXT, NEXT), SchemaTooNew, f"{NEXT}; this release's newest is {HEAD}"),
+        (StoredSchema(HEAD, NEXT), SchemaTooNew, f"releases that know schema {NEXT}"),
+        (StoredSchema(NEXT), SchemaTooNew, "install the newer release"),
+        (StoredSchema(BEFORE), SchemaTooOld, f"has schema {BEFORE}, this release needs"),
+        (StoredSchema(None), SchemaTooOld, "has no lease tables yet"),
+    ],
+    ids=["changed by a newer one", "being changed", "of unknown rule", "older", "none"],
+)
+def test_any_other_schema_is_refused(
+    schema: StoredSchema, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as refused:
+        schema.check("the place")
+    assert words in str(refused.value)
+
+
+def test_every_revision_since_the_oldest_one_only_adds() -> None:
+    """Who drops or changes something, or rewrites rows, names the revision in OLDEST."""
+    assert OLDEST in REVISIONS
+    for script in sorted(FOLDER.glob("[0-9]*.py")):
+        if script.name[:4] > OLDEST:
+            tree = ast.parse(script.read_text("utf-8"))
+            imported = {
+                alias.name
+                for node in ast.walk(tree)
+                if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("repeatable")
+                for alias in node.names
+            }
+            assert imported <= ADDING, script.name
+            assert "op" not in {name.id for name in ast.walk(tree) if isinstance(name, ast.Name)}
