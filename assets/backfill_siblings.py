@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from dagster_leasehold.assets.partitions import partitions_of, shard_partitions
+from dagster_leasehold.assets.partitions import asset_key, partitions_of, shard_partitions
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -86,7 +86,8 @@ class Siblings:
     def _alike(self) -> list[DagsterRun]:
         """Return the backfill's unfinished runs of the same assets and config, the newest first."""
         backfill = self.run.tags.get(BACKFILL_TAG)
-        if backfill is None:
+        # This run takes over partitions of the stream; what else those runs would make, it cannot.
+        if backfill is None or self.run.asset_selection != {asset_key(self.stream)}:
             return []
         wanted = dg.RunsFilter(statuses=_UNFINISHED, tags={BACKFILL_TAG: backfill})
         return [

@@ -27,6 +27,7 @@ from dagster_leasehold.assets.partitions import (
     asset_key,
     asset_op_name,
     output_key,
+    shard_partitions,
     spark_key,
 )
 from dagster_leasehold.assets.rewriting.replay import ReplayReport
@@ -62,6 +63,7 @@ class Scene:
             self.store.register(self.stream.key, node, observer="test")
         instance.add_dynamic_partitions(self.stream.name, ALL)
         self.asset = build_shard_asset(self.stream, self.deployment)
+        self.others: list[dg.AssetsDefinition] = []
         self.failing: set[str] = set()
         self.consumed: list[tuple[str, list[str]]] = []
         self.replayed: list[str] = []
@@ -88,12 +90,17 @@ class Scene:
             for shard in shards
         }
 
+    @property
+    def selection(self) -> list[dg.AssetKey]:
+        """The assets that each run makes."""
+        return [asset_key(self.stream), *(other.key for other in self.others)]
+
     def run(self, first: str, last: str, **config: Any) -> dg.ExecuteInProcessResult:
         """A run of a range of partitions, as the backfill daemon launches it."""
         tags = {RANGE_START_TAG: first, RANGE_END_TAG: last, BACKFILL_TAG: BACKFILL}
         ops = {asset_op_name(self.stream): {"config": config}}
         defs = dg.Definitions(
-            assets=[self.asset],
+            assets=[self.asset, *self.others],
             resources={
                 spark_key(self.stream): SparkResource(mode="connect", folder="unused"),
                 output_key(self.stream): committed_input(self.stream, self.deployment),
@@ -101,7 +108,7 @@ class Scene:
         )
         return defs.resolve_implicit_global_asset_job_def().execute_in_process(
             instance=self.instance,
-            asset_selection=[asset_key(self.stream)],
+            asset_selection=self.selection,
             tags=tags,
             run_config={"ops": ops} if config else None,
             raise_on_error=False,
@@ -115,7 +122,7 @@ class Scene:
             run = dg.DagsterRun(
                 job_name="__ASSET_JOB",
                 run_id=run_id,
-                asset_selection=frozenset([asset_key(self.stream)]),
+                asset_selection=frozenset(self.selection),
                 status=DagsterRunStatus.QUEUED,
                 remote_job_origin=ORIGIN,
                 run_config={"ops": ops} if config else {},
@@ -236,6 +243,25 @@ def test_the_first_run_of_a_selection_with_holes_takes_over_those_that_wait(queu
     assert failed.status is DagsterRunStatus.CANCELED, "its partition is shown as not materialized"
     assert TAKEN_OVER_TAG in failed.tags
     assert scene.materialized() == ["0", "0", "2", "2", "4", "6"]
+
+
+def test_a_run_that_makes_an_asset_of_the_project_too_takes_nothing_over(queued: Scene) -> None:
+    """Or that asset would never be made for the partitions that were taken over."""
+    scene = queued
+    shards = shard_partitions(scene.stream)
+    scene.others = [
+        dg.asset(name="labels", deps=[scene.stream.name], partitions_def=shards)(labels)
+    ]
+    (waiting,) = scene.queue("2")
+    assert scene.run("0", "0").success
+    assert scene.materialized() == ["0"]
+    left = scene.instance.get_run_by_id(waiting)
+    assert left is not None
+    assert left.status is DagsterRunStatus.QUEUED
+
+
+def labels() -> None:
+    """An asset below the stream."""
 
 
 def test_a_run_beside_an_older_one_of_its_backfill_takes_nothing_over(queued: Scene) -> None:
