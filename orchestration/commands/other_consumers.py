@@ -39,7 +39,7 @@ class ConsumersName:
     Attributes:
         kind: None for the first kind that the stream's source has.
         name: of the consumer group, of KCL's application, or the checkpoint location of a query.
-        stopped: True if somebody confirms that a Spark query does not run.
+        stopped: True if somebody confirms that they do not run.
         failover_s: the time for which the lease of a dead worker of KCL's stands still.
     """
 
@@ -82,7 +82,7 @@ def other_consumers(words: ConsumersName, declared: StreamSettings, source: Any)
         case Kind.LOGHUB_GROUP:
             from dagster_leasehold.shard_sources.loghub.consumer_groups import ServiceConsumerGroup
 
-            return ServiceConsumerGroup(source, words.name)
+            return ServiceConsumerGroup(source, words.name, stopped=words.stopped)
 
 
 class SparkQuery:

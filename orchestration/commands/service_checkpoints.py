@@ -55,7 +55,10 @@ Location = Annotated[
     ),
 ]
 Stopped = Annotated[
-    bool, typer.Option("--stopped", help="Confirm that the Spark query is stopped: no file tells.")
+    bool,
+    typer.Option(
+        "--stopped", help="Confirm that the others are stopped: Spark and LogHub do not tell."
+    ),
 ]
 Failover = Annotated[
     float,
@@ -159,6 +162,7 @@ def import_(
 def export(
     consumer_group: ConsumerGroup = None,
     *,
+    stopped: Stopped = False,
     live: Live = False,
     repeat: Annotated[
         bool,
@@ -180,7 +184,8 @@ def export(
     target, key = Target.of_group(home, stream, group)
     name = consumer_group or key.group
     source = target.stream(key.stream).source
-    consumers = other_consumers(ConsumersName(None, name), target.declared(key.stream), source)
+    words = ConsumersName(None, name, stopped)
+    consumers = other_consumers(words, target.declared(key.stream), source)
     if not isinstance(consumers, TakesCheckpoints):
         raise errors.InvalidSetting(
             "The lease table of a KCL application is only read here: checkpoints are exported to "

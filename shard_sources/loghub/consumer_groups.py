@@ -18,11 +18,19 @@ NAMES_SHOWN_MAX = 10
 
 
 class ServiceConsumerGroup:
-    """A consumer group of a logstore, in the service."""
+    """A consumer group of a logstore, in the service.
 
-    def __init__(self, source: LogHub, name: str) -> None:
+    Args:
+        source: the logstore.
+        name: of the group.
+        stopped: True if somebody confirms that its consumers do not run: the service names the
+            holders of shards, and may go on doing so after they were stopped.
+    """
+
+    def __init__(self, source: LogHub, name: str, *, stopped: bool) -> None:
         self._source = source
         self._name = name
+        self._stopped = stopped
 
     def exists(self) -> bool:
         """Return True if the service has the group."""
@@ -47,6 +55,10 @@ class ServiceConsumerGroup:
         }
         stored = {shard: str(row.get("checkpoint") or "") for shard, row in rows.items()}
         held = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
+        doubt = (
+            f"The log service names consumers of {shown(self._name)} that hold shards "
+            f"{', '.join(held)}, also after they were stopped: stop them, and add --stopped."
+        )
         return GroupProgress(
             cursors={
                 shard: str(GroupCursor.from_service(shard, text))
@@ -54,10 +66,7 @@ class ServiceConsumerGroup:
                 if text
             },
             unstored=[shard for shard, text in stored.items() if not text],
-            at_work=f"Consumers of {shown(self._name)} hold shards {', '.join(held)} in the log "
-            "service: stop them first, or add --live to read twice what they read from now on."
-            if held
-            else "",
+            at_work=doubt if held and not self._stopped else "",
         )
 
     def within(self, cursors: Mapping[ShardId, str]) -> list[ShardId]:

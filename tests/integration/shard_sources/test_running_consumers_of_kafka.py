@@ -36,7 +36,7 @@ stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
 consumer = Consumer({
     "bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest",
-    "enable.auto.commit": False,
+    "enable.auto.commit": False, "fetch.wait.max.ms": 10,
 })
 consumer.subscribe([topic])
 while not stopped:
