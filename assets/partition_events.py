@@ -47,7 +47,7 @@ def report_partition(
         log_check(context, check.evaluation(stream, shard))
 
 
-def shown(
+def partition_results(
     context: dg.AssetExecutionContext,
     stream: ShardStream,
     shards: Sequence[ShardId],

@@ -12,7 +12,11 @@ from dagster_leasehold.assets.consuming.placement import Placer
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.log_asset import log_asset_key
-from dagster_leasehold.assets.partition_events import MaterializeEvents, report_partition, shown
+from dagster_leasehold.assets.partition_events import (
+    MaterializeEvents,
+    partition_results,
+    report_partition,
+)
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
     asset_key,
@@ -118,7 +122,7 @@ def _materialize(
         if isinstance(done, ShardRun):
             done.observe(context, failed)
     if not failed:
-        yield from shown(context, stream, shards, done)
+        yield from partition_results(context, stream, shards, done)
     # Dagster has stored the events before it asks for more, so that flagging now loses nothing.
     if isinstance(done, ShardRun):
         done.mark_delivered()
