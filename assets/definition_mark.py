@@ -19,7 +19,8 @@ from dagster_leasehold.lease_store.release import RELEASE
 
 FILES_MAX = 2_000
 """The most source files of a user's package that are looked at."""
-_CALLED = frozenset({"transform", "on_commit"})
+_LEFT_OUT = frozenset({"source", "transform", "on_commit", "group_name", "owners", "tags", "kinds"})
+"""Fields that are called, or only looked at in Dagster: no run stops for another value of one."""
 
 
 def definition_mark(stream: ShardStream) -> str:
@@ -31,7 +32,7 @@ def definition_mark(stream: ShardStream) -> str:
     parts = [RELEASE, type(stream.source).__qualname__]
     parts += [f"{key}={value}" for key, value in sorted(stream.source.spark_options().items())]
     for field in fields(stream):
-        if field.name not in _CALLED and field.name != "source":
+        if field.name not in _LEFT_OUT:
             parts.append(f"{field.name}={getattr(stream, field.name)!r}")
     if stream.transform is not None:
         parts += [name_of(stream.transform), *_files_beside(stream.transform)]

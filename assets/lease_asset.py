@@ -37,8 +37,8 @@ PICTURE_ROWS_MAX = 20_000
 
 
 def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
-    """Return the key of the stream's lease table; no stream can have a key of two parts."""
-    return dg.AssetKey(["leases", f"{stream.name}_leases"])
+    """Return the key of the stream's lease table."""
+    return dg.AssetKey([*stream.prefix, "leases", f"{stream.name}_leases"])
 
 
 def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
@@ -49,7 +49,9 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         description=f"Who holds the shards of {stream.name}, and who held them: the nodes and "
         "shards of its consumer group at the moment of materialization.",
         kinds={"table"},
-        group_name="streams",
+        group_name=stream.group_name,
+        owners=stream.owners,
+        tags=stream.tags,
         deps=[log_asset_key(stream)],
         metadata={"dagster/table_name": SHARD_LEASES},
     )

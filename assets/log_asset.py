@@ -20,8 +20,8 @@ SHARDS_SHOWN_MAX = 20
 
 
 def log_asset_key(stream: ShardStream) -> dg.AssetKey:
-    """Return the key of a stream's log; no stream can have a key of two parts."""
-    return dg.AssetKey(["logs", f"{stream.name}_log"])
+    """Return the key of a stream's log."""
+    return dg.AssetKey([*stream.prefix, "logs", f"{stream.name}_log"])
 
 
 def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
@@ -34,7 +34,9 @@ def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
         description=f"The log that {stream.name} is read from: the shards between their bounds, "
         f"and how far {stream.key} has come. The sensor of the shard list observes it.",
         kinds={kind} if kind else None,
-        group_name="streams",
+        group_name=stream.group_name,
+        owners=stream.owners,
+        tags=stream.tags,
         metadata={**options, **column_schema(RAW_COLUMNS)},
     )
 

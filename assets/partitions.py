@@ -21,8 +21,8 @@ EARLIER_PROCESS_TAG = "leasehold/process"
 
 
 def asset_key(stream: ShardStream) -> dg.AssetKey:
-    """Return the key of a stream's asset: the stream's name."""
-    return dg.AssetKey([stream.name])
+    """Return the key of a stream's asset: the stream's name behind its prefix."""
+    return dg.AssetKey([*stream.prefix, stream.name])
 
 
 def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:

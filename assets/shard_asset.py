@@ -57,15 +57,17 @@ class ShardConfig(dg.Config):
 
 
 def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
-    """Return the asset of a stream: its key is the stream's name, its partitions are the shards."""
+    """Return the asset of a stream: one partition for each of its shards."""
     key, partitions = asset_key(stream), shard_partitions(stream)
     spec = dg.AssetSpec(
         key,
         description=f"Records of the stream {stream.name}, each committed once; one partition per "
         "shard. Materialize a partition to consume what is unread of its shard; with `from` or "
         "`to` in the config, to replay what is committed of it.",
-        kinds={"pyspark", "parquet"},
-        group_name="streams",
+        kinds=set(stream.kinds),
+        group_name=stream.group_name,
+        owners=stream.owners,
+        tags=stream.tags,
         deps=[log_asset_key(stream)],
         partitions_def=partitions,
         metadata={"consumer_group": str(stream.key), **definition_metadata(stream, deployment)},

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
@@ -19,7 +21,7 @@ from dagster_leasehold.assets.pace import (
 )
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
-from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.pruning import output_age
 from dagster_leasehold.lease_store.rules.node_settings import (
@@ -37,8 +39,29 @@ COMPACT_TARGET_BYTES = 128 * 1024 * 1024
 COMPACT_AFTER_S = 3_600.0
 VACUUM_AFTER_S = 24 * 3_600.0
 VACUUM_AFTER_MIN_S = 60.0
+GROUP_NAME_DEFAULT = "streams"
+KINDS_DEFAULT = frozenset({"pyspark", "parquet"})
 
 Transform = Callable[["DataFrame"], "DataFrame"]
+
+
+def prefix_parts(key_prefix: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the parts of a key's prefix that is given as one part or as several."""
+    return (key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix)
+
+
+def check_prefix(owner: str, parts: Sequence[str]) -> None:
+    """Check the parts of a key's prefix.
+
+    Raises:
+        InvalidSetting: a part is empty, or holds a slash or a space.
+    """
+    for part in parts:
+        if not re.fullmatch(r"[^/\s]+", part):
+            raise InvalidSetting(
+                f"{owner}: key_prefix has the part {shown(part)}: give each part by itself, "
+                "without slashes and spaces."
+            )
 
 
 class WatermarkOf(StrEnum):
@@ -58,7 +81,7 @@ class ShardStream:
     """A stream to consume: one Dagster asset with one partition per shard.
 
     Attributes:
-        name: the stream's name, also the asset's key.
+        name: the stream's name, also the last part of the asset's key.
         source: where its shards and records come from.
         transform: applied by Spark to the records of a batch, as a DataFrame of the columns
             `shard_id`, `cursor`, `event_time`, `key`, `value` and `attributes`, or made by
@@ -101,6 +124,11 @@ class ShardStream:
         table: the name and layout of the published table, and how often it is published to.
         on_commit: called with each committed batch, at least once, in the order of the commits of
             its shard. It runs in the code server, not in Spark.
+        key_prefix: the parts before the name in the keys of the stream's assets, or the only one.
+        group_name: the group of these assets in Dagster; `group` is the consumer group.
+        owners: of these assets: mail addresses, or teams as `team:web`.
+        tags: of these assets.
+        kinds: of the stream's own asset; Dagster shows three at most.
 
     Raises:
         InvalidIdentifier: the name, the group or a node is not of the grammar.
@@ -136,9 +164,15 @@ class ShardStream:
     vacuum_after_s: float = VACUUM_AFTER_S
     table: TableSettings = field(default_factory=TableSettings)
     on_commit: OnCommit | None = None
+    key_prefix: str | Sequence[str] = ()
+    group_name: str = GROUP_NAME_DEFAULT
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    kinds: AbstractSet[str] = KINDS_DEFAULT
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)
+        check_prefix(f"Stream {shown(self.name)}", self.prefix)
         check_settings(self.assignment, self.nodes)
         positive = {
             "shards_per_run": self.shards_per_run,
@@ -172,6 +206,11 @@ class ShardStream:
                 "them."
             )
         output_age(self.output_days)
+
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """The parts before the name in the keys of the stream's assets."""
+        return prefix_parts(self.key_prefix)
 
     @property
     def pace(self) -> Pace:

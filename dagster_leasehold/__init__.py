@@ -8,6 +8,7 @@ Everything that a project writes to consume a log is imported from here:
   services with its options;
 * its transform and its hook: `arrow_transform`, `parse_json`, `parse_csv`, `CommittedBatch`;
 * hours of event time: `hourly_asset`, `LatePolicy`, `LateAction`;
+* both in the YAML of a `dg` project: `ShardStreamComponent`, `HourlyAssetComponent`;
 * what Dagster loads, and how it is set up: `build_definitions`, `Settings`, `load_settings`,
   `production_text`; and `LeaseholdError`, the root of all errors.
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy
     from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned
     from dagster_leasehold.orchestration.build import build_definitions
+    from dagster_leasehold.orchestration.components import (
+        HourlyAssetComponent,
+        ShardStreamComponent,
+    )
     from dagster_leasehold.orchestration.instance import production_text
     from dagster_leasehold.orchestration.settings import Settings, load_settings
     from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
@@ -48,6 +53,7 @@ __all__ = [
     "AssignmentMode",
     "CommittedBatch",
     "GapPolicy",
+    "HourlyAssetComponent",
     "KafkaOptions",
     "KafkaSource",
     "KinesisOptions",
@@ -63,6 +69,7 @@ __all__ = [
     "Pinned",
     "Settings",
     "ShardStream",
+    "ShardStreamComponent",
     "TableSettings",
     "WatermarkOf",
     "arrow_transform",
@@ -79,6 +86,7 @@ _HOMES = {
     "AssignmentMode": "dagster_leasehold.lease_store.group_rows",
     "CommittedBatch": "dagster_leasehold.assets.commit_hook",
     "GapPolicy": "dagster_leasehold.lease_store.group_rows",
+    "HourlyAssetComponent": "dagster_leasehold.orchestration.components",
     "KafkaOptions": "dagster_leasehold.shard_sources.kafka",
     "KafkaSource": "dagster_leasehold.shard_sources.kafka",
     "KinesisOptions": "dagster_leasehold.shard_sources.kinesis",
@@ -94,6 +102,7 @@ _HOMES = {
     "Pinned": "dagster_leasehold.lease_store.rules.node_settings",
     "Settings": "dagster_leasehold.orchestration.settings",
     "ShardStream": "dagster_leasehold.assets.shard_stream",
+    "ShardStreamComponent": "dagster_leasehold.orchestration.components",
     "TableSettings": "dagster_leasehold.assets.table_settings",
     "WatermarkOf": "dagster_leasehold.assets.shard_stream",
     "arrow_transform": "dagster_leasehold.assets.arrow_transform",

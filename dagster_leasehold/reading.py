@@ -2,8 +2,9 @@
 
 They go through the stream's published table: `committed_dataset` gives it as an Arrow dataset,
 `read_committed` as a Spark DataFrame, `committed_paths` as a list of files. `Choice` says what else
-can be asked of them. `window_paths` lists the files of hours of event time, and `shard_partitions`
-are the partitions of a stream's asset, for assets that share them.
+can be asked of them. `window_paths` lists the files of hours of event time, `shard_partitions` are
+the partitions of a stream's asset, for assets that share them, and `declared_stream` gives a stream
+with all its settings by its name.
 """
 
 from dagster_leasehold.assets.errors import OutputUnreadable, TableUnavailable
@@ -20,6 +21,7 @@ from dagster_leasehold.assets.windows.window_run import window_paths
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import LogCorrupt, UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.orchestration.declared_streams import declared_stream
 
 __all__ = [
     "CatalogSettings",
@@ -33,6 +35,7 @@ __all__ = [
     "UnknownGroup",
     "committed_dataset",
     "committed_paths",
+    "declared_stream",
     "open_store",
     "read_committed",
     "shard_partitions",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.consume_job import build_consume_job
@@ -38,7 +39,13 @@ from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
 
 BUILT: list[ShardStream] = []
-"""The streams that this process has built definitions of; a node's agent reads them."""
+"""The streams whose definitions this process has built, those that do not merge included."""
+
+
+def streams_in(definitions: dg.Definitions) -> list[ShardStream]:
+    """Return the streams that definitions were built of, merged ones included."""
+    values = (getattr(value, "instance", None) for value in definitions.metadata.values())
+    return [stream for stream in values if isinstance(stream, ShardStream)]
 
 
 def build_definitions(
@@ -55,7 +62,8 @@ def build_definitions(
     Args:
         streams: to consume.
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
-        hourly: downstream assets by hours of event time, each with its watermark sensor.
+        hourly: downstream assets by hours of event time, each with its watermark sensor. Without
+            `streams`, they are of streams that are built elsewhere.
 
     Raises:
         InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a
@@ -65,7 +73,6 @@ def build_definitions(
     """
     _check_names(streams)
     _check_hourly(streams, hourly)
-    BUILT.extend(streams)
     settings = settings or load_settings()
     for stream in streams if settings.expected_nodes is not None else ():
         stream.check_nodes(settings.node_names)
@@ -106,7 +113,22 @@ def build_definitions(
         sensors=sensors,
         schedules=schedules,
         resources=resources,
+        metadata=_carried(streams),
     )
+
+
+def _carried(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:
+    """Return the metadata by which definitions know their streams.
+
+    Each build has a key of its own: of one key, merged definitions keep the last value alone, and a
+    stream that was declared twice would be lost.
+    """
+    builds = len(BUILT)
+    BUILT.extend(streams)
+    return {
+        f"leasehold/stream/{number}": ObjectMetadataValue(stream)
+        for number, stream in enumerate(streams, builds)
+    }
 
 
 def _check_hourly(streams: Sequence[ShardStream], hourly: Sequence[HourlyAsset]) -> None:
@@ -115,7 +137,7 @@ def _check_hourly(streams: Sequence[ShardStream], hourly: Sequence[HourlyAsset])
     taken |= {consume_job_name(stream) for stream in streams}
     taken |= {compact_job_name(stream) for stream in streams}
     for window in hourly:
-        if window.stream not in streams:
+        if streams and window.stream not in streams:
             raise InvalidSetting(
                 f"Hourly asset {shown(window.name)} is made from stream "
                 f"{shown(window.stream.name)}, which is not among the streams: add it."

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dagster as dg
 
 from dagster_leasehold.orchestration.build import build_definitions
-from dagster_leasehold.orchestration.resources import declared_streams
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import load_settings
 
 _settings = load_settings()
 defs = dg.Definitions.merge(
-    build_definitions(declared_streams(_settings), _settings),
+    build_definitions(DeclaredStreams(_settings).all(), _settings),
     # A run has a step or two: a process for each would only cost a second of start-up.
     dg.Definitions(executor=dg.in_process_executor),
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDTH_MAX = 100
 BAR_COLUMNS = 24
+NAMES_SHOWN_MAX = 20
 
 
 def console() -> Console:
@@ -34,6 +35,16 @@ def console() -> Console:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, which takes an s in the plural: `1 shard`, `2,000 shards`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names for the end of a sentence, cut to a readable number."""
+    items = list(names)
+    if not items:
+        return "none"
+    text = ", ".join(items[:NAMES_SHOWN_MAX])
+    left = len(items) - NAMES_SHOWN_MAX
+    return f"{text} and {left} more" if left > 0 else text
 
 
 def say(text: str = "") -> None:

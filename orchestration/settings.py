@@ -70,7 +70,9 @@ class Settings(pydantic.BaseModel):
         catalog: the name of the catalog of the published tables.
         catalog_properties: PyIceberg's properties of another catalog than the lease database; its
             secrets come from the environment (`PYICEBERG_CATALOG__NAME__…`).
-        streams: the streams that the package's own definitions are made of.
+        module: the Python module that declares streams, or has the definitions of some.
+        streams: streams in their simplest form; by default, one called `demo` if there is no
+            `module`.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -87,7 +89,13 @@ class Settings(pydantic.BaseModel):
     history_days: float | Literal["forever"] = HISTORY_DAYS_DEFAULT
     catalog: str = CATALOG_DEFAULT
     catalog_properties: Mapping[str, str] = {}
+    module: str | None = None
     streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _no_demo_beside_a_module(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {"streams": (), **values} if values.get("module") else values
 
     @pydantic.field_validator("nodes", "streams", "catalog_properties", mode="before")
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dagster_leasehold.assets import pace, shard_stream
 from dagster_leasehold.assets.table_settings import (
@@ -38,10 +38,10 @@ class NodeTable(BaseModel):
         pinned: pinned: shard to bootstrap cursor, or -1 to continue from the checkpoint.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    source_count: StrictInt | None = None
-    node_id: StrictInt | None = None
+    source_count: int | None = None
+    node_id: int | None = None
     pinned: Mapping[str, Any] | None = None
 
     @property
@@ -72,33 +72,71 @@ class StreamSettings(BaseModel):
     name: str
     source: str = LOCAL_LOG
     options: Mapping[str, Any] = Field(default={})
+    transform: str | None = None
     group: str = "default"
     ordered: bool = True
     assignment: AssignmentMode = AssignmentMode.BALANCED
     nodes: Mapping[str, NodeTable] = Field(default={})
-    batch_records_max: int = Field(default=Limits().records_max, gt=0)
-    batch_bytes_max: int = Field(default=Limits().bytes_max, gt=0)
-    shards_per_run: int = Field(default=64, gt=0)
-    run_budget_s: float = Field(default=pace.RUN_BUDGET_DEFAULT_S, gt=0)
-    commit_interval_s: float = Field(default=pace.COMMIT_INTERVAL_DEFAULT_S, ge=0)
-    commit_bytes: int = Field(default=pace.COMMIT_BYTES_DEFAULT, gt=0)
-    idle_limit_s: float = Field(default=pace.IDLE_LIMIT_DEFAULT_S, gt=0)
-    stall_limit_s: float = Field(default=STALL_LIMIT_DEFAULT_S, gt=0)
-    output_days: float | None = Field(default=None, ge=HISTORY_DAYS_MIN, le=HISTORY_DAYS_MAX)
+    batch_records_max: int = Limits().records_max
+    batch_bytes_max: int = Limits().bytes_max
+    shards_per_run: int = 64
+    run_budget_s: float = pace.RUN_BUDGET_DEFAULT_S
+    commit_interval_s: float = pace.COMMIT_INTERVAL_DEFAULT_S
+    commit_bytes: int = pace.COMMIT_BYTES_DEFAULT
+    idle_limit_s: float = pace.IDLE_LIMIT_DEFAULT_S
+    stall_limit_s: float = STALL_LIMIT_DEFAULT_S
+    output_days: float | None = None
 
     compact: bool = True
-    compact_target_bytes: int = Field(default=shard_stream.COMPACT_TARGET_BYTES, gt=0)
-    compact_after_s: float = Field(default=shard_stream.COMPACT_AFTER_S, ge=0)
-    vacuum_after_s: float = Field(
-        default=shard_stream.VACUUM_AFTER_S, ge=shard_stream.VACUUM_AFTER_MIN_S
-    )
+    compact_target_bytes: int = shard_stream.COMPACT_TARGET_BYTES
+    compact_after_s: float = shard_stream.COMPACT_AFTER_S
+    vacuum_after_s: float = shard_stream.VACUUM_AFTER_S
 
     table: str | None = None
     partitioning: tuple[str, ...] = PARTITIONING_DEFAULT
     sort_order: tuple[str, ...] = ()
     table_properties: Mapping[str, str] = Field(default={})
-    snapshots_kept: int = Field(default=SNAPSHOTS_KEPT_DEFAULT, gt=0)
-    publish_interval_s: float = Field(default=PUBLISH_INTERVAL_DEFAULT_S, ge=0)
+    snapshots_kept: int = SNAPSHOTS_KEPT_DEFAULT
+    publish_interval_s: float = PUBLISH_INTERVAL_DEFAULT_S
+
+    # Not as constraints of the fields: in YAML a number may be a template, which has none yet.
+    @field_validator(
+        "batch_records_max",
+        "batch_bytes_max",
+        "shards_per_run",
+        "run_budget_s",
+        "commit_bytes",
+        "idle_limit_s",
+        "stall_limit_s",
+        "compact_target_bytes",
+        "snapshots_kept",
+    )
+    @classmethod
+    def _positive(cls, value: float) -> float:
+        if value <= 0:
+            raise ValueError("use a positive number")
+        return value
+
+    @field_validator("commit_interval_s", "compact_after_s", "publish_interval_s")
+    @classmethod
+    def _not_negative(cls, value: float) -> float:
+        if value < 0:
+            raise ValueError("use 0 or a positive number")
+        return value
+
+    @field_validator("vacuum_after_s")
+    @classmethod
+    def _time_for_readers(cls, value: float) -> float:
+        if value < shard_stream.VACUUM_AFTER_MIN_S:
+            raise ValueError(f"use at least {shard_stream.VACUUM_AFTER_MIN_S:g}")
+        return value
+
+    @field_validator("output_days")
+    @classmethod
+    def _days_of_history(cls, value: float | None) -> float | None:
+        if value is not None and not HISTORY_DAYS_MIN <= value <= HISTORY_DAYS_MAX:
+            raise ValueError(f"use {HISTORY_DAYS_MIN:g} to {HISTORY_DAYS_MAX:,g}")
+        return value
 
     @property
     def key(self) -> GroupKey:

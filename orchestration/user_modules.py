@@ -1,108 +1,174 @@
-"""Modules that a user names: the streams that one declares, and the groups of its definitions."""
+"""Modules that settings and options name: their streams and definitions, and single objects."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import Any
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, one_line, shown
-from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.rules.node_settings import node_row
-from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, one_line, shown
+from dagster_leasehold.orchestration.settings import PREFIX, Settings
 
-if TYPE_CHECKING:
-    from dagster_leasehold.assets.shard_stream import ShardStream
-
-HOME_VARIABLE = "LEASEHOLD_HOME"
+_LOADING: set[str] = set()
+"""The modules whose streams are being looked up; one that looks up its own would never end."""
 
 
-def stream_of_module(module: str, name: str | None, home: Path) -> ShardStream:
-    """Return the stream that a module holds by itself or in a list, tuple or dictionary.
-
-    The operator names the module on the command line; it is imported as Dagster would import it,
-    and finds the same `home` as the command when it loads the settings.
+def transform_of(owner: str, path: str | None) -> Any:
+    """Return the transform that a stream or an hourly asset names as `module.function`.
 
     Raises:
-        InvalidSetting: the module cannot be imported.
-        UnknownStream: it holds no stream of this name, or None was given and it holds several.
+        InvalidSetting: it is not found or not callable.
     """
-    streams = {stream.name: stream for stream in _streams_in(module, home)}
-    names = ", ".join(sorted(streams)) or "none"
-    if name is None and len(streams) == 1:
-        return next(iter(streams.values()))
-    if name is None:
-        raise UnknownStream(f"Name a stream; those that module {module} holds are: {names}.")
-    if name not in streams:
-        raise UnknownStream(
-            f"Module {module} holds no stream {shown(name)}; those that it holds are: {names}."
+    if path is None:
+        return None
+    transform = object_at(f"The transform of {shown(owner)}", path)
+    if not callable(transform):
+        raise InvalidSetting(
+            f"The transform of {shown(owner)}, {shown(path)}, is not callable: name a function, as "
+            "module.function."
         )
-    return streams[name]
+    return transform
 
 
-def _streams_in(module: str, home: Path) -> Iterator[ShardStream]:
-    from dagster_leasehold.assets.shard_stream import ShardStream
+def object_at(what: str, path: str) -> object:
+    """Return the object that a setting names as `module.name`; `what` opens the sentence.
 
-    for value in vars(_imported(module, home)).values():
+    Raises:
+        InvalidSetting: there is no such module, or nothing of this name in it.
+    """
+    module, _, name = path.rpartition(".")
+    if not module:
+        raise InvalidSetting(f"{what} is {shown(path)}: name it as module.name.")
+    try:
+        return getattr(imported(module), name)
+    except AttributeError:
+        raise InvalidSetting(
+            f"{what}, {shown(path)}, is not found: the module {shown(module)} has no {shown(name)}."
+        ) from None
+
+
+def streams_in_module(namespace: Mapping[str, Any]) -> Iterator[ShardStream]:
+    """Yield the streams of a module: those of its definitions, or else those that it names.
+
+    Beside definitions, a stream that the module names may be a step on the way to one of theirs.
+    """
+    definitions = [*definitions_in(namespace)]
+    if definitions:
+        from dagster_leasehold.orchestration.build import streams_in
+
+        for each in definitions:
+            made: Any = each() if callable(each) else each
+            yield from streams_in(made)
+        return
+    for value in namespace.values():
         held: Iterable[object] = (value,)
         if isinstance(value, dict):
             held = value.values()
         elif isinstance(value, list):
             held = value
         elif isinstance(value, tuple):
-            # Dagster's own values are tuples that refuse to be iterated, its definitions too.
+            # Dagster's own values are tuples that refuse to be iterated.
             held = tuple.__iter__(value)
         yield from (each for each in held if isinstance(each, ShardStream))
 
 
-def _imported(module: str, home: Path) -> object:
+def definitions_in(namespace: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield a module's definitions, and its functions that make some when Dagster loads them."""
+    if "dagster" not in sys.modules:
+        return
+    import dagster as dg
+    from dagster.components.definitions import LazyDefinitions
+
+    kinds = (dg.Definitions, LazyDefinitions)
+    # A value that has two names in the module is one.
+    values = {id(value): value for value in namespace.values()}
+    yield from (each for each in values.values() if isinstance(each, kinds))
+
+
+def imported(module: str) -> ModuleType:
+    """Return a module, imported as Dagster would import it from this folder.
+
+    Raises:
+        InvalidSetting: it cannot be imported.
+    """
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    before = os.environ.get(HOME_VARIABLE)
-    os.environ[HOME_VARIABLE] = str(home.absolute())
     try:
         return importlib.import_module(module)
     except Exception as error:
         raise InvalidSetting(
-            f"Module {shown(module)} cannot be imported ({type(error).__name__}: "
-            f"{one_line(str(error))}): name it as Python imports it, from the folder that holds it."
+            f"Module {shown(module)} cannot be imported ({_reason(error)}): name it as Python "
+            "imports it, from the folder that holds it."
         ) from error
-    finally:
-        if before is None:
-            del os.environ[HOME_VARIABLE]
-        else:
-            os.environ[HOME_VARIABLE] = before
 
 
-def memberships_of(node: NodeName, module: str, settings: Settings) -> dict[GroupKey, Node]:
-    """Return the row to register for `node` in the group of each stream of a module.
+@contextmanager
+def loading(module: str, settings: Settings) -> Generator[None]:
+    """Have a module load the same home and kind of deployment within the block as its caller has.
 
     Raises:
-        InvalidSetting: the module cannot be imported, or builds no definitions of streams.
+        InvalidSetting: the module looks up its own streams, or its definitions cannot be loaded.
     """
-    if module == DEFINITIONS_MODULE:
-        return {
-            stream.key: node_row(node, stream.node_settings.get(node), address="")
-            for stream in settings.streams
-        }
-    from dagster_leasehold.orchestration import build
-
-    before = len(build.BUILT)
-    try:
-        importlib.import_module(module)
-    except Exception as error:
+    if module in _LOADING:
         raise InvalidSetting(
-            f"The module {shown(module)} cannot be imported: {type(error).__name__}: {error}."
-        ) from error
-    rows = {stream.key: stream.node(node, address="") for stream in build.BUILT[before:]}
-    if not rows:
-        raise InvalidSetting(
-            f"The module {shown(module)} has no definitions of streams: name one that calls "
-            "build_definitions."
+            f"Module {shown(module)} looks up a declared stream while it is loaded itself: import "
+            "the stream from the module that declares it."
         )
-    return rows
+    own = {
+        f"{PREFIX}HOME": str(settings.home.absolute()),
+        f"{PREFIX}AGENTS": str(settings.agents).lower(),
+    }
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    _LOADING.add(module)
+    built = len(_built())
+    try:
+        yield
+    except Exception as error:
+        names = [stream.name for stream in _built()[built:]]
+        for name in names:
+            # Their definitions do not merge, of which Dagster says nothing that names the stream.
+            if names.count(name) > 1:
+                raise declared_twice(name, f"in the module {shown(module)}") from error
+        if isinstance(error, InvalidSetting):
+            raise
+        raise InvalidSetting(
+            f"The definitions of module {shown(module)} cannot be loaded ({_reason(error)}): "
+            "`dg check defs` shows where."
+        ) from error
+    finally:
+        _LOADING.remove(module)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _built() -> Sequence[ShardStream]:
+    """Return the streams whose definitions were built, without loading Dagster for it."""
+    return getattr(sys.modules.get("dagster_leasehold.orchestration.build"), "BUILT", ())
+
+
+def declared_twice(name: str, places: str) -> InvalidSetting:
+    """Return the error of a stream that is declared twice."""
+    return InvalidSetting(
+        f"Stream {shown(name)} is declared twice {places}: leave one of the two away."
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Return our own sentence where one is the cause of an error, else the error in a line."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, LeaseholdError):
+            return str(cause).rstrip(".")
+        cause = cause.__cause__ or cause.__context__
+    return f"{type(error).__name__}: {one_line(str(error))}"

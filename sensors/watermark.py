@@ -235,7 +235,9 @@ class WatermarkRounds:
             partition_key=key,
             asset_selection=[self.hourly.key],
             # That the hour is complete was decided here, from what only this process knows.
-            run_config=dg.RunConfig(ops={self.hourly.name: WindowConfig(even_if_incomplete=True)}),
+            run_config=dg.RunConfig(
+                ops={self.hourly.key.to_python_identifier(): WindowConfig(even_if_incomplete=True)}
+            ),
         )
 
     def _observation(self, window: EventWindow) -> dg.AssetObservation:

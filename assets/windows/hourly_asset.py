@@ -1,8 +1,10 @@
 """A downstream asset with a partition per hour of event time, made once the hour is complete."""
 
 import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -16,7 +18,13 @@ from dagster_leasehold.assets.partitions import asset_key, spark_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import rewriter_ended
-from dagster_leasehold.assets.shard_stream import ShardStream, Transform
+from dagster_leasehold.assets.shard_stream import (
+    KINDS_DEFAULT,
+    ShardStream,
+    Transform,
+    check_prefix,
+    prefix_parts,
+)
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
@@ -70,6 +78,11 @@ class HourlyAsset:
     late: LatePolicy = LatePolicy()
     out_of_order_s: float = 0.0
     idle_after_s: float | None = None
+    key_prefix: str | Sequence[str] | None = None
+    group_name: str | None = None
+    owners: Sequence[str] | None = None
+    tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    kinds: AbstractSet[str] = KINDS_DEFAULT
 
     def __post_init__(self) -> None:
         where = f"Hourly asset {shown(self.name)}"
@@ -77,6 +90,7 @@ class HourlyAsset:
             raise InvalidSetting(
                 f"{where}: use a name of letters, digits and underscores that begins with a letter."
             )
+        check_prefix(where, prefix_parts(self.key_prefix or ()))
         if isinstance(self.transform, ArrowTransform):
             raise InvalidSetting(
                 f"{where}: its transform takes Arrow tables, and an hour of all shards is a "
@@ -102,7 +116,8 @@ class HourlyAsset:
     @property
     def key(self) -> dg.AssetKey:
         """The asset's key."""
-        return dg.AssetKey([self.name])
+        prefix = self.stream.prefix if self.key_prefix is None else prefix_parts(self.key_prefix)
+        return dg.AssetKey([*prefix, self.name])
 
     @property
     def partitions(self) -> dg.HourlyPartitionsDefinition:
@@ -119,6 +134,11 @@ def hourly_asset(
     late: LatePolicy = LatePolicy(),
     out_of_order_s: float = 0.0,
     idle_after_s: float | None = None,
+    key_prefix: str | Sequence[str] | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] | None = None,
+    tags: Mapping[str, str] | None = None,
+    kinds: AbstractSet[str] = KINDS_DEFAULT,
 ) -> HourlyAsset:
     """Declare an asset with one partition per hour of event time, made from a stream's output.
 
@@ -127,7 +147,7 @@ def hourly_asset(
 
     Args:
         stream: the stream whose committed output it is made from.
-        name: the asset's key, of letters, digits and underscores.
+        name: the last part of the asset's key, of letters, digits and underscores.
         transform: applied by Spark to the records of one hour, of all shards.
         since: the first hour, in UTC; earlier records belong to no partition.
         late: the treatment of records that come after their hour was made.
@@ -135,11 +155,30 @@ def hourly_asset(
             being late, in seconds.
         idle_after_s: the time without news, in seconds, after which a shard that is caught up no
             longer holds hours back; None means that it always does.
+        key_prefix: the parts before the name in the asset's key, or the only one; None takes the
+            stream's.
+        group_name: the asset's group in Dagster; None takes the stream's.
+        owners: of the asset: mail addresses, or teams as `team:web`; None takes the stream's.
+        tags: of the asset.
+        kinds: of the asset.
 
     Raises:
         InvalidSetting: an argument is not valid.
     """
-    return HourlyAsset(stream, name, transform, since, late, out_of_order_s, idle_after_s)
+    return HourlyAsset(
+        stream,
+        name,
+        transform,
+        since,
+        late,
+        out_of_order_s,
+        idle_after_s,
+        key_prefix,
+        group_name,
+        owners,
+        tags or {},
+        kinds,
+    )
 
 
 def hour_key(start: datetime) -> str:
@@ -163,11 +202,13 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
     """Return the asset; materializing a partition makes that hour anew, in the old one's place."""
 
     @dg.asset(
-        name=hourly.name,
+        key=hourly.key,
         description=f"Hours of event time of {hourly.stream.name}; each is made when every shard "
         "has passed it.",
-        kinds={"pyspark", "parquet"},
-        group_name="streams",
+        kinds=set(hourly.kinds),
+        group_name=hourly.group_name or hourly.stream.group_name,
+        owners=hourly.stream.owners if hourly.owners is None else hourly.owners,
+        tags=hourly.tags,
         partitions_def=hourly.partitions,
         deps=[dg.AssetDep(asset_key(hourly.stream), partition_mapping=dg.AllPartitionMapping())],
         required_resource_keys={spark_key(hourly.stream)},

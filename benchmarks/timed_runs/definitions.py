@@ -16,7 +16,7 @@ from dagster_leasehold import lease_store
 from dagster_leasehold.assets.consuming import spark_sweeper
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.orchestration.build import build_definitions
-from dagster_leasehold.orchestration.resources import declared_streams
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import load_settings
 
 T = TypeVar("T")
@@ -61,4 +61,4 @@ SparkResource.spark_session = property(timed("session", _session))
 spark_sweeper.run_sweep = timed("job", spark_sweeper.run_sweep)
 
 _settings = load_settings()
-defs = build_definitions(declared_streams(_settings), _settings)
+defs = build_definitions(DeclaredStreams(_settings).all(), _settings)

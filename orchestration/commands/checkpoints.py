@@ -14,8 +14,8 @@ from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END, first_withdrawn
 from dagster_leasehold.orchestration.commands.options import OBSERVER, GroupName, Home, Json, Stream
-from dagster_leasehold.orchestration.commands.target import Target, listed
-from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import listed, show_json, show_table, tell
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -84,7 +84,7 @@ def set_(
             f"Only the holder of shard {shown(shard)} moves its checkpoint: add --force to set it "
             "yourself, which skips records or reads them again."
         )
-    position = cursor_of(target.stream(key.stream).source, lease.shard, cursor)
+    position = cursor_of(target.declared(key.stream).source, lease.shard, cursor)
     changed = forced(target, key, lease.shard, position, reason=reason, reopen=reopen)
     others = sorted((each for each in changed.shards if each != lease.shard), key=rank_key)
     facts = {"group": str(key), "shard": lease.shard, "from": lease.check_point, "to": position}

@@ -18,7 +18,8 @@ from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.options import Home, Json
-from dagster_leasehold.orchestration.commands.target import Target, listed
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.supervision import preflight
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ def sources(target: Target) -> Iterator[Finding]:
     from dagster_leasehold.shard_sources.source import Limits
 
     def one(name: str) -> Iterator[Finding]:
-        source = target.stream(name).source
+        source = target.streams.opened(name).source
         shards = [listing.shard for listing in source.list_shards()]
         for shard, bounds in source.bounds(shards[:SHARDS_LOOKED_AT]).items():
             source.plan(shard, bounds.begin, Limits(records_max=1))
@@ -252,8 +253,8 @@ def sources(target: Target) -> Iterator[Finding]:
             f"{presentation.counted(len(shards), 'shard')}; it can be read.",
         )
 
-    for declared in target.settings.streams:
-        yield from findings_of(f"source of {declared.name}", lambda each=declared.name: one(each))
+    for name in target.streams.names:
+        yield from findings_of(f"source of {name}", lambda name=name: one(name))
 
 
 def dagster(target: Target, now: Callable[[], float]) -> Iterator[Finding]:

@@ -9,8 +9,8 @@ import typer
 
 from dagster_leasehold.orchestration.commands.groups import Name, app
 from dagster_leasehold.orchestration.commands.options import OBSERVER, Home, Json, Stream
-from dagster_leasehold.orchestration.commands.target import Target, listed
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import listed, say, show_json, show_table, tell
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.draining import Draining, ShardDrain

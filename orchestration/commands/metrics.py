@@ -25,13 +25,13 @@ POLL_S = 0.5
 
 
 def declared_sources(target: Target) -> dict[str, ShardSource]:
-    """Return the sources of the streams that the settings declare, as far as they can be opened."""
+    """Return the sources of the declared streams, as far as they can be opened."""
     sources: dict[str, ShardSource] = {}
-    for declared in target.settings.streams:
+    for name in target.streams.names:
         try:
-            sources[declared.name] = target.stream(declared.name).source
+            sources[name] = target.streams.opened(name).source
         except LeaseholdError as error:
-            say(f"The lag of stream {declared.name} is not exported: {error}")
+            say(f"The lag of stream {name} is not exported: {error}")
     return sources
 
 

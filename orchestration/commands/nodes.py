@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
+from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port
@@ -22,6 +22,7 @@ from dagster_leasehold.orchestration.supervision.preflight import check_folder, 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
+    from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 
 NODE_PORT_DEFAULT = 4201
@@ -68,16 +69,16 @@ def node(
 
     SIGTERM or Ctrl-C lets its runs reach a checkpoint, frees its shards, and ends it.
     """
-    from dagster_leasehold.orchestration.resources import declared_streams
+    from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
     check_folder()
-    if module is None:
-        # Before anything is started: a source that cannot be used is one sentence.
-        declared_streams(settings)
+    streams = DeclaredStreams(settings, module)
+    # Before anything is started: a module or a source that cannot be used is one sentence.
+    streams.all()
     with (
         stop_event() as stop,
         answering_alone(settings.node_folder(named), named),
@@ -93,7 +94,7 @@ def node(
                 settings,
                 named,
                 instance,
-                module=module or DEFINITIONS_MODULE,
+                streams=streams,
                 listen=listen,
                 advertised=advertised,
                 leave_timeout_s=leave_timeout_s,
@@ -108,7 +109,7 @@ def _agent(
     node: NodeName,
     instance: DagsterInstance,
     *,
-    module: str,
+    streams: DeclaredStreams,
     listen: Endpoint,
     advertised: Endpoint,
     leave_timeout_s: float,
@@ -119,7 +120,6 @@ def _agent(
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
-    from dagster_leasehold.orchestration.user_modules import memberships_of
 
     folder = settings.node_folder(node)
     environment = child_environment(settings, os.environ) | {
@@ -130,10 +130,10 @@ def _agent(
     shared = settings.spark_state is not None
     return NodeAgent(
         node,
-        memberships_of(node, module, settings),
+        streams.memberships_of(node),
         store=open_store(settings.store_url),
         instance=instance,
-        server=CodeServer(module, listen, folder, environment, steady_clock),
+        server=CodeServer(streams.definitions_module, listen, folder, environment, steady_clock),
         spark=None if shared else SparkKeeper(settings, environment, steady_clock),
         folder=folder,
         advertised=advertised,

@@ -15,13 +15,14 @@ OBSERVER = "command line"
 
 def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the declared streams whose names begin so, for shell completion; none on a mistake."""
+    from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.settings import load_settings
 
     try:
-        declared = load_settings(home=ctx.params.get("home")).streams
+        names = DeclaredStreams(load_settings(home=ctx.params.get("home"))).names
     except LeaseholdError:
         return []
-    return [stream.name for stream in declared if stream.name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 Home = Annotated[
@@ -72,13 +73,14 @@ Replaces = Annotated[
 ]
 StreamModule = Annotated[
     str | None,
-    typer.Option("--module", help="The Python module that declares the stream and its transform."),
+    typer.Option(
+        "--module",
+        help="The Python module that declares the stream (default: the one of the settings).",
+    ),
 ]
 DefinitionsModule = Annotated[
     str | None,
-    typer.Option(
-        "--module", help="Your module of definitions (default: the streams of the settings)."
-    ),
+    typer.Option("--module", help="Your module of definitions (default: the one of the settings)."),
 ]
 WebPort = Annotated[
     int | None,

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.orchestration.commands.target import source_name
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, OtherConsumers
 
 if TYPE_CHECKING:
-    from dagster_leasehold.orchestration.stream_settings import StreamSettings
+    from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.shard_sources.kafka.source import KafkaSource
 
 
@@ -49,25 +50,24 @@ class ConsumersName:
     failover_s: float = 10.0
 
 
-def other_consumers(words: ConsumersName, declared: StreamSettings, source: Any) -> OtherConsumers:
+def other_consumers(words: ConsumersName, stream: ShardStream) -> OtherConsumers:
     """Return the consumers that a command names.
 
     Args:
         words: that name them.
-        declared: the stream that they read.
-        source: of that stream.
+        stream: the one that they read.
 
     Raises:
         InvalidSetting: streams of this source have no such consumers, or the place of a Spark
             query's checkpoints is of no form that can be read.
     """
-    kind = words.kind or next(
-        (kind for kind, name in SOURCE_OF.items() if name == declared.source), None
-    )
-    if kind is None or SOURCE_OF[kind] != declared.source:
+    source: Any = stream.source
+    own = source_name(source)
+    kind = words.kind or next((kind for kind, name in SOURCE_OF.items() if name == own), None)
+    if kind is None or SOURCE_OF[kind] != own:
         wanted = ", ".join(sorted({SOURCE_OF[kind]} if kind else {*SOURCE_OF.values()}))
         raise errors.InvalidSetting(
-            f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: these "
+            f"Stream {shown(stream.name)} reads from the source {shown(own)}: these "
             f"checkpoints are for streams of {wanted}."
         )
     match kind:

@@ -68,15 +68,15 @@ def ui(home: Home = None, port: WebPort = None) -> None:
     """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
     from dagster_leasehold.orchestration.demo.home import running_alone
     from dagster_leasehold.orchestration.instance import create_instance, embedded_text
-    from dagster_leasehold.orchestration.resources import declared_streams
     from dagster_leasehold.orchestration.supervision import dagster_processes
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
     target = Target.at(home)
     settings = target.settings
     preflight.check_folder()
-    # Before anything is started: a source that cannot be used is one sentence.
-    declared_streams(settings)
+    # Before anything is started: a module or a source that cannot be used is one sentence.
+    target.streams.all()
+    module = target.streams.definitions_module
     preflight.require_room(settings.home, preflight.HOME_BYTES)
     # Ctrl-C is how it is meant to end.
     with (
@@ -92,8 +92,8 @@ def ui(home: Home = None, port: WebPort = None) -> None:
         environment = dagster_processes.child_environment(settings, os.environ)
         with (
             SparkWarmUp(settings, environment),
-            dagster_processes.daemon(settings, environment) as background,
-            dagster_processes.webserver(settings, environment, chosen) as pages,
+            dagster_processes.daemon(settings, environment, module=module) as background,
+            dagster_processes.webserver(settings, environment, chosen, module=module) as pages,
         ):
             say(f"Starting Dagster on {settings.home} …")
             say_what_is_missing(target)
@@ -113,9 +113,8 @@ def say_what_is_missing(target: Target) -> None:
     """
     from dagster_leasehold.shard_sources.local_log import LocalLog
 
-    for stream in target.settings.streams:
-        source = target.stream(stream.name).source
-        if isinstance(source, LocalLog) and not source.exists:
+    for stream in target.streams.all():
+        if isinstance(stream.source, LocalLog) and not stream.source.exists:
             say(
                 f"Stream {stream.name} has no log yet. To make it: leasehold load FILE --stream "
                 f"{stream.name} --home {target.settings.home}"

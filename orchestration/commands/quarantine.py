@@ -121,8 +121,8 @@ def retry(
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end, quarantined=True)
-    target = Target.at(home)
-    declared = target.chosen(stream, group, module)
+    target = Target.at(home, module)
+    declared = target.chosen(stream, group)
     if declared.transform is None:
         raise TransformError(
             f"Stream {shown(declared.name)} has no transform in the settings, so there is nothing "
@@ -134,7 +134,6 @@ def retry(
         shard,
         span,
         title=f"Quarantine of {declared.key}, tried again",
-        of_settings=module is None,
         replaces=replaces,
         as_json=as_json,
     )

@@ -68,7 +68,7 @@ def cat(
         target.settings.output_folder(key.stream, key.group),
         shards=shards,
         wait=wait,
-        table=target.declared(key.stream).table_settings,
+        table=target.declared(key.stream).table,
         catalog=target.settings.catalog_settings,
     )
     if parquet is None:

@@ -45,15 +45,14 @@ def replay(
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
     span = ReplaySpan.parse(start, end)
-    target = Target.at(home)
-    declared = target.chosen(stream, group, module)
+    target = Target.at(home, module)
+    declared = target.chosen(stream, group)
     replay_shards(
         target,
         declared,
         shard,
         span,
         title=f"Replay of {declared.key}",
-        of_settings=module is None,
         replaces=replaces,
         as_json=as_json,
     )
@@ -66,13 +65,10 @@ def replay_shards(
     span: ReplaySpan,
     *,
     title: str,
-    of_settings: bool,
     replaces: str | None,
     as_json: bool,
 ) -> None:
     """Replay a span of some shards, and show what came of it.
-
-    `of_settings` is True if the stream's declaration is the one of the settings.
 
     Raises:
         UnknownShard: the group has no such shard.
@@ -93,7 +89,7 @@ def replay_shards(
             output_root=target.settings.output_folder(stream.key.stream, stream.key.group),
             run=run,
             ended=lambda former: former == replaces,
-            of_settings=of_settings,
+            of_settings=target.streams.makes_raw_output(stream.name),
             progress=show,
         )
     done = [reports[shard] for shard in shards]

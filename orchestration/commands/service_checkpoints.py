@@ -18,8 +18,8 @@ from dagster_leasehold.orchestration.commands.other_consumers import (
     Kind,
     other_consumers,
 )
-from dagster_leasehold.orchestration.commands.target import Target, listed
-from dagster_leasehold.orchestration.presentation import tell
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import listed, tell
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, TakesCheckpoints
 from dagster_leasehold.shard_sources.source import Limits
 
@@ -129,8 +129,9 @@ def import_(
     target, key = Target.of_group(home, stream, group)
     name = location or consumer_group or key.group
     words = ConsumersName(kind, name, stopped, failover_s)
-    source = target.stream(key.stream).source
-    progress = other_consumers(words, target.declared(key.stream), source).progress()
+    declared = target.declared(key.stream)
+    source = declared.source
+    progress = other_consumers(words, declared).progress()
     if not live:
         _refuse_live(key, progress, target)
     target.store.sync_shards(key, source.list_shards(), observer=OBSERVER)
@@ -183,9 +184,8 @@ def export(
     """
     target, key = Target.of_group(home, stream, group)
     name = consumer_group or key.group
-    source = target.stream(key.stream).source
     words = ConsumersName(None, name, stopped)
-    consumers = other_consumers(words, target.declared(key.stream), source)
+    consumers = other_consumers(words, target.declared(key.stream))
     if not isinstance(consumers, TakesCheckpoints):
         raise errors.InvalidSetting(
             "The lease table of a KCL application is only read here: checkpoints are exported to "

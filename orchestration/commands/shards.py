@@ -9,8 +9,8 @@ import typer
 from dagster_leasehold.lease_store.errors import UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.commands.options import Home, Json, Stream
-from dagster_leasehold.orchestration.commands.target import Target, listed
-from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import listed, show_json, show_table, tell
 
 if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -21,7 +21,7 @@ app = typer.Typer(help="List, split and merge the shards of a local log.", no_ar
 @app.command("list")
 def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
     """List the shards of a stream, with the cursors of what they hold."""
-    source = Target.at(home).stream(stream).source
+    source = Target.at(home).declared(stream).source
     listing = source.list_shards()
     bounds = source.bounds([entry.shard for entry in listing])
     if as_json:

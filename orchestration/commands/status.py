@@ -17,15 +17,15 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
-from dagster_leasehold.orchestration.commands.target import Target, listed
-from dagster_leasehold.orchestration.presentation import counted, say, show_json, show_table
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import counted, listed, say, show_json, show_table
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.shard_sources.lag import Lags, lags_of, unread_times
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.lease_store.group_rows import Node
     from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
     from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
@@ -40,12 +40,12 @@ def status(
     target, key = Target.of_group(home, stream, group)
     snapshot = target.store.snapshot(key)
     leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
-    source = target.stream(key.stream).source
+    declared = target.streams.opened(key.stream)
+    source = declared.source
     lags = lags_of(source, leases)
     ages = lags.seconds(unread_times(source, lags.behind), utc_now())
     shards = [_shard_row(lease, lags, ages) for lease in leases]
     nodes = [_node_row(node, snapshot.shards) for node in snapshot.nodes]
-    declared = target.declared(stream)
     refusals = [*not_joined(snapshot, declared, target.settings), *refused_members(snapshot)]
     note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
@@ -203,7 +203,7 @@ def _show_upkeep(upkeep: UpkeepReport) -> None:
     )
 
 
-def not_joined(snapshot: Snapshot, declared: StreamSettings, settings: Settings) -> list[Refusal]:
+def not_joined(snapshot: Snapshot, declared: ShardStream, settings: Settings) -> list[Refusal]:
     """Return the declared nodes that are not members and that the group would refuse, by name.
 
     The group's other nodes may belong to another deployment, whose settings are unknown here: the
@@ -211,7 +211,7 @@ def not_joined(snapshot: Snapshot, declared: StreamSettings, settings: Settings)
     """
     if declared.key != snapshot.group.key:
         return []
-    nodes = {NodeName(name): each for name, each in declared.node_settings.items()}
+    nodes = {NodeName(name): each for name, each in declared.nodes.items()}
     members = {node.name: node for node in snapshot.nodes if node.member}
     names = nodes.keys() | set(settings.expected_nodes or ())
     refused: list[Refusal] = []
@@ -230,7 +230,7 @@ def refused_members(snapshot: Snapshot) -> tuple[Refusal, ...]:
     return () if balanced else plan(snapshot, live=live).refusals
 
 
-def mode_note(snapshot: Snapshot, declared: StreamSettings) -> str | None:
+def mode_note(snapshot: Snapshot, declared: ShardStream) -> str | None:
     """Return a sentence if the stored group assigns by another mode than its declaration says."""
     group = snapshot.group
     if declared.key != group.key or declared.assignment is group.assignment:

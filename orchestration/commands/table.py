@@ -54,8 +54,8 @@ def create(
     """
     from dagster_leasehold.assets.output.table.group_table import build_publisher
 
-    target = Target.at(home)
-    declared = target.chosen(stream, group, module)
+    target = Target.at(home, module)
+    declared = target.chosen(stream, group)
     key, catalog = declared.key, target.settings.catalog_settings
     name = declared.table.table_name(catalog.name, key)
     publisher = build_publisher(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,36 +15,37 @@ from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
+from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.lease_store.store import LeaseStore
     from dagster_leasehold.shard_sources.local_log import LocalLog
+    from dagster_leasehold.shard_sources.source import ShardSource
 
-NAMES_SHOWN_MAX = 20
 
-
-def listed(names: Iterable[str]) -> str:
-    """Return names for the end of a sentence, cut to a readable number."""
-    items = list(names)
-    if not items:
-        return "none"
-    text = ", ".join(items[:NAMES_SHOWN_MAX])
-    left = len(items) - NAMES_SHOWN_MAX
-    return f"{text} and {left} more" if left > 0 else text
+def source_name(source: ShardSource) -> str:
+    """Return the name by which settings choose a source."""
+    return source.spark_options().get("source", "")
 
 
 @dataclass(frozen=True)
 class Target:
-    """The deployment that one command works on; the store is opened at first use."""
+    """The deployment that one command works on; the store is opened at first use.
+
+    Attributes:
+        settings: of the deployment.
+        module: declares the streams in place of the settings, if an option names one.
+    """
 
     settings: Settings
+    module: str | None = None
 
     @classmethod
-    def at(cls, home: Path | None) -> Target:
+    def at(cls, home: Path | None, module: str | None = None) -> Target:
         """Return the deployment whose home is `home`, or the one that the environment names.
 
         Raises:
@@ -53,7 +54,7 @@ class Target:
         settings = load_settings(home=home)
         if settings.home.exists() and not settings.home.is_dir():
             raise errors.InvalidSetting(f"The home {settings.home} is a file: name a folder.")
-        return cls(settings)
+        return cls(settings, module)
 
     @classmethod
     def of_group(
@@ -122,50 +123,29 @@ class Target:
                 f"The home {self.settings.home} cannot be made: {error.strerror}."
             ) from None
 
-    def declared(self, name: str | None) -> StreamSettings:
-        """Return the declaration of a stream; None means the only one.
+    @cached_property
+    def streams(self) -> DeclaredStreams:
+        """The declared streams."""
+        return DeclaredStreams(self.settings, self.module)
+
+    def declared(self, name: str | None) -> ShardStream:
+        """Return a declared stream; None means the only one.
 
         Raises:
+            InvalidSetting: the module that declares streams cannot be used.
             UnknownStream: no stream of the name, or None and there are several.
         """
-        chosen = [stream for stream in self.settings.streams if name in (None, stream.name)]
-        if len(chosen) == 1:
-            return chosen[0]
-        names = listed(stream.name for stream in self.settings.streams)
-        if name is None:
-            raise errors.UnknownStream(
-                f"Name the stream with --stream; the declared streams are: {names}."
-            )
-        raise errors.UnknownStream(
-            f"No stream {shown(name)} is declared; the declared streams are: {names}."
-        )
+        return self.streams.described(name)
 
-    def stream(self, name: str | None) -> ShardStream:
-        """Return a declared stream with its source."""
-        from dagster_leasehold.orchestration.resources import declared_stream
-
-        return declared_stream(self.declared(name), self.settings)
-
-    def chosen(self, name: str | None, group: str | None, module: str | None) -> ShardStream:
-        """Return a stream with a stored group: as the settings declare it, or as a module does.
+    def chosen(self, name: str | None, group: str | None) -> ShardStream:
+        """Return a declared stream, with a stored group of it.
 
         Raises:
-            InvalidSetting: the module cannot be imported.
+            InvalidSetting: the module that declares streams cannot be used.
             UnknownStream: there is no such stream.
             UnknownGroup: the stream has no such group.
         """
-        from dataclasses import replace
-
-        from dagster_leasehold.orchestration.user_modules import stream_of_module
-
-        if module is None:
-            key = self.group(name, group).key
-            return replace(self.stream(key.stream), group=key.group)
-        coded = stream_of_module(module, name, self.settings.home)
-        coded = coded if group is None else replace(coded, group=group)
-        if coded.key not in {stored.key for stored in self.store.groups(coded.key.stream)}:
-            raise errors.UnknownGroup(f"There is no consumer group {coded.key} in the lease store.")
-        return coded
+        return replace(self.declared(name), group=self.group(name, group).key.group)
 
     def local_log(self, name: str | None) -> LocalLog:
         """Return the local log of a declared stream; it may not exist yet.
@@ -176,12 +156,12 @@ class Target:
         from dagster_leasehold.shard_sources.local_log import LocalLog
 
         declared = self.declared(name)
-        source = self.stream(name).source
-        if isinstance(source, LocalLog):
-            return source
+        if isinstance(declared.source, LocalLog):
+            return declared.source
         raise errors.InvalidSetting(
-            f"Stream {shown(declared.name)} reads from the source {shown(declared.source)}: this "
-            "command works on local logs, so use the service's own tools."
+            f"Stream {shown(declared.name)} reads from the source "
+            f"{shown(source_name(declared.source))}: this command works on local logs, so use the "
+            "service's own tools."
         )
 
     def group(self, stream: str | None, group: str | None) -> Group:

@@ -24,7 +24,7 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.demo.home import running_alone
 from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
+from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
 from dagster_leasehold.orchestration.supervision.child_processes import (
     ChildProcess,
@@ -155,31 +155,20 @@ def up(
     If this machine has MariaDB's server, a new home gets one of its own. A process that dies is
     started again.
     """
-    from dagster_leasehold.orchestration.resources import declared_streams
-
-    target = Target(load_settings(home=home, agents=True))
+    target = Target(load_settings(home=home, agents=True), module)
     preflight.check_folder()
-    if module is None:
-        # Before anything is started: a source that cannot be used is one sentence.
-        declared_streams(target.settings)
+    # Before anything is started: a module or a source that cannot be used is one sentence.
+    target.streams.all()
     private = uses_private_mariadb(target.settings, sqlite=sqlite)
     home_path = target.settings.home
     preflight.require_room(home_path, room_needed(home_path) if private else preflight.HOME_BYTES)
     target.make_home()
     with stop_event() as stop, preflight.held_port(port) as chosen:
         preflight.check_spark(target.settings)
-        _run(target, nodes, chosen, module, stop, sqlite=sqlite)
+        _run(target, nodes, chosen, stop, sqlite=sqlite)
 
 
-def _run(
-    target: Target,
-    nodes: int,
-    port: int,
-    module: str | None,
-    stop: threading.Event,
-    *,
-    sqlite: bool,
-) -> None:
+def _run(target: Target, nodes: int, port: int, stop: threading.Event, *, sqlite: bool) -> None:
     from dagster_leasehold.assets.deployment import ensure_instance_address
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
@@ -198,17 +187,16 @@ def _run(
         keeper = SparkKeeper(settings, environment, steady_clock)
         stack.callback(keeper.stop)
         keeper.look()
-        loaded = module or DEFINITIONS_MODULE
+        loaded = target.streams.definitions_module
         pages = stack.enter_context(
             dagster_processes.webserver(settings, environment, port, module=loaded)
         )
-        agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, module))
+        agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
         # Ended first: while the nodes leave, nothing new shall be launched.
         background = stack.enter_context(
             dagster_processes.daemon(settings, environment, module=loaded)
         )
-        if module is None:
-            say_what_is_missing(target)
+        say_what_is_missing(target)
         dagster_processes.wait_for_port(port, pages, stop)
         if not stop.is_set():
             _raise_if_ended(watched)

@@ -45,7 +45,7 @@ def vacuum(
             "--expire-days",
             metavar="DAYS",
             help="Forget committed output older than this first (default: the stream's "
-            "output_days in leasehold.toml; without it, nothing expires).",
+            "output_days; without it, nothing expires).",
         ),
     ] = None,
     group: GroupName = None,

@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.demo import report
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
 from dagster_leasehold.orchestration.demo.input import DemoInput, Loader
 from dagster_leasehold.orchestration.demo.query import publish_rest, query_table
 from dagster_leasehold.orchestration.demo.watch import StageDisplay, Watch
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.resources import declared_stream
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import (
     child_environment,
@@ -77,7 +77,7 @@ class Demo:
 
         settings = self._settings
         store = open_store(settings.store_url)
-        stream = declared_stream(settings.streams[0], settings)
+        stream = stream_of(settings.streams[0], settings)
         expected = self._source.count
         begin = time.monotonic()
         with StageDisplay(time.monotonic, expected) as display, ExitStack() as ending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_leasehold.orchestration.build import build_definitions
-from dagster_leasehold.orchestration.resources import declared_streams
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import load_settings
 from tests.acceptance.held_stream import HoldingTransform
 
@@ -13,7 +13,7 @@ _settings = load_settings()
 defs = build_definitions(
     [
         replace(stream, transform=HoldingTransform(_settings.home))
-        for stream in declared_streams(_settings)
+        for stream in DeclaredStreams(_settings).all()
     ],
     _settings,
 )

@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failp
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.orchestration.resources import declared_stream
+from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from tests.dagster_deployment import dagster_deployment, wait_for
@@ -116,7 +116,7 @@ def test_a_growing_topic_is_consumed_once_though_runs_are_killed(home: Path) -> 
             assert verify(store, KEY) == []
             assert len(killed(armed)) == 2
             wait_for("both runs failed", lambda: failed(instance) >= 2, CONSUMED_S)
-            stream = declared_stream(StreamSettings(name="orders"), settings)
+            stream = stream_of(StreamSettings(name="orders"), settings)
             assert set(instance.get_dynamic_partitions("orders")) == set("012")
             asset = asset_key(stream)
             wait_for(

@@ -52,7 +52,7 @@ ALLOWED = {
     ("lease_store/engine.py", "connection.execute(composed)"),
     # The module of a command, from the table of commands.
     ("orchestration/command_line.py", "importlib.import_module"),
-    # Of modules that whoever starts an agent or a code server names, as Dagster itself does.
+    # Of modules that settings and options name, as those of Dagster itself do.
     ("orchestration/user_modules.py", "importlib.import_module"),
 }
 

@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.resources import declared_streams
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
@@ -70,7 +70,7 @@ class Scene:
     def load(self) -> None:
         """A code server that starts: what only its process knew is gone."""
         self.settings = load_settings()
-        streams = declared_streams(self.settings)
+        streams = DeclaredStreams(self.settings).all()
         self.repository = build_definitions(streams, self.settings).get_repository_def()
 
     def tick(self, name: str) -> dg.SensorResult:

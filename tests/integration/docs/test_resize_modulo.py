@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.resources import declared_streams
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
@@ -43,7 +43,7 @@ class Deployment:
     def start(self, settings: str) -> None:
         Path(SETTINGS_FILE).write_text(settings, "utf-8")
         loaded = load_settings()
-        definitions = build_definitions(declared_streams(loaded), loaded)
+        definitions = build_definitions(DeclaredStreams(loaded).all(), loaded)
         self.sensor = definitions.get_repository_def().get_sensor_def("visits_rebalance")
         self.store = open_store(loaded.store_url)
 

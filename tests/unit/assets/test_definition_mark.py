@@ -53,6 +53,14 @@ def test_another_setting_is_another_definition(changes: dict[str, Any]) -> None:
     assert definition_mark(replace(stream, **changes)) != definition_mark(stream)
 
 
+def test_a_run_goes_on_when_only_the_looks_of_an_asset_change() -> None:
+    """A set has another order in every process, too."""
+    stream = scripted_stream()[0]
+    looks = replace(stream, owners=["team:web"], tags={"a": "b"}, group_name="g", kinds={"kafka"})
+    assert definition_mark(looks) == definition_mark(stream)
+    assert definition_mark(replace(stream, key_prefix="web")) != definition_mark(stream)
+
+
 @pytest.mark.parametrize("name", ["parsing.py", "columns.py"])
 def test_another_source_file_in_the_package_of_the_transform_is_another_definition(
     load: Callable[[], ShardStream], tmp_path: Path, name: str

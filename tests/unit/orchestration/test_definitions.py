@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_leasehold.orchestration.resources import declared_stream
+from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
@@ -42,7 +42,7 @@ def test_settings_become_a_stream_with_their_limits(tmp_path):
         compact_after_s=0,
         vacuum_after_s=60,
     )
-    stream = declared_stream(declared, Settings(home=tmp_path))
+    stream = stream_of(declared, Settings(home=tmp_path))
     assert (stream.limits.records_max, stream.limits.bytes_max) == (10, 20)
     assert (stream.shards_per_run, stream.run_budget_s) == (3, 4)
     assert (stream.compact, stream.compact_target_bytes) == (False, 5)
@@ -51,7 +51,7 @@ def test_settings_become_a_stream_with_their_limits(tmp_path):
 
 
 def test_a_log_that_does_not_exist_yet_is_said_by_the_sensor_and_loads_all_the_same(tmp_path):
-    stream = declared_stream(StreamSettings(name="orders"), Settings(home=tmp_path))
+    stream = stream_of(StreamSettings(name="orders"), Settings(home=tmp_path))
     deployment, _ = memory_deployment()
     sensor = build_shard_list_sensor(stream, deployment)
     with (

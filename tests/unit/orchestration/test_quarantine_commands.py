@@ -138,7 +138,7 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
         ("quarantine", "list", "--since", "yesterday"): "is not a time",
         ("quarantine", "list", "--limit", "0"): "limit",
         retry: "has no transform in the settings",
-        (*retry, "other", "--module", "declared_streams"): "holds no stream",
+        (*retry, "other", "--module", "declared_streams"): "is declared in the module",
         (*retry, "--module", "no_such_module"): "cannot be imported",
         (*retry, "--module", "broken_module"): "ValueError: boom",
         (*retry, "--module", "declared_streams", "--group", "other"): "no consumer group",

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
 from dagster_leasehold.lease_store.rules.node_settings import Modulo
-from dagster_leasehold.orchestration.resources import declared_streams
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import load_settings
 from tests.environment import forget_settings
 
@@ -162,13 +162,13 @@ nodes.east = { source_count = 2, node_id = 0 }
 nodes.west = { source_count = 2, node_id = 1 }
 """
     )
-    (stream,) = declared_streams(load_settings())
+    (stream,) = DeclaredStreams(load_settings()).all()
     assert stream.assignment is AssignmentMode.MODULO
     assert stream.nodes == {"east": Modulo(2, 0), "west": Modulo(2, 1)}
     Path("leasehold.toml").write_text(
         NODE_TABLES + 'assignment = "pinned"\n[streams.nodes.west.pinned]\n0 = -1\n1 = "17"\n'
     )
-    (stream,) = declared_streams(load_settings())
+    (stream,) = DeclaredStreams(load_settings()).all()
     row = stream.node(NodeName("west"), address="here")
     assert row.pinned == {"0": None, "1": "17"}
     assert stream.node(NodeName("east"), address="here").pinned is None

@@ -77,7 +77,7 @@ def tagged() -> dg.DagsterRun:
 def materialization(*assets: str, shard: str = "0") -> dg.DagsterRun:
     return dg.DagsterRun(
         job_name="__ASSET_JOB",
-        asset_selection=frozenset(dg.AssetKey([asset]) for asset in assets or ("orders",)),
+        asset_selection=frozenset(dg.AssetKey(asset.split("/")) for asset in assets or ("orders",)),
         tags={PARTITION_TAG: shard},
     )
 
@@ -127,7 +127,9 @@ def test_a_run_of_a_node_that_does_not_answer_fails_with_one_sentence(scene: Sce
         scene.launch(tagged())
 
 
-@pytest.mark.parametrize("assets", [("orders",), ("labels", "orders", "no name of ours")])
+@pytest.mark.parametrize(
+    "assets", [("orders",), ("shop/orders",), ("labels", "orders", "no name of ours")]
+)
 def test_a_materialization_goes_to_the_node_that_holds_its_shard(
     scene: Scene, assets: tuple[str, ...]
 ) -> None:

@@ -1,0 +1,171 @@
+"""A project of `create-dagster` with streams in YAML and Python: each command of the how-to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from tests.acceptance.leasehold_process import COMMAND, environment
+from tests.dagster_deployment import ROOT, DagsterDeployment, port_open, wait_for
+from tests.ports import free_port
+from tests.unit.docs.test_docs import DOCS, fences
+
+PAGE = DOCS / "how-to/dagster-project.md"
+PROGRAMS = {
+    "create-dagster": (str(Path(sys.executable).with_name("create-dagster")),),
+    "dg": (str(Path(sys.executable).with_name("dg")),),
+    "leasehold": COMMAND,
+}
+START_S, RUN_S = 120.0, 180.0
+LAUNCH = """mutation ($params: ExecutionParams!) {
+    launchPipelineExecution(executionParams: $params) {
+        __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+RUN = "query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
+PARTITIONS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
+    ... on AssetNode { partitionKeys groupName owners { ... on TeamAssetOwner { team } }
+        assetMaterializations(partitions: ["0"], limit: 9) {
+            runId metadataEntries { label ... on IntMetadataEntry { intValue } } } } } }"""
+KEY = ["web", "visits"]
+
+
+class Project:
+    """The project of the page, and the environment in which its commands are typed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables = environment() | {
+            # It stands for the installation of both.
+            "PYTHONPATH": os.pathsep.join([str(folder / "web-logs/src"), str(ROOT)]),
+            "DAGSTER_DISABLE_TELEMETRY": "yes",
+        }
+
+    def type(self, command: str) -> str:
+        """Run a command of the page; return what it prints."""
+        program, *words = shlex.split(command)
+        if program == "cd":
+            self.folder /= words[0]
+            return ""
+        done = subprocess.run(
+            [*PROGRAMS[program], *words],
+            cwd=self.folder,
+            env=self.variables,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def write(self, blocks: Iterable[str]) -> None:
+        """Write the files of the page: those whose first line says where they are."""
+        for block in blocks:
+            first, _, text = block.partition("\n")
+            if first.startswith("# src/"):
+                (self.folder / first[2:]).parent.mkdir(parents=True, exist_ok=True)
+                (self.folder / first[2:]).write_text(text)
+
+    def dev(self, command: str, port: int) -> ChildProcess:
+        """Return `dg dev` on a free port, not started yet."""
+        program, *words = shlex.split(command)
+        return ChildProcess(
+            command,
+            [*PROGRAMS[program], *words, "--port", str(port)],
+            log=self.folder.parent / "dg-dev.log",
+            environment=self.variables,
+            folder=self.folder,
+        )
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.dagster_processes
+def test_every_command_of_the_page_in_a_project_of_create_dagster(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    commands = [line[2:] for block in fences(PAGE, "console") for line in block.splitlines()]
+    create, enter, components, stream, hours, *checks, load, dev, status, cat = commands
+    project.type(create)
+    project.type(enter)
+    listed = project.type(components)
+    assert "dagster_leasehold.ShardStreamComponent" in listed
+    assert "dagster_leasehold.HourlyAssetComponent" in listed
+    project.type(stream)
+    assert project.type("dg check yaml"), "what is scaffolded needs no attributes"
+    project.type(hours)
+    project.write([*fences(PAGE, "yaml"), *fences(PAGE, "python")])
+    (settings,) = fences(PAGE, "toml")
+    # The nodes of the page are those of another deployment: `dg dev` has one.
+    (project.folder / "leasehold.toml").write_text(settings.replace('["east", "west"]', '["a"]'))
+    assert checks == ["dg check yaml", "dg check defs"]
+    for check in checks:
+        assert "successfully" in project.type(check)
+    visits = [json.dumps({"path": f"/{number}", "status": 200}) for number in range(20)]
+    (project.folder / "visits.jsonl").write_text("\n".join(visits))
+    assert "20 records" in project.type(load)
+
+    port = free_port()
+    home = Settings(home=project.folder / ".leasehold")
+    deployment = DagsterDeployment(home, f"http://127.0.0.1:{port}")
+    server = project.dev(dev, port)
+    try:
+        with server:
+            wait_for("dg dev", lambda: port_open(port), START_S)
+            run, records = materialized(deployment)
+        rows = [json.loads(line) for line in project.type(cat).splitlines()]
+        assert len([row for row in rows if row["shard_id"] == "0"]) == records == 10
+        assert {row["path"] for row in rows} <= {f"/{number}" for number in range(20)}
+        assert run
+        assert "web.visits" in project.type(status)
+    finally:
+        stop_spark(home.spark_folder)
+        print(server.log.read_text(errors="replace")[-6_000:])  # noqa: T201
+
+
+def materialized(deployment: DagsterDeployment) -> tuple[str, int]:
+    """Materialize shard 0 as its page does; return the run, and the records that it committed."""
+
+    def node() -> dict[str, object]:
+        return deployment.graphql(PARTITIONS, key={"path": KEY})["assetNodeOrError"]
+
+    wait_for("the partitions", lambda: node().get("partitionKeys") == ["0", "1"], START_S)
+    assert (node()["groupName"], node()["owners"]) == ("streams", [{"team": "web"}])
+    params = {
+        "mode": "default",
+        "executionMetadata": {"tags": [{"key": "dagster/partition", "value": "0"}]},
+        "runConfigData": {},
+        "selector": {
+            "repositoryName": "__repository__",
+            "repositoryLocationName": "web-logs",
+            "pipelineName": "__ASSET_JOB",
+            "assetSelection": [{"path": KEY}],
+            "assetCheckSelection": [],
+        },
+    }
+    launched = deployment.graphql(LAUNCH, params=params)["launchPipelineExecution"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    run = launched["run"]["runId"]
+
+    def ended() -> str | None:
+        status = deployment.graphql(RUN, id=run)["runOrError"]["status"]
+        return status if status in ("SUCCESS", "FAILURE", "CANCELED") else None
+
+    assert wait_for("the run", ended, RUN_S) == "SUCCESS"
+    events = [event for event in node()["assetMaterializations"] if event["runId"] == run]
+    (records,) = (
+        entry["intValue"]
+        for event in events
+        for entry in event["metadataEntries"]
+        if entry["label"] == "records"
+    )
+    return run, records

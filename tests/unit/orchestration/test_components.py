@@ -1,0 +1,212 @@
+"""Streams and hourly assets in the YAML of a `dg` project, loaded in this process."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from dagster_leasehold.assets.arrow_transform import ArrowTransform
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
+from dagster_leasehold.orchestration.build import streams_in
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.reading import declared_stream
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.environment import forget_settings
+from tests.unit.docs.test_docs import DOCS, fences
+
+PAGE = DOCS / "how-to/dagster-project.md"
+TRANSFORMS = fences(PAGE, "python")[0]
+STREAM, IN_EIGHT_LINES, HOURLY = fences(PAGE, "yaml")
+DEFINITIONS = """
+from pathlib import Path
+import dagster as dg
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
+PROJECT = '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "web_logs"\n'
+Project = Callable[..., dg.Definitions]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Makes a project whose `defs` hold the files given, and loads its definitions."""
+    forget_settings(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    Path("pyproject.toml").write_text(PROJECT)
+    Path("leasehold.toml").write_text('module = "web_logs.definitions"\n')
+    Path("web_logs/defs").mkdir(parents=True)
+    for name in ("__init__.py", "defs/__init__.py"):
+        Path("web_logs", name).touch()
+    Path("web_logs/definitions.py").write_text(DEFINITIONS)
+    Path("web_logs/transforms.py").write_text(TRANSFORMS)
+
+    def load(**files: str) -> dg.Definitions:
+        for name, text in files.items():
+            file = Path("web_logs/defs", name, "defs.yaml")
+            file.parent.mkdir()
+            file.write_text(text)
+        for name in [each for each in sys.modules if each.partition(".")[0] == "web_logs"]:
+            monkeypatch.delitem(sys.modules, name)
+        return dg.load_from_defs_folder(path_within_project=Path("web_logs"))
+
+    return load
+
+
+def stream_in_yaml(**attributes: Any) -> str:
+    declared = {"type": "dagster_leasehold.ShardStreamComponent", "attributes": attributes}
+    return yaml.safe_dump(declared)
+
+
+def only_stream(definitions: dg.Definitions) -> ShardStream:
+    (stream,) = streams_in(definitions)
+    return stream
+
+
+def test_a_stream_of_the_page_is_loaded_with_all_that_it_says(project: Project) -> None:
+    definitions = project(visits=STREAM)
+    stream = only_stream(definitions)
+    assert (stream.name, str(stream.key), stream.commit_interval_s) == (
+        "visits", "visits/default", 60,
+    )  # fmt: skip
+    assert isinstance(stream.transform, ArrowTransform)
+    assert isinstance(stream.source, LocalLog)
+    assert stream.source.root == Path(".leasehold/logs/visits").absolute()
+    specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+    assert set(specs) == {"web/visits", "web/logs/visits_log", "web/leases/visits_leases"}
+    assert {tuple(spec.owners) for spec in specs.values()} == {("team:web",)}
+
+
+def test_a_stream_fits_into_eight_lines(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA", "kafka:9092")
+    assert len(IN_EIGHT_LINES.rstrip("}\n").splitlines()) <= 8
+    definitions = project(visits=IN_EIGHT_LINES)
+    stream = only_stream(definitions)
+    options = stream.source.spark_options()
+    assert (options["source"], options["topic"]) == ("kafka", "visits")
+    assert "kafka:9092" in options["options"]
+    assert stream.transform is not None
+    assert (stream.group, stream.assignment) == ("web", AssignmentMode.BALANCED)
+    assert (stream.commit_interval_s, stream.idle_limit_s, stream.table.name) == (
+        5, 30, "web.visits",
+    )  # fmt: skip
+    spec = definitions.resolve_asset_graph().get(dg.AssetKey(["shop", "web", "visits"]))
+    assert (spec.group_name, list(spec.owners)) == ("web", ["team:web"])
+    assert (spec.tags["tier"], spec.kinds) == ("gold", {"kafka", "iceberg"})
+
+
+def test_a_number_may_be_a_template(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACE", "7")
+    nodes = {"local": {"source_count": 2, "node_id": 1}}
+    stream = only_stream(
+        project(
+            visits=stream_in_yaml(
+                commit_interval_s="{{ env.PACE }}", assignment="modulo", nodes=nodes, lag_max=5
+            )
+        )
+    )
+    assert (stream.commit_interval_s, stream.lag_max) == (7, 5)
+    assert stream.node("local", address="").node_id == 1  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"commit_interval_s": -1}, "use 0 or a positive number"),
+        ({"transform": "web_logs.transforms.none"}, "is not found: the module"),
+        ({"transform": "web_logs.transforms.__doc__"}, "is not callable"),
+        ({"source": "kafak"}, "There is no source 'kafak'"),
+        ({"key_prefix": "a/b"}, "give each part by itself"),
+    ],
+)
+def test_a_mistake_is_one_sentence_of_the_command_line(
+    project: Project, capsys: pytest.CaptureFixture[str], attributes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(Exception) as refused:
+        project(visits=stream_in_yaml(**attributes))
+    chain = f"{refused.value} {refused.value.__cause__}"
+    assert re.search(sentence, chain)
+    assert main(["group", "list", "--stream", "visits"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert sentence in error or "positive" in sentence
+
+
+def test_commands_know_a_stream_of_yaml_with_all_its_settings(
+    project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    project(visits=STREAM)
+    (tmp_path / "records").write_text("a\nb\n")
+    for command in (
+        ("load", "records", "--shards", "1"),
+        ("group", "create", "default"),
+        ("status", "--stream", "visits"),
+        ("cat", "visits"),
+        ("table", "create", "visits", "--json"),
+        ("verify",),
+    ):
+        assert main(list(command)) == 0, command
+    assert '"web",\n    "visits"' in capsys.readouterr().out
+    assert declared_stream("visits").table.name == "web.visits"
+
+
+def test_a_stream_that_two_files_declare_is_refused(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Exception) as refused:
+        project(visits=STREAM, again=stream_in_yaml(name="visits"))
+    assert "'visits' is declared twice in YAML" in str(refused.value.__cause__)
+    assert main(["status"]) == 2
+    error = capsys.readouterr().err
+    assert "'visits' is declared twice" in error
+    assert error.count("\n") == 1
+
+
+def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
+    definitions = project(traffic=HOURLY, visits=STREAM)
+    graph = definitions.resolve_asset_graph()
+    hours = graph.get(dg.AssetKey(["web", "traffic"]))
+    assert hours.parent_keys == {dg.AssetKey(["web", "visits"])}
+    assert list(hours.owners) == ["team:web"]
+    assert isinstance(hours.partitions_def, dg.HourlyPartitionsDefinition)
+    assert definitions.resolve_sensor_def("traffic_watermark") is not None
+    assert [stream.name for stream in streams_in(definitions)] == ["visits"]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (("stream: visits", "stream: clicks"), "'clicks', which neither YAML nor leasehold.toml"),
+        (("stream: visits", "stream: web_logs.transforms.visits"), "is no ShardStream"),
+        (("2026-01-01T00:00:00Z", "yesterday"), "give the beginning of an hour"),
+        (("late: rerun", "late: {}"), "late"),
+    ],
+)
+def test_hours_that_cannot_be_made_say_why(
+    project: Project, change: tuple[str, str], sentence: str
+) -> None:
+    with pytest.raises(Exception) as refused:
+        project(traffic=HOURLY.replace(*change), visits=STREAM)
+    assert sentence in f"{refused.value} {refused.value.__cause__}"
+
+
+def test_hours_of_a_stream_in_python(project: Project) -> None:
+    Path("web_logs/streams.py").write_text(fences(PAGE, "python")[1])
+    definitions = project(
+        traffic=HOURLY.replace("stream: visits", "stream: web_logs.streams.clicks")
+    )
+    (hours,) = definitions.assets or ()
+    assert isinstance(hours, dg.AssetsDefinition)
+    assert hours.key == dg.AssetKey(["web", "traffic"])
+    # By this name the watermark's sensor configures the op.
+    assert hours.op.name == hours.key.to_python_identifier()
