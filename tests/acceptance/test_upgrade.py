@@ -1,0 +1,283 @@
+"""A deployment of 0.1 that is upgraded in place while it consumes.
+
+Each release is a wheel in an environment of its own. The leases are on MariaDB, Dagster's storage
+is the SQLite of the home, and the log is a topic of Kafka that is written all the time.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from dagster._core.scheduler.instigation import InstigatorStatus
+
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+from tests.acceptance.leasehold_process import (
+    Finished,
+    Running,
+    assert_nothing_runs,
+    leasehold,
+    running,
+)
+from tests.acceptance.node_scene import KEY, SHARDS, STREAM, Writer
+from tests.kafka_broker import KafkaBroker
+from tests.mariadb import MariaDB
+from tests.own_environments import built_wheel, installed_wheel
+from tests.ports import free_port
+from tests.table_engines import duckdb_query
+from tests.unit.test_layout import ROOT
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.mariadb,
+    pytest.mark.timeout(900),
+]
+
+RELEASED = ROOT / "tests/data/leasehold-0.1.0-py3-none-any.whl"
+TIMEOUT_S = 9
+WAIT_S = 240.0
+NODES = {"node-a", "node-b"}
+OLD_SETTINGS = f"""
+lease_timeout_s = {TIMEOUT_S}
+
+[[streams]]
+name = "{STREAM}"
+source = "kafka"
+run_budget_s = 20
+options = {{{{ bootstrap_servers = "{{broker}}" }}}}
+"""
+SETTINGS = f"{OLD_SETTINGS}commit_interval_s = 0.5\nidle_limit_s = 2\n"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A home and a database, and what the programs of any release do with them."""
+
+    home: Path
+    url: str
+    server: MariaDB
+    broker: KafkaBroker
+
+    def write_settings(self, text: str) -> None:
+        (self.home / "leasehold.toml").write_text(text.format(broker=self.broker.address))
+
+    def run(self, program: Path, *words: object) -> Finished:
+        """Run a command of a release to its end."""
+        return leasehold(
+            *(*words, "--home", self.home),
+            folder=self.home.parent,
+            program=[program],
+            timeout_s=WAIT_S,
+            LEASEHOLD_DATABASE_URL=self.url,
+        )
+
+    def done(self, program: Path, *words: object) -> str:
+        """Run a command of a release that succeeds; return its output."""
+        finished = self.run(program, *words)
+        assert finished.code == 0, finished.out + finished.err
+        return finished.out
+
+    def refused(self, program: Path, *words: object) -> str:
+        """Run a command of a release that is refused; return its sentence."""
+        finished = self.run(program, *words)
+        assert finished.code == 2, finished.out + finished.err
+        assert len(finished.err.strip().splitlines()) == 1, finished.err
+        return finished.err
+
+    @contextmanager
+    def up(self, program: Path, nodes: int) -> Iterator[Running]:
+        """Start everything on this host; return when its page answers."""
+        words = ("up", "--nodes", nodes, "--port", free_port())
+        with self.running(program, *words) as up:
+            up.until(lambda: "Open http://" in up.text, WAIT_S)
+            yield up
+
+    @contextmanager
+    def running(self, program: Path, *words: object) -> Iterator[Running]:
+        folder = self.home.parent / f"{time.monotonic_ns()}"
+        folder.mkdir()
+        variables = {
+            "LEASEHOLD_DATABASE_URL": self.url,
+            "LEASEHOLD_SPARK_STATE": str(self.home / "spark"),
+        }
+        words = (*words, "--home", self.home)
+        with running(*words, folder=folder, program=[program], **variables) as command:
+            yield command
+
+    def rows(self, query: str) -> list[tuple[object, ...]]:
+        return self.server.execute(query, database=self.url.rsplit("/", 1)[1])
+
+    def check_points(self) -> dict[str, int]:
+        rows = self.rows("SELECT shard_id, check_point FROM loghub_client_shard_lease")
+        return {_text(shard): int(_text(cursor) or 0) for shard, cursor in rows}
+
+    def owners(self) -> set[str]:
+        """Return the nodes that may consume shards now."""
+        rows = self.rows("SELECT DISTINCT consumer_owner FROM loghub_client_shard_lease")
+        return {_text(owner) for (owner,) in rows}
+
+    def wait_for_progress(self, command: Running, nodes: set[str]) -> None:
+        """Return when these nodes and no others share the shards, and each has gone on."""
+        before = self.check_points()
+
+        def gone_on() -> bool:
+            now = self.check_points()
+            moved = [cursor > before.get(shard, 0) for shard, cursor in now.items()]
+            return len(moved) == SHARDS and all(moved) and self.owners() == nodes
+
+        command.until(gone_on, WAIT_S)
+
+    def wait_for_all(self, command: Running, writer: Writer) -> None:
+        """Return when all that was written is committed."""
+        command.until(lambda: set(self.check_points().values()) == {writer.written}, WAIT_S)
+
+    def assert_all_is_there_once(self, program: Path, writer: Writer) -> None:
+        """Compare what was written with the table, the ledger, and each other."""
+        self.done(program, "table", "create", STREAM)
+        self.done(program, "verify")
+        rows = [json.loads(line) for line in self.done(program, "cat", STREAM).splitlines()]
+        values: dict[str, list[str]] = defaultdict(list)
+        for row in rows:
+            values[row["shard_id"]].append(row["value"])
+        expected = {
+            str(shard): [f"{shard}-{number}" for number in range(writer.written)]
+            for shard in range(SHARDS)
+        }
+        assert values == expected
+        assert self.in_table() == writer.expected()
+
+    def in_table(self) -> list[tuple[str, bytes]]:
+        """Return shards and values of the published table, as DuckDB reads them."""
+        store = open_store(self.url)
+        publication = store.publication(KEY)
+        pointer = publication and store.table_pointer(publication.table)
+        store.close()
+        return sorted(duckdb_query(pointer.location, "shard_id, value")) if pointer else []
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, mariadb: MariaDB, mariadb_url: str) -> Iterator[Deployment]:
+    home = tmp_path / "home"
+    home.mkdir()
+    with KafkaBroker() as broker:
+        yield Deployment(home, mariadb_url, mariadb, broker)
+
+
+@pytest.fixture
+def writer(deployment: Deployment) -> Writer:
+    return Writer(deployment.broker)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("releases")
+
+
+@pytest.fixture(scope="module")
+def old(folder: Path) -> Path:
+    """The program of release 0.1.0."""
+    return installed_wheel(folder / "old", RELEASED) / "leasehold"
+
+
+@pytest.fixture(scope="module")
+def wheel(folder: Path) -> Path:
+    return built_wheel(folder, ROOT)
+
+
+@pytest.fixture(scope="module")
+def new(folder: Path, wheel: Path) -> Path:
+    """The program of this release."""
+    return installed_wheel(folder / "new", wheel) / "leasehold"
+
+
+def test_a_deployment_of_0_1_is_upgraded_in_place(
+    deployment: Deployment, writer: Writer, old: Path, new: Path
+) -> None:
+    """Goal: what is consumed before, after and meanwhile is there once, and Dagster goes on."""
+    deployment.write_settings(OLD_SETTINGS)
+    deployment.done(old, "db", "upgrade")
+    with writer:
+        with deployment.up(old, 2) as up:
+            deployment.wait_for_progress(up, NODES)
+            sentence = deployment.refused(new, "db", "upgrade")
+            assert sentence.startswith("Nodes of an older release, which cannot use the schema")
+            assert any(f"{node} of {KEY}" in sentence for node in NODES)
+            deployment.wait_for_progress(up, NODES)
+            assert "this release needs schema" in deployment.refused(new, "status")
+            assert up.end(signal.SIGINT) == 0, up.text
+        _turn_off(deployment, "demo_janitor")
+        past = _past(deployment)
+        deployment.done(new, "db", "upgrade")
+        assert "install the newer release" in deployment.refused(old, "status")
+        deployment.write_settings(SETTINGS)
+        with deployment.up(new, 2) as up:
+            deployment.wait_for_progress(up, NODES)
+            writer.stop()
+            deployment.wait_for_all(up, writer)
+            assert up.end(signal.SIGINT) == 0, up.text
+    assert_nothing_runs(deployment.home)
+    deployment.assert_all_is_there_once(new, writer)
+    now = _past(deployment)
+    assert now.partitions == past.partitions == set(map(str, range(SHARDS)))
+    assert now.runs > past.runs
+    assert now.assets > past.assets
+    assert now.off == past.off == ["demo_janitor"]
+    assert {name for name, _ in past.sensors} < {name for name, _ in now.sensors}
+    assert len(now.sensors) == len(dict(now.sensors)), "nothing is left under the former location"
+    assert set(dict(now.sensors).values()) == {"leasehold"}
+
+
+@dataclass(frozen=True)
+class Past:
+    """What Dagster's own storage holds of a deployment.
+
+    Attributes:
+        partitions: those of the stream.
+        runs: their ids.
+        assets: those with events.
+        sensors: those that have ticked or were turned off, and schedules: their code locations.
+        off: those of them that are turned off.
+    """
+
+    partitions: set[str]
+    runs: set[str]
+    assets: set[str]
+    sensors: list[tuple[str, str]]
+    off: list[str]
+
+
+def _past(deployment: Deployment) -> Past:
+    with opened_instance(Settings(home=deployment.home)) as instance:
+        states = instance.all_instigator_state()
+        return Past(
+            partitions=set(instance.get_dynamic_partitions(STREAM)),
+            runs={run.run_id for run in instance.get_runs()},
+            assets={key.to_user_string() for key in instance.all_asset_keys()},
+            sensors=sorted(
+                (each.name, each.origin.repository_origin.code_location_origin.location_name)
+                for each in states
+            ),
+            off=[each.name for each in states if each.status is InstigatorStatus.STOPPED],
+        )
+
+
+def _turn_off(deployment: Deployment, sensor: str) -> None:
+    """Turn a sensor off, as its page in Dagster does."""
+    with opened_instance(Settings(home=deployment.home)) as instance:
+        [state] = [each for each in instance.all_instigator_state() if each.name == sensor]
+        instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
