@@ -129,7 +129,7 @@ def test_there_and_back_each_record_is_read_once(
     following = deployment.sdk.pull_logs(PROJECT, LOGSTORE, 0, stored[0], count=1)
     deployment.sdk.update_check_point(PROJECT, LOGSTORE, "new", 0, following.get_next_cursor())
     back = {"visits": LOGSTORE, "old-consumers": "new"}
-    do_as_the_page_says(capsys, "A consumer group of LogHub", **back)
+    do_as_the_page_says(capsys, "A consumer group of LogHub", block=0, **back)
     deployment.consume("run-2")
     assert committed(capsys, LOGSTORE, "0") == [f"0:{n}" for n in (*range(20), *range(24, 28))]
 
@@ -187,7 +187,7 @@ def test_a_running_worker_of_the_sdk_is_stopped_and_taken_over(
         f"{OLD}-1",
         cursor_position=CursorPosition.BEGIN_CURSOR,
         heartbeat_interval=1,
-        data_fetch_interval=0.1,
+        data_fetch_interval=1,
         max_fetch_log_group_size=2,
     )
     worker = ConsumerWorker(Processor, config)
