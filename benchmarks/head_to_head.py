@@ -79,7 +79,7 @@ def main() -> None:
     groups = [QUICK] if arguments.quick else TOGETHER
     schedule = Schedule(arguments.seed, arguments.strikes)
     if arguments.quick:
-        schedule = Schedule(arguments.seed, 2, calm_s=3.0, slot_s=20.0)
+        schedule = Schedule(arguments.seed, 2, calm_s=3.0, slot_s=18.0)
     results: dict[str, tuple[Result, str]] = {}
     note = (
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, Python "

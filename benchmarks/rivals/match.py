@@ -34,7 +34,6 @@ class Worker:
     number: int
     mark: str
     process: subprocess.Popen[bytes]
-    began_s: float
     frozen_s: float | None = None
     replaced: bool = False
 
@@ -77,7 +76,7 @@ class Result:
         seconds = [took for strike, took in self.recoveries if strike.verb is verb]
         whole = [took for took in seconds if took is not None]
         shown = {"s": "", "max s": ""}
-        if seconds:
+        if whole:
             shown = {"s": round(median(whole), 1), "max s": round(max(whole), 1)}
         if len(whole) < len(seconds):
             shown["max s"] = "never"
@@ -229,7 +228,7 @@ class Match:
                 stderr=log,
                 start_new_session=True,
             )
-        self._workers[number] = Worker(number, mark, process, time.monotonic())
+        self._workers[number] = Worker(number, mark, process)
 
     def _all_write(self) -> bool:
         """Return True if every worker has begun a file, and a record of each shard is readable."""

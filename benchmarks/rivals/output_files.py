@@ -96,7 +96,7 @@ class Sightings:
             for shard in range(SHARDS)
             if (shard, end - 1) in self.seen
         ]
-        return median(ages)
+        return median(ages) if ages else float("nan")
 
 
 def lost_and_doubled(files: Iterable[str], end: int) -> tuple[int, int]:
