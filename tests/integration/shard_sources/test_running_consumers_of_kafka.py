@@ -229,7 +229,7 @@ def test_a_running_query_of_spark_is_stopped_and_taken_over(
     topic.append(5)
     do_as_the_page_says(capsys, "The steps")
     names = {"s3://lake/checkpoints/orders": str(location)}
-    do_as_the_page_says(capsys, "A Spark query that reads Kafka", **names)
+    do_as_the_page_says(capsys, "A Spark query that reads Kafka", block=0, **names)
     assert topic.checkpoints() == {"0": "8", "1": "8"}
     topic.consume("run-1")
     assert_each_once(output.read_text().splitlines(), committed(capsys, TOPIC), topic.log)
