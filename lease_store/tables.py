@@ -106,6 +106,7 @@ shard_lease = sa.Table(
     count_column("committed_records"),
     count_column("committed_bytes"),
     count_column("quarantined_records"),
+    count_column("ledger_rows"),
     *times(),
     sa.Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     *grammar_checks("shard_lease", "shard_id"),

@@ -103,6 +103,7 @@ class StoreCollector(Collector):
         families.add_shards(of, snapshot.shards)
         families.add_nodes(of, snapshot.nodes, snapshot.shards)
         families.add_totals(of, store.totals(key))
+        families.ledger_rows.add_metric(of, store.ledger_rows(key))
         families.add_changes(of, changes)
         waiting = PublicationLag.of(store.publication_lag(key))
         families.unpublished_batches.add_metric(of, waiting.batches)
@@ -167,6 +168,7 @@ class _Families:
             "Ranges that were removed before they were consumed",
             (*OF_GROUP, "acknowledged"),
         )
+        self.ledger_rows = gauge("leasehold_ledger_rows", "Rows of committed batches", OF_GROUP)
         self.unpublished_batches = gauge(
             "leasehold_unpublished_batches", "Committed batches that no table has yet", OF_GROUP
         )

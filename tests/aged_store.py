@@ -92,6 +92,7 @@ def fill(url: str, age: Age) -> None:
         "committed_until": age.per_shard,
         "published_until": age.per_shard,
         "committed_batches": age.per_shard,
+        "ledger_rows": age.per_shard,
         "committed_records": age.per_shard * RECORDS,
         "watermark": BEGIN + age.step * age.per_shard,
     }

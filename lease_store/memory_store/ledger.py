@@ -37,6 +37,12 @@ class MemoryLedger(MemoryRows, Ledger):
             }
 
     @override
+    def ledger_rows(self, key: GroupKey) -> int:
+        counted = (BatchState.COMMITTED, BatchState.WITHDRAWN)
+        with self._rows("ledger_rows", key) as rows:
+            return sum(batch.state in counted for batch in rows.batches.values())
+
+    @override
     def totals(self, key: GroupKey) -> list[ShardTotals]:
         with self._rows("totals", key) as rows:
             return [rows.totals.get(shard, ShardTotals(shard)) for shard in sorted(rows.shards)]

@@ -94,6 +94,14 @@ class Ledger(Protocol):
         """Return all that was ever committed, for every shard, by shard; one statement."""
         ...
 
+    def ledger_rows(self, key: GroupKey) -> int:
+        """Return the number of ledger rows of batches that were ever committed; one statement.
+
+        Shards count their rows at each commit, folding and expiry, so that no look at the ledger
+        is needed.
+        """
+        ...
+
     def each_entry(
         self,
         key: GroupKey,

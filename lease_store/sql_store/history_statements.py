@@ -174,6 +174,12 @@ def throughput(
     )
 
 
+def count_ledger_rows(key: GroupKey) -> sa.Select[*tuple[Any, ...]]:
+    """The number of rows of batches that were ever committed, as the shards' rows count them."""
+    rows = sa.func.coalesce(sa.func.sum(shard_lease.c.ledger_rows), 0)
+    return sa.select(rows.label("ledger_rows")).where(of_group(shard_lease, key))
+
+
 def select_totals(key: GroupKey) -> sa.Select[*tuple[Any, ...]]:
     """The totals of all that was ever committed to each shard."""
     columns = shard_lease.c

@@ -49,6 +49,11 @@ class SqlLedger(SqlVerbs, Ledger):
         return self._all("totals", key, statements.select_totals(key), mapping.TOTALS.read)
 
     @override
+    def ledger_rows(self, key: GroupKey) -> int:
+        (rows,) = self._all("ledger_rows", key, statements.count_ledger_rows(key), _rows_counted)
+        return rows
+
+    @override
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
         newest = {
             head.shard: head.next_number - (head.intent is None)
@@ -171,3 +176,8 @@ class SqlLedger(SqlVerbs, Ledger):
             if len(rows) < wanted or not left:
                 return
             last = [rows[-1][column.name] for column in listing.place]
+
+
+def _rows_counted(row: RowMapping) -> int:
+    # MySQL adds integers up to a decimal.
+    return int(row["ledger_rows"])

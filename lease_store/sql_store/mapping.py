@@ -281,6 +281,7 @@ def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, 
         "more_committed_records": commit.statistics.written,
         "more_committed_bytes": commit.statistics.bytes or 0,
         "more_quarantined_records": commit.statistics.quarantined,
+        "more_ledger_rows": 1,
     }
 
 

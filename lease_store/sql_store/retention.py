@@ -167,7 +167,7 @@ class SqlRetention(SqlTableChanges, Retention):
             if tx.connection.execute(growing, grown).rowcount != len(grown):
                 raise Raced
         if outcome.gone:
-            self._delete_batches(tx, key, shard, outcome.gone)
+            self._delete_batches(tx, key, shard, rows, outcome.gone)
         return Portion(len(outcome.gone), len(rows) == BATCH_ROWS)
 
     @override
@@ -240,7 +240,7 @@ class SqlRetention(SqlTableChanges, Retention):
                 return [row for row in ripe if row.sequence < until]
 
             self._record_removal(tx, key, shard, ChangeKind.EXPIRY, gone)
-            self._delete_batches(tx, key, shard, outcome.gone)
+            self._delete_batches(tx, key, shard, ripe, outcome.gone)
             return Portion(len(outcome.gone), more=True)
 
         return self._write("expire_batches", work)
@@ -283,10 +283,17 @@ class SqlRetention(SqlTableChanges, Retention):
         return rows, set(ids)
 
     def _delete_batches(
-        self, tx: Transaction, key: GroupKey, shard: ShardId, numbers: Sequence[int]
+        self,
+        tx: Transaction,
+        key: GroupKey,
+        shard: ShardId,
+        rows: Sequence[Batch],
+        numbers: Sequence[int],
     ) -> None:
+        counted = {row.sequence for row in rows if row.state is not BatchState.ABANDONED}
+        removed = len(counted.intersection(numbers))
         tx.connection.execute(statements.delete_batches(key, shard, numbers))
-        tx.connection.execute(shard_statements.raise_version(key, shard))
+        tx.connection.execute(shard_statements.raise_version(key, shard, removed=removed))
 
     def _locked_summary(
         self, tx: Transaction, key: GroupKey, shard: ShardId | None

@@ -18,7 +18,13 @@ from dagster_leasehold.lease_store.sql_store.group_statements import (
 )
 from dagster_leasehold.lease_store.tables import consumer_group, shard_lease
 
-TOTALS = ("committed_batches", "committed_records", "committed_bytes", "quarantined_records")
+TOTALS = (
+    "committed_batches",
+    "committed_records",
+    "committed_bytes",
+    "quarantined_records",
+    "ledger_rows",
+)
 HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 
 
@@ -141,7 +147,13 @@ def move_checkpoints(key: GroupKey) -> Update:
     return update(shard_lease).where(own, held).values(moved | totals)
 
 
-def raise_version(key: GroupKey, shard: ShardId) -> Update:
-    """Note that what a shard's ledger says of the past has changed; the shard's row is locked."""
-    values = {"ledger_version": shard_lease.c.ledger_version + 1}
+def raise_version(key: GroupKey, shard: ShardId, *, removed: int = 0) -> Update:
+    """Note that what a shard's ledger says of the past has changed; the shard's row is locked.
+
+    `removed` is the number of rows of committed batches that are gone.
+    """
+    values = {
+        "ledger_version": shard_lease.c.ledger_version + 1,
+        "ledger_rows": shard_lease.c.ledger_rows - removed,
+    }
     return update_rows(shard_lease, key, values, shard_id=shard)

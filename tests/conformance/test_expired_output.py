@@ -49,6 +49,7 @@ def test_the_oldest_rows_go_and_the_newest_stays(world: World) -> None:
     assert [row.sequence for row in world.store.expirable(world.key, X, before=FAR)] == [0, 1, 2, 3]
     assert expire(world, through=2) == 3
     assert numbers(world) == [3, 4]
+    assert world.store.ledger_rows(world.key) == 2
     assert expired(world).last == End(2, "3", 3)
     assert expire(world) == 1
     assert numbers(world) == [4]

@@ -168,8 +168,10 @@ def test_the_open_tenure_goes_on_in_the_summary(world: World) -> None:
 def test_merged_batches_become_one_row(world: World) -> None:
     consumed(world, 8)
     totals = total(world)
+    assert world.store.ledger_rows(world.key) == 8
     merge(world, 0, 5)
     prune_all(world)
+    assert world.store.ledger_rows(world.key) == 3
     rows = ledger(world)
     assert [(row.sequence, row.last, row.batches) for row in rows] == [
         (0, 5, 6),
@@ -311,7 +313,9 @@ def test_abandoned_and_withdrawn_rows_go(world: World) -> None:
     states = [row.state for row in ledger(world, None)]
     assert BatchState.WITHDRAWN in states
     assert BatchState.ABANDONED in states
+    assert world.store.ledger_rows(world.key) == len(states) - states.count(BatchState.ABANDONED)
     prune_all(world)
+    assert world.store.ledger_rows(world.key) == 5
     assert [(row.sequence, row.state) for row in ledger(world, None)] == [
         (number, BatchState.COMMITTED) for number in (0, 1, 5, 6, 7)
     ]

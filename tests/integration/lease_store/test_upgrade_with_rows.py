@@ -107,6 +107,7 @@ def test_what_was_committed_before_tables_waits_for_its_first_publisher(
                  "ORDER BY shard_id")
         )  # fmt: skip
         assert [tuple(row) for row in numbers] == [(6, 0), (4, 0), (0, 0)]
+    assert store.ledger_rows(KEY) == 4
     assert store.published_until(KEY) is None
     assert store.publication(KEY) is None
     world = World(store, KEY)
