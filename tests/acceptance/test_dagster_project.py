@@ -34,7 +34,7 @@ RUN = "query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"
 PARTITIONS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) {
     ... on AssetNode { partitionKeys groupName owners { ... on TeamAssetOwner { team } }
         assetMaterializations(partitions: ["0"], limit: 9) {
-            runId metadataEntries { label ... on IntMetadataEntry { intValue } } } } } }"""
+            runId } } } }"""
 KEY = ["web", "visits"]
 
 
@@ -121,19 +121,18 @@ def test_every_command_of_the_page_in_a_project_of_create_dagster(tmp_path: Path
     try:
         with server:
             wait_for("dg dev", lambda: port_open(port), START_S)
-            run, records = materialized(deployment)
+            materialize(deployment)
         rows = [json.loads(line) for line in project.type(cat).splitlines()]
-        assert len([row for row in rows if row["shard_id"] == "0"]) == records == 10
+        assert len([row for row in rows if row["shard_id"] == "0"]) == 10
         assert {row["path"] for row in rows} <= {f"/{number}" for number in range(20)}
-        assert run
         assert "web.visits" in project.type(status)
     finally:
         stop_spark(home.spark_folder)
         print(server.log.read_text(errors="replace")[-6_000:])  # noqa: T201
 
 
-def materialized(deployment: DagsterDeployment) -> tuple[str, int]:
-    """Materialize shard 0 as its page does; return the run, and the records that it committed."""
+def materialize(deployment: DagsterDeployment) -> None:
+    """Materialize shard 0 as its page does; a run of the sensor may have consumed it before."""
 
     def node() -> dict[str, object]:
         return deployment.graphql(PARTITIONS, key={"path": KEY})["assetNodeOrError"]
@@ -149,7 +148,6 @@ def materialized(deployment: DagsterDeployment) -> tuple[str, int]:
             "repositoryLocationName": "web-logs",
             "pipelineName": "__ASSET_JOB",
             "assetSelection": [{"path": KEY}],
-            "assetCheckSelection": [],
         },
     }
     launched = deployment.graphql(LAUNCH, params=params)["launchPipelineExecution"]
@@ -161,11 +159,4 @@ def materialized(deployment: DagsterDeployment) -> tuple[str, int]:
         return status if status in ("SUCCESS", "FAILURE", "CANCELED") else None
 
     assert wait_for("the run", ended, RUN_S) == "SUCCESS"
-    events = [event for event in node()["assetMaterializations"] if event["runId"] == run]
-    (records,) = (
-        entry["intValue"]
-        for event in events
-        for entry in event["metadataEntries"]
-        if entry["label"] == "records"
-    )
-    return run, records
+    assert run in {event["runId"] for event in node()["assetMaterializations"]}

@@ -1,4 +1,4 @@
-"""A deployment of 0.1 that is upgraded in place while it consumes.
+"""Deployments that are upgraded while they consume: 0.1 in place, and from here on node by node.
 
 Each release is a wheel in an environment of its own. The leases are on MariaDB, Dagster's storage
 is the SQLite of the home, and the log is a topic of Kafka that is written all the time.
@@ -19,6 +19,7 @@ import pytest
 from dagster._core.scheduler.instigation import InstigatorStatus
 
 from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.release import HEAD, RELEASE
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 from tests.acceptance.leasehold_process import (
@@ -58,6 +59,18 @@ run_budget_s = 20
 options = {{{{ bootstrap_servers = "{{broker}}" }}}}
 """
 SETTINGS = f"{OLD_SETTINGS}commit_interval_s = 0.5\nidle_limit_s = 2\n"
+NEXT, NEXT_RELEASE = f"{int(HEAD) + 1:04}", "0.9.0"
+NEXT_REVISION = f'''
+from sqlalchemy import Column, String
+from dagster_leasehold.lease_store.migrations.repeatable import add_column
+
+revision, down_revision = "{NEXT}", "{HEAD}"
+
+
+def upgrade():
+    """A revision that only adds."""
+    add_column("consumer_group", Column("of_next_release", String(8), server_default="new"))
+'''
 
 
 @dataclass(frozen=True)
@@ -205,6 +218,24 @@ def new(folder: Path, wheel: Path) -> Path:
     return installed_wheel(folder / "new", wheel) / "leasehold"
 
 
+@pytest.fixture(scope="module")
+def following(folder: Path, wheel: Path) -> Path:
+    """The program of a release to come: this one, and a revision that only adds."""
+    programs = installed_wheel(folder / "following", wheel)
+    [packages] = (folder / "following/lib").glob("python*/site-packages")
+    store = packages / "dagster_leasehold/lease_store"
+    (store / f"migrations/versions/{NEXT}_next.py").write_text(NEXT_REVISION, "utf-8")
+    [metadata] = packages.glob("dagster_leasehold-*/METADATA")
+    for file, before, after in (
+        (store / "release.py", f"range(1, {int(NEXT)})", f"range(1, {int(NEXT) + 1})"),
+        (metadata, f"Version: {RELEASE}", f"Version: {NEXT_RELEASE}"),
+    ):
+        text = file.read_text("utf-8")
+        assert before in text
+        file.write_text(text.replace(before, after, 1), "utf-8")
+    return programs / "leasehold"
+
+
 def test_a_deployment_of_0_1_is_upgraded_in_place(
     deployment: Deployment, writer: Writer, old: Path, new: Path
 ) -> None:
@@ -281,3 +312,35 @@ def _turn_off(deployment: Deployment, sensor: str) -> None:
     with opened_instance(Settings(home=deployment.home)) as instance:
         [state] = [each for each in instance.all_instigator_state() if each.name == sensor]
         instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
+
+
+def test_nodes_are_upgraded_one_by_one(
+    deployment: Deployment, writer: Writer, new: Path, following: Path
+) -> None:
+    """Goal: consuming goes on, and the releases share the database until the last node is done."""
+    deployment.write_settings(SETTINGS)
+    deployment.done(new, "db", "upgrade")
+    node = ("node", "--name", "node-b", "--port", free_port())
+    with writer, deployment.up(new, 1) as up:
+        with deployment.running(new, *node) as b:
+            deployment.wait_for_progress(up, NODES)
+            deployment.done(following, "db", "upgrade")
+            deployment.wait_for_progress(up, NODES)
+            assert b.end(signal.SIGTERM) == 0, b.text
+        with deployment.running(following, *node) as second:
+            deployment.wait_for_progress(up, NODES)
+            several = f"Nodes run several releases: {RELEASE} on node-a; {NEXT_RELEASE} on "
+            assert several in deployment.done(new, "status")
+            assert up.end(signal.SIGINT) == 0, up.text
+            with deployment.up(following, 1) as first:
+                deployment.wait_for_progress(first, NODES)
+                assert "several releases" not in deployment.done(new, "status")
+                writer.stop()
+                deployment.wait_for_all(first, writer)
+                assert second.end(signal.SIGTERM) == 0, second.text
+                assert first.end(signal.SIGINT) == 0, first.text
+    assert_nothing_runs(deployment.home)
+    deployment.assert_all_is_there_once(new, writer)
+    deployment.rows(f"UPDATE leasehold_schema SET oldest_revision = '{NEXT}'")
+    sentence = deployment.refused(new, "status")
+    assert f"releases that know schema {NEXT}; this release's newest is {HEAD}" in sentence
