@@ -26,6 +26,7 @@ from tests.ports import free_port
 KEY = GroupKey.parse("default", "demo")
 SENTENCE = re.compile(r"[^\n]+[.?]\n")
 COMMANDS = ("status", "group list", "group create other")
+NEWER = "version_num = '9999', oldest_revision = '9999'"
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_a_wrong_database_url_is_a_sentence_without_its_secret(
 
 def test_a_schema_of_a_newer_release_is_refused_and_left_alone(home: Path) -> None:
     with sqlite3.connect(home / "leases.db") as database:
-        database.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'")
+        database.execute(f"UPDATE {VERSION_TABLE} SET {NEWER}")
     before = content(home)
     for command in (*COMMANDS, "db upgrade"):
         assert_one_sentence(run(home, command), "newer")
@@ -249,7 +250,7 @@ class TestMariaDB:
     ) -> None:
         assert on_mariadb("db upgrade").code == 0
         database = make_url(mariadb_url).database
-        mariadb.execute(f"UPDATE {VERSION_TABLE} SET version_num = '9999'", database=database)
+        mariadb.execute(f"UPDATE {VERSION_TABLE} SET {NEWER}", database=database)
         for command in ("status", "db upgrade"):
             assert_one_sentence(on_mariadb(command), "newer")
 

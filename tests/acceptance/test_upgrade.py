@@ -275,7 +275,7 @@ def test_a_deployment_of_0_1_is_upgraded_in_place(
 
 @dataclass(frozen=True)
 class Past:
-    """What Dagster's own storage holds of a deployment.
+    """A deployment, as Dagster's own storage knows it.
 
     Attributes:
         partitions: those of the stream.

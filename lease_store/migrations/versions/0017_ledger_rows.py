@@ -16,10 +16,7 @@ _batch = sa.table("batch", *(sa.column(name) for name in (*_KEY, "state")))
 
 
 def upgrade() -> None:
-    """Count what is there, shard by shard: rows of batches that are, or once were, committed.
-
-    What nodes of revision 0016 commit beside this one is not counted: too little for an alert.
-    """
+    """Count what is there, shard by shard: rows of batches that are, or once were, committed."""
     make.add_column(
         make.SHARDS, sa.Column("ledger_rows", sa.BigInteger, nullable=False, server_default="0")
     )

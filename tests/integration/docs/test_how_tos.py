@@ -106,7 +106,8 @@ def test_a_stuck_shard(home: ConsumedHome, printed: Printed) -> None:
 
 
 def test_an_upgrade(home: ConsumedHome, printed: Printed) -> None:
-    drain, upgrade, verify, resume = commands("upgrading.md")
+    rolled, drain, upgrade, verify, resume = commands("upgrading.md")
+    assert rolled == upgrade
     assert printed(drain)
     assert home.store.pulse(KEY).group.paused
     assert "has the schema of this release" in printed(upgrade)

@@ -239,7 +239,8 @@ class DagsterDouble:
             self.instance.report_run_failed(run, f"Node {node} has no code server now.")
             return
         process = Process(f"run {run.run_id}")
-        double = RunDouble(self, run, tags[STREAM_TAG], process)
+        hours = "" if self.hourly is None else self.hourly.stream.name
+        double = RunDouble(self, run, tags.get(STREAM_TAG, hours), process)
         self.runs[run.run_id] = double
         self.time.spawn(process, double.work)
 

@@ -1,4 +1,4 @@
-"""Which releases may share a database, by the two revisions that it carries."""
+"""Releases that may share a database, by the two revisions that it carries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_any_other_schema_is_refused(
 
 
 def test_every_revision_since_the_oldest_one_only_adds() -> None:
-    """Who drops or changes something, or rewrites rows, names the revision in OLDEST."""
+    """A revision that drops or changes something, or rewrites rows, is named in OLDEST."""
     assert OLDEST in REVISIONS
     for script in sorted(FOLDER.glob("[0-9]*.py")):
         if script.name[:4] > OLDEST:

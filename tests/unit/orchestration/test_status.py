@@ -1,4 +1,4 @@
-"""What `leasehold status` says of a group, beside its rows."""
+"""Sentences of `leasehold status` about a group, beside its rows."""
 
 from __future__ import annotations
 
