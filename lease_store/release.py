@@ -17,9 +17,9 @@ DISTRIBUTION = "dagster-leasehold"
 REVISIONS = tuple(f"{number:04}" for number in range(1, 18))
 HEAD = REVISIONS[-1]
 OLDEST = "0017"
-"""The last revision that releases before it cannot live with: what they commit is in no count of the
-ledger's rows, and releases without tables commit what no publisher looks for. Who adds a revision
-that does more than add names it here."""
+"""The last revision that releases before it cannot live with: what they commit is in no count of
+rows, and those without tables commit what no publisher looks for. Who adds a revision that does
+more than add names it here."""
 
 
 def _installed() -> str:
