@@ -1,6 +1,6 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test test-long check chaos lint types format docs bench simulate-release soak install install-dev constraints clean
+.PHONY: help demo ui test test-long test-release check chaos lint types format docs bench simulate-release soak install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,11 +27,15 @@ ui: $(VENV)/.stamp-run ## Open the demo's deployment in the Dagster UI, on this 
 
 test: $(VENV)/.stamp-dev ## Run the tests (installs MariaDB's server and Chromium, fetches MySQL's)
 	@sh scripts/test_tools.sh
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not long" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not long and not release" $(PYTEST_ARGS)
 
 test-long: $(VENV)/.stamp-dev ## Run the long tests: whole deployments, killed processes, many seeds
 	@sh scripts/test_tools.sh
 	@$(BIN)/python -m pytest -q -n $(LONG_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(PYTEST_ARGS)
+
+test-release: $(VENV)/.stamp-dev ## Run the campaigns that a release has to pass, beside the long tests
+	@sh scripts/test_tools.sh
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m release $(PYTEST_ARGS)
 
 check: lint types test ## Run what a change has to pass: lint, types and the tests
 

@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from dagster_leasehold.assets.spark.spark_session import CONNECT_MODE_VARIABLES
 from tests.object_store import ENVIRONMENT
 from tests.own_environments import own_environment
 
@@ -96,10 +97,16 @@ def s3_classes() -> Path:
     return jar
 
 
+def without_spark_connect() -> dict[str, str]:
+    """Return the environment for a Spark of another mode than that of the tests' own."""
+    return {name: text for name, text in os.environ.items() if name not in CONNECT_MODE_VARIABLES}
+
+
 def variables() -> dict[str, str]:
     """Return the variables for it: what the tests' own Spark was told is not for this one."""
-    own = ("SPARK_HOME", "SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYTHONPATH")
-    return {name: value for name, value in os.environ.items() if name not in own} | {"TZ": "UTC"}
+    own = ("SPARK_HOME", "PYTHONPATH")
+    shared = without_spark_connect().items()
+    return {name: text for name, text in shared if name not in own} | {"TZ": "UTC"}
 
 
 class SparkReader:

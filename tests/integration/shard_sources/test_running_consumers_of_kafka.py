@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from tests.integration.shard_sources.consuming_home import (
     output_of,
 )
 from tests.own_environments import PackagesMissing
+from tests.spark_iceberg import without_spark_connect
 from tests.tansu_broker import TansuBroker
 
 pytestmark = pytest.mark.long
@@ -167,7 +167,7 @@ def running(
             [sys.executable, *command],
             stdout=printed,
             stderr=errors,
-            env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
+            env=without_spark_connect() | {"PYSPARK_PYTHON": sys.executable} | environment,
         )
 
     def read(count: int) -> list[str]:
