@@ -47,4 +47,10 @@ def spark_of(settings: Settings) -> SparkResource:
     # It loads Dagster, which commands that only look for a stream do not need.
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
-    return SparkResource(mode=settings.spark, folder=str(settings.spark_folder))
+    spark = settings.spark
+    return SparkResource(
+        mode=spark.engine,
+        folder=str(settings.spark_folder),
+        conf=spark.whole_conf,
+        certificate=str(spark.certificate.absolute()) if spark.certificate else "",
+    )

@@ -20,6 +20,7 @@ import pydantic
 
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.assets.table_settings import (
     CATALOG_DEFAULT,
     SECRET_PROPERTY,
@@ -63,8 +64,8 @@ class Settings(pydantic.BaseModel):
         spark_state: folder of the embedded Spark server's state; by default `spark` in the home,
             and `nodes/<node>/spark` under an agent.
         lease_timeout_s: T of new consumer groups, in seconds.
-        spark: `connect` (a warm Spark Connect server, started on demand on the loopback),
-            `classic` (a session in every run's own process), or an `sc://` or `spark://` address.
+        spark: where Spark runs, and its configuration; a word or an address alone stands for the
+            table.
         history_days: the days for which journal, delivered events, accepted gaps and merged ledger
             rows stay in the lease store; `forever` keeps them.
         catalog: the name of the catalog of the published tables.
@@ -85,7 +86,7 @@ class Settings(pydantic.BaseModel):
     agent_node: str | None = None
     spark_state: Path | None = None
     lease_timeout_s: float = TIMEOUT_DEFAULT_S
-    spark: str = "connect"
+    spark: SparkSettings = SparkSettings()
     history_days: float | Literal["forever"] = HISTORY_DAYS_DEFAULT
     catalog: str = CATALOG_DEFAULT
     catalog_properties: Mapping[str, str] = {}
@@ -97,11 +98,11 @@ class Settings(pydantic.BaseModel):
     def _no_demo_beside_a_module(cls, values: dict[str, Any]) -> dict[str, Any]:
         return {"streams": (), **values} if values.get("module") else values
 
-    @pydantic.field_validator("nodes", "streams", "catalog_properties", mode="before")
+    @pydantic.field_validator("nodes", "streams", "catalog_properties", "spark", mode="before")
     @classmethod
     def _list_of_variable(cls, value: object, info: pydantic.ValidationInfo) -> object:
-        """Parse a JSON list of an environment variable, or nodes as `a,b`; a file holds a list."""
-        if not isinstance(value, str):
+        """Parse JSON of an environment variable, nodes as `a,b`, or Spark as one word."""
+        if not isinstance(value, str) or (info.field_name == "spark" and value[:1] != "{"):
             return value
         if info.field_name == "nodes" and not value.lstrip().startswith("["):
             return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -126,13 +127,6 @@ class Settings(pydantic.BaseModel):
         if len(set(value)) < len(value):
             raise ValueError("a node is named twice")
         return value
-
-    @pydantic.field_validator("spark")
-    @classmethod
-    def _known_engine(cls, value: str) -> str:
-        if value in ("connect", "classic") or value.startswith(("sc://", "spark://", "local[")):
-            return value
-        raise ValueError("use connect, classic, or an address that begins with sc:// or spark://")
 
     @pydantic.model_validator(mode="after")
     def _streams_once(self) -> Settings:
@@ -317,6 +311,8 @@ def _siblings(location: Sequence[str]) -> Mapping[str, object]:
     """Return the settings that exist at the place of one that does not."""
     if len(location) == 1:
         return Settings.model_fields
+    if location[0] == "spark":
+        return SparkSettings.model_fields
     # ("streams", number, "nodes", name, key), or ("streams", number, key)
     return NodeTable.model_fields if "nodes" in location[2:-1] else StreamSettings.model_fields
 

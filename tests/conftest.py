@@ -103,13 +103,14 @@ def environment_of_workers(tmp_path_factory: pytest.TempPathFactory) -> Generato
 def spark_folder(environment_of_workers: None) -> Generator[Path]:
     """The folder of the one embedded server; it is stopped when the tests end."""
     from dagster_leasehold.assets.spark import connect_server
+    from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 
     folder = Path(tempfile.mkdtemp(prefix="leasehold-spark-"))
-    before = os.environ.get(connect_server.TOKEN_VARIABLE)
+    before = os.environ.get(TOKEN_VARIABLE)
     yield folder
     connect_server.stop(folder)
     if before is None:
-        os.environ.pop(connect_server.TOKEN_VARIABLE, None)
+        os.environ.pop(TOKEN_VARIABLE, None)
     shutil.rmtree(folder, ignore_errors=True)
 
 

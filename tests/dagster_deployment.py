@@ -166,7 +166,7 @@ def dagster_deployment(
     child_environment = inherited | {
         "LEASEHOLD_HOME": str(home),
         "LEASEHOLD_NODES": json.dumps(list(settings.nodes)),
-        "LEASEHOLD_SPARK": settings.spark,
+        "LEASEHOLD_SPARK": settings.spark.model_dump_json(exclude_defaults=True),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",

@@ -32,13 +32,13 @@ from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
+from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
 STATE_FILE = "server.json"
 TOKEN_FILE = "token"
 LOCK_FILE = "server.lock"
-TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 POLL_S = 0.05
@@ -53,7 +53,7 @@ class ConnectServer:
         process: the one that watches over it, leader of its process group.
         port: where it listens, on the loopback.
         session_id: the one session that all runs share: every new one would cost 200 MB.
-        version: of Spark and Python; another version needs another server.
+        version: of Spark, Python and the user's configuration; another one needs another server.
     """
 
     process: ProcessIdentity
@@ -120,31 +120,34 @@ def connect_server(
     conf: Mapping[str, str],
     environment: Callable[[], Mapping[str, str]],
     *,
+    chosen: Mapping[str, str],
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> ConnectServer:
-    """Return the server of this folder, started now if none runs.
+    """Return the server of this folder, started now if none runs with this configuration.
 
     Args:
         folder: the folder of its state, token and log.
         conf: its Spark configuration; it holds no secrets.
         environment: makes that of a new process, with JAVA_HOME and the Python of its workers;
             called only to start one, because looking for a Java starts one.
+        chosen: the part of its configuration that the user chose, which wins over `conf`.
         start_timeout_s: the longest time of a start, in seconds.
 
     Raises:
         SparkUnavailable: it ended before it answered, or did not answer in time.
     """
+    version = _version(chosen)
     server = running(folder)
-    if server is not None and server.version == _version():
+    if server is not None and server.version == version:
         return server
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with FileLock(folder / LOCK_FILE, timeout=start_timeout_s):
             server = running(folder)
-            if server is not None and server.version == _version():
+            if server is not None and server.version == version:
                 return server
             _end(folder)
-            return _start(folder, conf, environment(), start_timeout_s)
+            return _start(folder, {**conf, **chosen}, environment(), start_timeout_s, version)
     except Timeout:
         raise SparkUnavailable(
             f"Another process has been starting the Spark server of {folder} for more than "
@@ -166,7 +169,11 @@ def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
 
 
 def _start(
-    folder: Path, conf: Mapping[str, str], environment: Mapping[str, str], timeout_s: float
+    folder: Path,
+    conf: Mapping[str, str],
+    environment: Mapping[str, str],
+    timeout_s: float,
+    version: str,
 ) -> ConnectServer:
     deadline = time.monotonic() + timeout_s
     code: int | None = None
@@ -176,7 +183,7 @@ def _start(
         while time.monotonic() < deadline and process.poll() is None:
             if _port_open(port):
                 watcher = ProcessIdentity.of(process.pid)
-                server = ConnectServer(watcher, port, str(uuid.uuid4()), _version())
+                server = ConnectServer(watcher, port, str(uuid.uuid4()), version)
                 server.write(folder)
                 return server
             time.sleep(POLL_S)
@@ -276,10 +283,11 @@ def _reap(pid: int) -> None:
         return
 
 
-def _version() -> str:
+def _version(chosen: Mapping[str, str]) -> str:
     from pyspark.version import __version__
 
-    return f"{__version__} {sys.executable}"
+    version = f"{__version__} {sys.executable}"
+    return f"{version} {json.dumps(chosen, sort_keys=True)}" if chosen else version
 
 
 def _free_port() -> int:

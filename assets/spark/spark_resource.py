@@ -6,6 +6,7 @@ session nor the token: both are looked up in the run, at the first use.
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -13,24 +14,28 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import PrivateAttr
+from pydantic import Field, PrivateAttr
 from typing_extensions import override
 
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, stop
-from dagster_leasehold.assets.spark.spark_session import (
-    CONNECT,
-    CONNECT_SCHEME,
-    builder_conf,
-    check_mode,
-    settle,
-)
+from dagster_leasehold.assets.spark.spark_session import builder_conf, settle
+from dagster_leasehold.assets.spark.spark_settings import CONNECT, CONNECT_SCHEME, TOKEN_VARIABLE
 from dagster_leasehold.lease_store.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CLIENT = "pyspark.sql.connect.session"
+ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
+REFUSALS = {
+    "UNAUTHENTICATED": f"refuses the token: set {TOKEN_VARIABLE} to the one of the server",
+    "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: name the file of its "
+    "authority's as spark.certificate",
+    "WRONG_VERSION_NUMBER": "does not speak TLS: leave spark.tls out, and the token as well, which "
+    "travels over TLS alone",
+}
+"""What Spark's client says of a server that it does not come to, and what we say instead."""
 
 
 class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTypeArgument]
@@ -39,10 +44,14 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     Attributes:
         mode: `connect`, `classic`, `sc://…`, or the address of a Spark master.
         folder: where the embedded server keeps its state and a shim for Java may be written.
+        conf: the user's configuration of Spark; it holds no secrets.
+        certificate: the file with the certificates to trust at `sc://…`; empty for gRPC's own.
     """
 
     mode: str = CONNECT
     folder: str
+    conf: dict[str, str] = Field(default_factory=dict)
+    certificate: str = ""
     _supplier: Any = PrivateAttr(default=None)
     _server: Any = PrivateAttr(default=None)
     _imports: Any = PrivateAttr(default=None)
@@ -73,19 +82,20 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
             self._imports.join()
         from dagster_pyspark import LazyPySparkResource
 
-        conf = builder_conf(check_mode(self.mode), Path(self.folder))
+        if self.certificate:
+            # gRPC reads it when the first channel of the process is made.
+            os.environ[ROOTS_VARIABLE] = self.certificate
+        conf = builder_conf(self.mode, Path(self.folder), self.conf)
         if self.mode == CONNECT:
             self._server = ConnectServer.read(Path(self.folder))
         supplier = LazyPySparkResource(spark_config=conf)
         try:
-            settle(supplier.spark_session)
+            served = self.mode.startswith(CONNECT_SCHEME)
+            settle(supplier.spark_session, self.conf if served else {})
         except LeaseholdError:
             raise
         except Exception as error:
-            first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise SparkUnavailable(
-                f"Spark ({self.mode}) does not start or answer: {first[:200]}."
-            ) from error
+            raise SparkUnavailable(f"Spark ({self.mode}) {_refusal(error)}.") from error
         return supplier
 
     def end_server(self) -> bool:
@@ -95,6 +105,18 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
             False where there was none of ours, or another one runs by now.
         """
         return self._server is not None and stop(Path(self.folder), only=self._server)
+
+
+def _refusal(error: Exception) -> str:
+    """Return the end of the sentence that says why there is no session, and what to do."""
+    text = str(error)
+    for mark, refusal in REFUSALS.items():
+        if mark in text:
+            return refusal
+    details = getattr(error, "details", None)
+    text = str(details()) if callable(details) else text
+    first = next(iter(text.strip().splitlines()), type(error).__name__)
+    return f"does not start or answer: {first[:200].rstrip('.')}"
 
 
 def _import_client() -> None:

@@ -8,39 +8,46 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 import socket
 import sys
 import tempfile
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import dagster_leasehold
 from dagster_leasehold.assets.errors import SparkUnavailable
-from dagster_leasehold.assets.spark.connect_server import (
-    TOKEN_VARIABLE,
-    ConnectServer,
-    connect_server,
-)
+from dagster_leasehold.assets.spark.connect_server import ConnectServer, connect_server
 from dagster_leasehold.assets.spark.spark_runtime import java_home, spark_home
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.assets.spark.spark_settings import (
+    CLASSIC,
+    CONNECT,
+    CONNECT_SCHEME,
+    MEMORY_KEY,
+    SESSION_CONF,
+    TOKEN_VARIABLE,
+    check_conf,
+    check_mode,
+    is_remote,
+)
+from dagster_leasehold.lease_store.errors import InvalidSetting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-CONNECT = "connect"
-CLASSIC = "classic"
-CONNECT_SCHEME = "sc://"
 CONNECT_MODE_VARIABLES = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE")
-_MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
 CONNECT_PORT_DEFAULT = 15002
+HADOOP_VARIABLES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
+NO_CONF: Mapping[str, str] = MappingProxyType({})
 LISTENER_TIMEOUT_S = 10.0
 # A socket's address holds 104 bytes on macOS, 108 on Linux, and Spark adds 42 to the folder.
 SOCKET_FOLDER_LENGTH_MAX = 60
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
+SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
+"""What a running session is given unless the user's configuration says otherwise."""
 DRIVER_MEMORY = "2g"
 """The heap of the JVM; records on their way through Python workers are outside of it."""
 
@@ -62,24 +69,16 @@ def server_conf(folder: Path) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": DRIVER_MEMORY,
+        MEMORY_KEY: DRIVER_MEMORY,
         "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
         "spark.log.level": "WARN",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.shuffle.partitions": str(cores()),
         "spark.sql.warehouse.dir": str(folder.absolute() / "warehouse"),
-        **session_conf(),
+        **SESSION_DEFAULTS,
+        **SESSION_CONF,
     }
     return conf | _socket_conf()
-
-
-def session_conf() -> dict[str, str]:
-    """Return the settings that the project relies on; a running session takes them too."""
-    return {
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-        "spark.sql.parquet.compression.codec": "zstd",
-    }
 
 
 def _socket_conf() -> dict[str, str]:
@@ -121,44 +120,25 @@ def _local_environment(folder: Path) -> dict[str, str]:
     return {"SPARK_HOME": str(home), **spark_environment(folder, os.environ)}
 
 
-def check_mode(mode: str) -> str:
-    """Return `mode`, if it names a way to reach Spark and gives no secret away.
-
-    Raises:
-        InvalidSetting: it is neither a word nor an address, or the address carries a token.
-    """
-    if not _MODE.fullmatch(mode):
-        raise InvalidSetting(
-            f"The setting spark is {shown(mode)}: use 'connect', 'classic', or an address such as "
-            "sc://host:15002 or spark://host:7077."
-        )
-    if "token=" in mode.lower():
-        # The mode is part of what Dagster stores and shows of a job; a token must not be.
-        raise InvalidSetting(
-            f"The setting spark carries a token: give it in the environment as {TOKEN_VARIABLE}."
-        )
-    return mode
-
-
-def connect_address(folder: Path) -> str:
+def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
     """Return the address of the embedded Connect server, started now if none runs.
 
     The token goes into this process's environment, where Spark's client looks for it; the
-    address itself holds no secret.
+    address itself holds no secret. `conf` is the user's, and wins over ours.
 
     Raises:
         SparkUnavailable: the server does not start.
         JavaNotFound: there is no Java to run it.
     """
     server: ConnectServer = connect_server(
-        folder, server_conf(folder), partial(_local_environment, folder)
+        folder, server_conf(folder), partial(_local_environment, folder), chosen=conf
     )
     os.environ[TOKEN_VARIABLE] = server.read_token(folder)
     return server.address
 
 
-def settle(session: SparkSession) -> None:
-    """Give a session that was just built the settings that the project relies on.
+def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
+    """Give a session that was just built the user's configuration, and what we rely on.
 
     A client of a Connect server also learns to give up soon: by default it would try for ten
     minutes to reach a server that is gone, and once more when its process ends.
@@ -171,12 +151,18 @@ def settle(session: SparkSession) -> None:
         client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
         # It would clear a cache of models, of which this project's runs make none.
         atexit.unregister(client._on_exit)
-    for key, value in session_conf().items():
-        if session.conf.get(key) != value:
-            session.conf.set(key, value)
+    for key, value in {**SESSION_DEFAULTS, **conf, **SESSION_CONF}.items():
+        if session.conf.get(key, None) == value:
+            continue
+        if not session.conf.isModifiable(key):
+            raise InvalidSetting(
+                f"The Spark Connect server does not let a session set {key}: take it out of "
+                "spark.conf, and give it to the server when that is started."
+            )
+        session.conf.set(key, value)
 
 
-def _require_listener(address: str) -> None:
+def require_listener(address: str) -> None:
     """Find out at once that nobody listens: Spark's client would try for ten minutes."""
     parts = urlsplit(address)
     host, port = parts.hostname or "localhost", parts.port or CONNECT_PORT_DEFAULT
@@ -189,19 +175,20 @@ def _require_listener(address: str) -> None:
         ) from None
 
 
-def builder_conf(mode: str, folder: Path) -> dict[str, str]:
+def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF) -> dict[str, str]:
     """Return the configuration with which Spark's builder, or `dagster_pyspark`, gives the session.
 
     Raises:
-        InvalidSetting: the mode is not valid.
+        InvalidSetting: the mode is not valid, or Hadoop's own settings are not found for YARN.
         SparkUnavailable: the embedded server does not start, or none answers at the address.
         JavaNotFound: there is no Java to run Spark.
     """
     check_mode(mode)
+    check_conf(mode, {key: text for key, text in user_conf.items() if key != MEMORY_KEY})
     if mode == CONNECT:
-        return {"spark.remote": connect_address(folder)}
+        return {"spark.remote": connect_address(folder, user_conf)}
     if mode.startswith(CONNECT_SCHEME):
-        _require_listener(mode)
+        require_listener(mode)
         return {"spark.remote": mode}
     for variable in CONNECT_MODE_VARIABLES:
         # A parent that is a client of a Connect server says so in its environment; pyspark would
@@ -210,13 +197,18 @@ def builder_conf(mode: str, folder: Path) -> dict[str, str]:
     conf = server_conf(folder)
     if mode != CLASSIC:
         conf["spark.master"] = mode
-    if mode == CLASSIC or mode.startswith("local"):
+    if not is_remote(mode):
         # Private from the beginning: a server's token may come to be there.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ.update(_local_environment(folder))
-        return conf
+        return {**conf, **user_conf}
+    if mode == "yarn" and not any(os.environ.get(name) for name in HADOOP_VARIABLES):
+        raise InvalidSetting(
+            "Spark finds YARN by Hadoop's own settings: name their folder in the environment as "
+            f"{HADOOP_VARIABLES[0]}."
+        )
     os.environ.update(spark_environment(folder, os.environ))
     # A cluster must be able to call this process back, and has its own folders.
     for key in ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir"):
         del conf[key]
-    return conf
+    return {**conf, **user_conf}

@@ -189,12 +189,20 @@ def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
     import platform
     from importlib.metadata import version
 
+    from dagster_leasehold.assets.spark.spark_session import require_listener
+    from dagster_leasehold.assets.spark.spark_settings import CONNECT_SCHEME
+
     preflight.check_folder()
     preflight.check_spark(target.settings)
     here = [platform.python_version(), *(version(name) for name in _PACKAGES)]
     names = ["Python", *_PACKAGES]
     text = ", ".join(f"{name} {number}" for name, number in zip(names, here, strict=True))
-    yield Finding("spark", Health.OK, f"{target.settings.spark}; here {text}.")
+    spark = target.settings.spark
+    if spark.engine.startswith(CONNECT_SCHEME):
+        require_listener(spark.engine)
+    own = f" with {presentation.counted(len(spark.conf), 'setting')} of its own" * bool(spark.conf)
+    heap = f", {spark.memory} of memory" if spark.memory else ""
+    yield Finding("spark", Health.OK, f"{spark.engine}{heap}{own}; here {text}.")
     if not started:
         return
     from dagster_leasehold.orchestration.resources import spark_of

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.demo import report
 from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
@@ -37,7 +38,7 @@ FIRST_PART = 0.6
 """The share of the input that is loaded before the start; the rest follows the split and merge."""
 
 
-def run_demo(home: Path, spark: str, source: DemoInput, timeout_s: float) -> bool:
+def run_demo(home: Path, spark: SparkSettings, source: DemoInput, timeout_s: float) -> bool:
     """Run the demo in `home` from beginning to end; return True if its proof holds.
 
     Raises:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from dagster_leasehold.assets.spark.spark_settings import CONNECT, SparkSettings
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.settings import DEMO_STREAM, SETTINGS_FILE, Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
@@ -25,7 +26,7 @@ IDLE_LIMIT_S = 1.0
 """Short, so that a demo shows runs from their beginning to their end, and has an end itself."""
 
 
-def demo_settings(home: Path, spark: str) -> Settings:
+def demo_settings(home: Path, spark: SparkSettings) -> Settings:
     """Return the settings of a demo: two nodes, one deployment, one stream, SQLite in the home."""
     stream = StreamSettings(
         name=DEMO_STREAM,
@@ -90,11 +91,12 @@ def begin_home(settings: Settings) -> None:
 def settings_text(settings: Settings) -> str:
     """Return `leasehold.toml` of the home: later commands find the same nodes and streams in it."""
     stream = settings.streams[0]
+    spark = settings.spark.model_dump(mode="json", exclude_defaults=True)
     # A JSON string or list of strings is a TOML one too.
     return (
         "# Written by `leasehold demo`.\n"
         f"nodes = {json.dumps(settings.nodes)}\n"
-        f"spark = {json.dumps(settings.spark)}\n\n"
+        f"spark = {_inline(spark) if spark else json.dumps(CONNECT)}\n\n"
         "[[streams]]\n"
         f"name = {json.dumps(stream.name)}\n"
         f"group = {json.dumps(stream.group)}\n"
@@ -102,3 +104,12 @@ def settings_text(settings: Settings) -> str:
         f"commit_interval_s = {stream.commit_interval_s}\n"
         f"idle_limit_s = {stream.idle_limit_s}\n"
     )
+
+
+def _inline(table: Mapping[str, object]) -> str:
+    """Return a table as TOML writes it in one line."""
+    entries = (
+        f"{json.dumps(key)} = {_inline(value) if isinstance(value, Mapping) else json.dumps(value)}"
+        for key, value in table.items()
+    )
+    return f"{{ {', '.join(entries)} }}"

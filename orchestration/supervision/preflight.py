@@ -118,9 +118,9 @@ def check_spark(settings: Settings) -> None:
     """
     from dagster_leasehold.assets.errors import SparkUnavailable
     from dagster_leasehold.assets.spark.spark_runtime import java_home
-    from dagster_leasehold.orchestration.supervision.spark_warm_up import EMBEDDED
+    from dagster_leasehold.assets.spark.spark_settings import is_remote
 
-    if settings.spark not in (EMBEDDED, "classic"):
+    if is_remote(settings.spark.engine):
         return
     java_home(settings.spark_folder / "java")
     # Spark's own start is a script. Without its shell, the server would end at once, again and

@@ -1,11 +1,12 @@
 """The start of the embedded Spark server beside everything else, so that the first run is warm.
 
-As a program (`python -m` this module, with a folder), it starts the server of that folder and runs
-a first small job on it.
+As a program (`python -m` this module, with a folder and the user's configuration of Spark as JSON),
+it starts the server of that folder and runs a first small job on it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from dagster_leasehold.assets.spark.spark_settings import CONNECT
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
@@ -21,7 +23,6 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess, RestartWaits
 from dagster_leasehold.shard_sources.source import ReadRange
 
-EMBEDDED = "connect"
 START_TIMEOUT_S = 150.0
 LOG_FILE = "warm-up.log"
 WAIT_FIRST_S = 2.0
@@ -39,7 +40,8 @@ class SparkKeeper:
         self._folder = settings.spark_folder
         self._environment = dict(environment)
         self._clock = clock
-        self._active = settings.spark == EMBEDDED
+        self._conf = settings.spark.whole_conf
+        self._active = settings.spark.engine == CONNECT
         self._start: ChildProcess | None = None
         self._started_at = 0.0
         self._begin_at = clock()
@@ -60,7 +62,7 @@ class SparkKeeper:
             return
         if now < self._begin_at:
             return
-        self._start = _start_in(self._folder, self._environment).__enter__()
+        self._start = _start_in(self._folder, self._environment, self._conf).__enter__()
         self._started_at = now
 
     def _end_start(self, now: float) -> None:
@@ -91,8 +93,8 @@ class SparkWarmUp:
     def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
         self._folder = settings.spark_folder
         self._process: ChildProcess | None = None
-        if settings.spark == EMBEDDED:
-            self._process = _start_in(self._folder, environment)
+        if settings.spark.engine == CONNECT:
+            self._process = _start_in(self._folder, environment, settings.spark.whole_conf)
 
     @property
     def error(self) -> str:
@@ -111,7 +113,9 @@ class SparkWarmUp:
             _stop(self._folder, self._process)
 
 
-def _start_in(folder: Path, environment: Mapping[str, str]) -> ChildProcess:
+def _start_in(
+    folder: Path, environment: Mapping[str, str], conf: Mapping[str, str]
+) -> ChildProcess:
     """Return the process that starts the server of a folder.
 
     It is one of its own, because a client of Spark in this one would outlive the server, and try to
@@ -120,7 +124,7 @@ def _start_in(folder: Path, environment: Mapping[str, str]) -> ChildProcess:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return ChildProcess(
         "the start of Spark",
-        [sys.executable, "-m", __name__, str(folder)],
+        [sys.executable, "-m", __name__, str(folder), json.dumps(dict(conf))],
         log=folder / LOG_FILE,
         environment=environment,
     )
@@ -175,7 +179,7 @@ def run_first_job(address: str, folder: Path) -> int:
     return result.statistics.written
 
 
-def warm_up(folder: Path) -> None:
+def warm_up(folder: Path, conf: Mapping[str, str]) -> None:
     """Start the server of a folder, if none runs, and run a first job on it.
 
     Raises:
@@ -184,7 +188,7 @@ def warm_up(folder: Path) -> None:
     """
     from dagster_leasehold.assets.spark.spark_session import connect_address
 
-    address = connect_address(folder)
+    address = connect_address(folder, conf)
     # Only the start has to succeed: what keeps a job from running, the first run says better.
     with suppress(Exception):
         run_first_job(address, folder)
@@ -192,7 +196,7 @@ def warm_up(folder: Path) -> None:
 
 if __name__ == "__main__":
     try:
-        warm_up(Path(sys.argv[1]))
+        warm_up(Path(sys.argv[1]), json.loads(sys.argv[2]))
     except LeaseholdError as mistake:
         sys.stderr.write(f"{mistake}\n")
         sys.exit(2)

@@ -16,7 +16,7 @@ import pytest
 
 from dagster_leasehold.assets.spark.connect_server import TOKEN_FILE
 from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
-from dagster_leasehold.assets.spark.spark_session import TOKEN_VARIABLE
+from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from dagster_leasehold.orchestration.instance import create_instance
 from dagster_leasehold.orchestration.settings import Settings
 from tests.mariadb import MariaDB

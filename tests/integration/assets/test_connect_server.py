@@ -22,6 +22,7 @@ from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
+from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
@@ -39,9 +40,9 @@ ASK = (
 
 
 def python(*arguments: str, token: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != connect_server.TOKEN_VARIABLE}
+    environment = {k: v for k, v in os.environ.items() if k != TOKEN_VARIABLE}
     if token is not None:
-        environment[connect_server.TOKEN_VARIABLE] = token
+        environment[TOKEN_VARIABLE] = token
     return subprocess.run(
         [sys.executable, "-c", *arguments],
         env=environment,
@@ -93,7 +94,9 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     assert "localhost" in server.address
 
     # Whoever finds it looks for no Java: that would start one, in each run.
-    second = connect_server.connect_server(folder, {}, lambda: pytest.fail("nothing to start"))
+    second = connect_server.connect_server(
+        folder, {}, lambda: pytest.fail("nothing to start"), chosen={}
+    )
     assert second == server
 
     # It outlived those who started it, and answers whoever may read its token.
@@ -147,7 +150,9 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
 def test_a_server_that_ends_at_once_says_so_with_its_last_words(folder: Path) -> None:
     environment = {**os.environ, "JAVA_HOME": str(folder / "no java")}
     with pytest.raises(SparkUnavailable, match=r"ended with code 1 before .*no java/bin/java"):
-        connect_server.connect_server(folder, {}, lambda: environment, start_timeout_s=60)
+        connect_server.connect_server(
+            folder, {}, lambda: environment, chosen={}, start_timeout_s=60
+        )
 
 
 def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
@@ -161,7 +166,9 @@ def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
 def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:
     conf = {**server_conf(folder), "spark.master": "nonsense"}
     with pytest.raises(SparkUnavailable) as caught:
-        connect_server.connect_server(folder, conf, lambda: spark_environment(folder, os.environ))
+        connect_server.connect_server(
+            folder, conf, lambda: spark_environment(folder, os.environ), chosen={}
+        )
     assert LOG_FILE in str(caught.value)
     assert "\n" not in str(caught.value)
     assert running(folder) is None

@@ -1,19 +1,25 @@
 """The session as Dagster gets it: through `dagster_pyspark`, with no secret on record."""
 
 import json
+import select
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
+from tests.certificates import Authority
+from tests.spark_iceberg import without_spark_connect
 
 pytestmark = pytest.mark.spark
 
@@ -115,3 +121,118 @@ def test_a_server_that_goes_before_the_first_call_is_told_soon(tmp_path: Path) -
         error = error_at(f"sc://localhost:{port}", tmp_path)
         thread.join()
     assert f"SparkUnavailable: Spark (sc://localhost:{port}) does not start or answer" in error
+
+
+class Terminator:
+    """Ends TLS before a server on the loopback that speaks none, as a load balancer does.
+
+    Args:
+        certificate: the files of its certificate and key.
+        port: of the server behind it.
+    """
+
+    def __init__(self, certificate: tuple[Path, Path], port: int) -> None:
+        self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._context.load_cert_chain(*certificate)
+        self._context.set_alpn_protocols(["h2"])
+        self._server = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(30.0)
+        with suppress(OSError), connection:
+            inside = self._context.wrap_socket(connection, server_side=True)
+            inside.setblocking(False)
+            with socket.create_connection(("127.0.0.1", self._server)) as server:
+                while True:
+                    # A few bytes may wait inside of TLS where the socket has none.
+                    waiting = inside.pending() > 0
+                    ready, _, _ = select.select([inside, server], [], [], 0 if waiting else None)
+                    if inside in ready or waiting:
+                        with suppress(ssl.SSLWantReadError):
+                            if not (data := inside.recv(65536)):
+                                return
+                            server.sendall(data)
+                    if server in ready:
+                        if not (data := server.recv(65536)):
+                            return
+                        inside.setblocking(True)
+                        inside.sendall(data)
+                        inside.setblocking(False)
+
+
+CONNECTING = """
+import json, os, sys, traceback
+from dagster_leasehold.orchestration.resources import spark_of
+from dagster_leasehold.orchestration.settings import Settings
+spark = spark_of(Settings(home=sys.argv[1], spark=json.loads(sys.argv[2])))
+try:
+    session = spark.spark_session
+    print(session.range(7).count(), session.conf.get("spark.sql.ansi.enabled"))
+except Exception:
+    traceback.print_exc()
+print(repr(spark), spark, spark.model_dump())
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def connecting(home: Path, settings: dict[str, Any], token: str) -> str:
+    """Return all that a process says that counts to 7 at a Connect server."""
+    answer = subprocess.run(
+        [sys.executable, "-c", CONNECTING, str(home), json.dumps(settings)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=Path(__file__).parents[3],
+        env={**without_spark_connect(), TOKEN_VARIABLE: token},
+        check=False,
+    )
+    return answer.stdout + answer.stderr
+
+
+@pytest.mark.long
+def test_a_server_behind_tls_is_reached_with_its_authority_and_the_token(
+    tmp_path: Path, spark_folder: Path, connect_session: Any
+) -> None:
+    """Goal: the token travels encrypted, to a server that is trusted, and is seen nowhere else."""
+    authority, server = Authority(tmp_path / "authority"), running(spark_folder)
+    assert server is not None
+    token = ConnectServer.read_token(spark_folder)
+    with Terminator(authority.issue("spark"), server.port) as tls:
+        address = f"sc://127.0.0.1:{tls.port}"
+        trusted = {"address": address, "certificate": str(authority.certificate)}
+        conf = {"spark.sql.ansi.enabled": "false"}
+        answer = connecting(tmp_path, {**trusted, "conf": conf}, token)
+        assert "7 false" in answer
+        assert token not in answer
+
+        conf = {"spark.executor.memory": "1g"}
+        answer = connecting(tmp_path, {**trusted, "conf": conf}, token)
+        assert "does not let a session set spark.executor.memory" in answer
+
+        answer = connecting(tmp_path, trusted, "another-token")
+        assert "refuses the token: set SPARK_CONNECT_AUTHENTICATE_TOKEN" in answer
+        assert "another-token" not in answer
+
+        answer = connecting(tmp_path, {"address": address, "tls": True}, token)
+        assert "has a certificate that is not trusted" in answer
+        assert token not in answer
+
+    plain = {"address": f"sc://127.0.0.1:{server.port}", "tls": True}
+    assert "does not speak TLS" in connecting(tmp_path, plain, token)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -56,7 +57,8 @@ def test_a_new_home_is_marked_and_holds_settings_that_later_commands_find(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = demo_settings(tmp_path / "h", "classic")
+    spark = SparkSettings(mode="classic", memory="3g", conf={"spark.a.b": 'x "y"'})
+    settings = demo_settings(tmp_path / "h", spark)
     with running_alone(settings.home):
         begin_home(settings)
     loaded = load_settings(home=settings.home)
@@ -64,7 +66,7 @@ def test_a_new_home_is_marked_and_holds_settings_that_later_commands_find(
 
 
 def test_a_home_of_an_earlier_demo_is_started_over(tmp_path: Path) -> None:
-    settings = demo_settings(tmp_path, "connect")
+    settings = demo_settings(tmp_path, SparkSettings())
     begin_home(settings)
     (tmp_path / "leases.db").write_text("old")
     (tmp_path / "logs" / "demo").mkdir(parents=True)
@@ -76,13 +78,13 @@ def test_a_home_of_an_earlier_demo_is_started_over(tmp_path: Path) -> None:
 def test_a_home_that_no_demo_made_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InvalidSetting, match=r"holds 'thesis\.txt', and no demo made it"):
-        begin_home(demo_settings(tmp_path, "connect"))
+        begin_home(demo_settings(tmp_path, SparkSettings()))
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_link_in_a_home_is_removed_and_what_it_points_to_is_not(tmp_path: Path) -> None:
-    settings = demo_settings(tmp_path / "h", "connect")
+    settings = demo_settings(tmp_path / "h", SparkSettings())
     (tmp_path / "h").mkdir()
     begin_home(settings)
     outside = tmp_path / "outside"
@@ -103,7 +105,7 @@ def test_two_demos_do_not_share_a_home(tmp_path: Path) -> None:
 
 
 def test_children_of_a_demo_see_the_settings_of_its_home_alone(tmp_path: Path) -> None:
-    settings = demo_settings(tmp_path, "connect")
+    settings = demo_settings(tmp_path, SparkSettings())
     outer = {
         "LEASEHOLD_DATABASE_URL": "mysql+pymysql://elsewhere",
         "LEASEHOLD_NODES": "x",

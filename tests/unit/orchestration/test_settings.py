@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
 from dagster_leasehold.lease_store.rules.node_settings import Modulo
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
+from dagster_leasehold.orchestration.resources import spark_of
 from dagster_leasehold.orchestration.settings import load_settings
 from tests.environment import forget_settings
 
@@ -57,11 +58,31 @@ def test_an_option_wins_over_the_environment_and_that_over_the_home_and_the_fold
     settings = load_settings(home=home)
     assert settings.home == home
     assert settings.nodes == ("a", "b")
-    assert settings.spark == "connect"
+    assert settings.spark.engine == "connect"
     assert settings.lease_timeout_s == 9
     monkeypatch.delenv("LEASEHOLD_NODES")
     assert load_settings(home=home).nodes == ("of-home",)
     assert load_settings().nodes == ("folder",)
+
+
+def test_spark_is_a_table_or_one_word_in_the_file_and_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("leasehold.toml").write_text(
+        'nodes = ["a"]\n[spark]\naddress = "yarn"\nmemory = "3g"\n[spark.conf]\n'
+        'spark.executor.cores = 2\n"spark.yarn.queue" = "logs"\n'
+    )
+    resource = spark_of(load_settings())
+    assert resource.mode == "yarn"
+    assert resource.conf == {
+        "spark.executor.cores": "2",
+        "spark.yarn.queue": "logs",
+        "spark.driver.memory": "3g",
+    }
+    monkeypatch.setenv("LEASEHOLD_SPARK", "k8s://https://host:6443")
+    assert load_settings().spark.engine == "k8s://https://host:6443"
+    monkeypatch.setenv("LEASEHOLD_SPARK", '{"mode": "classic", "conf": {"spark.a": "b"}}')
+    assert spark_of(load_settings()).conf == {"spark.a": "b"}
 
 
 def test_lists_come_from_the_environment_as_json() -> None:
@@ -85,7 +106,10 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("LEASEHOLD_NODES", "a,a", "named twice"),
         ("LEASEHOLD_NODES", "../a", "not a valid node name"),
         ("LEASEHOLD_NODES", ",", "at least one node"),
-        ("LEASEHOLD_SPARK", "flink", "spark"),
+        ("LEASEHOLD_SPARK", "flink", "Spark cannot run at 'flink'"),
+        ("LEASEHOLD_SPARK", '{"adress": "yarn"}', "did you mean address?"),
+        ("LEASEHOLD_SPARK", '{"mode": "flink"}', "'connect' or 'classic'"),
+        ("LEASEHOLD_SPARK", "{", "spark"),
         ("LEASEHOLD_STREAMS", "{", "streams"),
         ("LEASEHOLD_STREAMS", '[{"name": "a/b"}]', "not a valid stream name"),
         ("LEASEHOLD_STREAMS", '[{"name": "a"}, {"name": "a"}]', "declared twice"),
@@ -110,6 +134,9 @@ def test_a_wrong_variable_is_one_sentence_that_names_it(
         ('node = ["a"]', "did you mean nodes?"),
         ('[[streams]]\nname = "a"\nbatch_record_max = 3', "batch_records_max"),
         ('[[streams]]\nname = "a"\nbatch_records_max = 0', "streams.0.batch_records_max"),
+        ('[spark]\nmemory = "1"', "use 512m or more"),
+        ('[spark.conf]\nspark.master = "local"', "spark.conf may not set spark.master"),
+        ('[spark.conf]\nspark.x.password = "hunter2"', "holds a secret"),
         ('database_url = "mysql+pymysql://u:hunter2@h/d"', "LEASEHOLD_DATABASE_URL"),
     ],
 )

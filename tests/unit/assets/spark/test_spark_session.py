@@ -14,32 +14,12 @@ from dagster_leasehold.assets.spark import spark_session
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.spark.spark_session import (
     CONNECT_MODE_VARIABLES,
+    HADOOP_VARIABLES,
     builder_conf,
-    check_mode,
     server_conf,
     spark_environment,
 )
 from dagster_leasehold.lease_store.errors import InvalidSetting
-
-
-@pytest.mark.parametrize(
-    "mode", ["connect", "classic", "local[2]", "sc://spark:15002", "spark://master:7077", "yarn"]
-)
-def test_valid_modes(mode: str) -> None:
-    assert check_mode(mode) == mode
-
-
-@pytest.mark.parametrize("mode", ["", "conect", "http://x", "sc:/x", "localhost", "sc://"])
-def test_wrong_modes_are_one_sentence(mode: str) -> None:
-    with pytest.raises(InvalidSetting, match="setting spark"):
-        check_mode(mode)
-
-
-def test_a_token_in_the_address_is_refused_without_showing_it() -> None:
-    with pytest.raises(InvalidSetting) as caught:
-        check_mode("sc://host:15002/;use_ssl=true;token=S3CRET")
-    assert "S3CRET" not in str(caught.value)
-    assert "SPARK_CONNECT_AUTHENTICATE_TOKEN" in str(caught.value)
 
 
 def test_a_remote_address_needs_no_java(tmp_path: Path) -> None:
@@ -69,6 +49,34 @@ def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SPARK_HOME", "/chosen")
     builder_conf("local[2]", tmp_path)
     assert os.environ["SPARK_HOME"] == "/chosen", "a user's own Spark stays"
+
+
+def test_the_users_configuration_wins_and_what_is_ours_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH", "SPARK_HOME"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    chosen = {"spark.executor.memory": "3g", "spark.driver.host": "10.0.0.7"}
+    conf = builder_conf("k8s://https://host:6443", tmp_path, chosen)
+    assert conf["spark.master"] == "k8s://https://host:6443"
+    assert conf.items() >= chosen.items()
+    with pytest.raises(InvalidSetting, match=r"spark\.driver\.host: a Spark without an address"):
+        builder_conf("classic", tmp_path, chosen)
+    with pytest.raises(InvalidSetting, match=r"spark\.sql\.session\.timeZone"):
+        builder_conf("sc://host:1", tmp_path, {"spark.sql.session.timeZone": "CET"})
+
+
+def test_yarn_is_found_by_hadoops_own_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYTHONPATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    for name in HADOOP_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InvalidSetting, match="HADOOP_CONF_DIR"):
+        builder_conf("yarn", tmp_path)
+    monkeypatch.setenv("YARN_CONF_DIR", str(tmp_path))
+    assert builder_conf("yarn", tmp_path)["spark.master"] == "yarn"
 
 
 def test_workers_find_this_project_and_this_python(tmp_path: Path) -> None:

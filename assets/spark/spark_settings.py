@@ -1,0 +1,198 @@
+"""The settings of Spark: where it runs, and what of its configuration is the user's to choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown, without_secrets
+
+CONNECT = "connect"
+CLASSIC = "classic"
+CONNECT_SCHEME = "sc://"
+TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+MEMORY_KEY = "spark.driver.memory"
+MEMORY_MIN_MIB = 512
+_MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
+_MEMORY = re.compile(r"([1-9]\d*)([mg])")
+_SECRET = re.compile(r"(?i)secret|password|token|credential|access[.-]?key|account[.-]?key")
+SESSION_CONF = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+"""The settings that the project relies on; a running session takes them too."""
+PROTECTED = {
+    "spark.master": "the setting spark.address names it",
+    "spark.remote": "the setting spark.address names it",
+    "spark.api.mode": "the setting spark.mode says it",
+    "spark.submit.deployMode": "each run is the driver of its own jobs",
+    MEMORY_KEY: "the setting spark.memory says it",
+    "spark.connect.grpc.binding.address": "the server that Leasehold starts is for this host alone",
+    "spark.connect.grpc.binding.port": "each server takes a port that is free",
+    "spark.connect.session.manager.defaultSessionTimeout": "all runs share one session of theirs",
+    **dict.fromkeys(SESSION_CONF, "all files of a table hold times of one type, in UTC"),
+}
+"""The keys that `spark.conf` may not set, and the reason why."""
+PROTECTED_HERE = dict.fromkeys(
+    ("spark.driver.host", "spark.driver.bindAddress"),
+    "a Spark without an address is for this host alone",
+)
+"""Keys that it may not set either where Leasehold starts Spark on this host."""
+
+
+def check_mode(mode: str) -> str:
+    """Return `mode`, if it names a way to reach Spark and gives no secret away.
+
+    Raises:
+        InvalidSetting: it is neither a word nor an address, or the address carries a token.
+    """
+    if not _MODE.fullmatch(mode):
+        raise InvalidSetting(
+            f"Spark cannot run at {shown(mode)}: use connect, classic, yarn, or an address such as "
+            "sc://host:15002, spark://host:7077, k8s://https://host:6443 or local[2]."
+        )
+    if "token=" in mode.lower():
+        # The mode is part of what Dagster stores and shows of a job; a token must not be.
+        raise InvalidSetting(
+            f"The address of Spark carries a token: give it in the environment as {TOKEN_VARIABLE}."
+        )
+    return mode
+
+
+def check_conf(mode: str, conf: Mapping[str, str]) -> None:
+    """Refuse configuration that would break a promise, or give a secret away.
+
+    Raises:
+        InvalidSetting: a key is not Spark's, has a value that is fixed, or holds a secret.
+    """
+    protected = PROTECTED if is_remote(mode) else PROTECTED | PROTECTED_HERE
+    for key, value in conf.items():
+        if not key.startswith("spark."):
+            raise InvalidSetting(
+                f"spark.conf has {shown(key)}, and keys of Spark's own begin with 'spark.'"
+            )
+        if reason := protected.get(key):
+            raise InvalidSetting(f"spark.conf may not set {key}: {reason}.")
+        if _SECRET.search(key) or without_secrets(value) != value:
+            # Dagster stores and shows it, and so does Spark's own page.
+            raise InvalidSetting(
+                f"{shown(key)} of spark.conf holds a secret: give it in the environment of "
+                "Spark's processes."
+            )
+
+
+def is_remote(mode: str) -> bool:
+    """Return True if Spark's work is done by a cluster or server that is not ours."""
+    return mode not in (CONNECT, CLASSIC) and not mode.startswith("local")
+
+
+class SparkSettings(pydantic.BaseModel):
+    """Where Spark runs, and with which configuration.
+
+    Attributes:
+        mode: `connect` for a client of a Spark Connect server, `classic` for a driver in each run;
+            by default what the address asks for, and `connect` without one.
+        address: of a Connect server (`sc://host:15002`) or a master (`spark://…`, `k8s://…`,
+            `yarn`, `local[…]`); None for a Spark on this host.
+        memory: the heap of the embedded server, or of the driver in each run: `512m`, `4g`.
+        tls: True if the connection to `sc://…` is encrypted.
+        certificate: the whole path of a file with the certificates to trust at `sc://…`, in PEM,
+            instead of those that gRPC brings along.
+        conf: Spark's configuration, passed on as it is.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    mode: Literal["connect", "classic"] | None = None
+    address: str | None = None
+    memory: str | None = None
+    tls: bool = False
+    certificate: Path | None = None
+    conf: Mapping[str, str] = {}
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _table_of_word(cls, value: object) -> object:
+        """Return the table that a word or an address alone stands for."""
+        if isinstance(value, str):
+            return {"mode" if value in (CONNECT, CLASSIC) else "address": value}
+        return value
+
+    @pydantic.field_validator("conf", mode="before")
+    @classmethod
+    def _flat(cls, value: object) -> object:
+        return dict(_entries(value, "")) if isinstance(value, Mapping) else value
+
+    @pydantic.model_validator(mode="after")
+    def _sound(self) -> SparkSettings:
+        try:
+            self._check()
+        except InvalidSetting as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def _check(self) -> None:
+        engine = check_mode(self.engine)
+        check_conf(engine, self.conf)
+        served = engine.startswith(CONNECT_SCHEME)
+        if self.address in (CONNECT, CLASSIC):
+            raise InvalidSetting(f"spark.address is {self.address!r}, which is a spark.mode")
+        if self.address and self.mode and (self.mode == CONNECT) is not served:
+            raise InvalidSetting(
+                f"the mode {self.mode} does not go with the address {shown(self.address)}: leave "
+                "spark.mode out"
+            )
+        if (self.tls or self.certificate) and not served:
+            raise InvalidSetting("spark.tls and spark.certificate are for an sc:// address")
+        if self.certificate and not (self.certificate.is_absolute() and self.certificate.is_file()):
+            # Processes of one deployment begin in different folders.
+            raise InvalidSetting(
+                f"spark.certificate is {shown(self.certificate)}: name a file by its whole path"
+            )
+        if self.memory is not None:
+            _check_memory(self.memory, served=served)
+
+    @property
+    def engine(self) -> str:
+        """`connect`, `classic`, or the address as Spark's client takes it."""
+        if self.address is None:
+            return self.mode or CONNECT
+        if not (self.tls or self.certificate) or "use_ssl=" in self.address:
+            return self.address
+        return self.address.rstrip("/;") + (";" if "/;" in self.address else "/;") + "use_ssl=true"
+
+    @property
+    def whole_conf(self) -> dict[str, str]:
+        """Spark's configuration, with the memory."""
+        return {**self.conf, **({MEMORY_KEY: self.memory} if self.memory else {})}
+
+
+def _entries(table: Mapping[str, Any], before: str) -> list[tuple[str, object]]:
+    """Return keys with their values; TOML makes tables of the parts of a key without quotes."""
+    entries: list[tuple[str, object]] = []
+    for key, value in table.items():
+        name = f"{before}{key}"
+        if isinstance(value, Mapping):
+            entries += _entries(value, f"{name}.")
+        elif isinstance(value, bool):
+            entries.append((name, str(value).lower()))
+        else:
+            entries.append((name, str(value) if isinstance(value, int | float) else value))
+    return entries
+
+
+def _check_memory(memory: str, *, served: bool) -> None:
+    if served:
+        raise InvalidSetting(
+            "spark.memory is that of a Spark that Leasehold starts, and the server of an sc:// "
+            "address has its own"
+        )
+    match = _MEMORY.fullmatch(memory)
+    if not match or int(match[1]) * (1024 if match[2] == "g" else 1) < MEMORY_MIN_MIB:
+        raise InvalidSetting(
+            f"spark.memory is {shown(memory)}: use {MEMORY_MIN_MIB}m or more, such as 4g"
+        )
