@@ -35,7 +35,7 @@ REFUSALS = {
     "WRONG_VERSION_NUMBER": "does not speak TLS: leave spark.tls out, and the token as well, which "
     "travels over TLS alone",
 }
-"""What Spark's client says of a server that it does not come to, and what we say instead."""
+"""Marks of errors of Spark's client, and what a user is told instead."""
 
 
 class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTypeArgument]

@@ -47,7 +47,7 @@ LISTENER_TIMEOUT_S = 10.0
 SOCKET_FOLDER_LENGTH_MAX = 60
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
-"""What a running session is given unless the user's configuration says otherwise."""
+"""Settings that a session is given unless the user's configuration says otherwise."""
 DRIVER_MEMORY = "2g"
 """The heap of the JVM; records on their way through Python workers are outside of it."""
 

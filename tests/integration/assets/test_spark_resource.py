@@ -17,7 +17,6 @@ import pytest
 
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from tests.certificates import Authority
 from tests.spark_iceberg import without_spark_connect
 
@@ -178,32 +177,40 @@ class Terminator:
 
 CONNECTING = """
 import json, os, sys, traceback
+from pyspark.sql.connect.session import SparkSession
 from dagster_leasehold.orchestration.resources import spark_of
 from dagster_leasehold.orchestration.settings import Settings
-spark = spark_of(Settings(home=sys.argv[1], spark=json.loads(sys.argv[2])))
-try:
-    session = spark.spark_session
-    print(session.range(7).count(), session.conf.get("spark.sql.ansi.enabled"))
-except Exception:
-    traceback.print_exc()
-print(repr(spark), spark, spark.model_dump())
+for line in sys.stdin:
+    settings, os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = json.loads(line)
+    spark = spark_of(Settings(home=sys.argv[1], spark=settings))
+    try:
+        session = spark.spark_session
+        print(session.range(7).count(), session.conf.get("spark.sql.ansi.enabled"))
+    except Exception:
+        print(traceback.format_exc())
+    print(repr(spark), spark, spark.model_dump(), "END")
+    if (session := SparkSession.getActiveSession()):
+        session.release_session_on_close = False
+        session.stop()
 sys.stdout.flush()
 os._exit(0)
 """
 
 
-def connecting(home: Path, settings: dict[str, Any], token: str) -> str:
-    """Return all that a process says that counts to 7 at a Connect server."""
+def connecting(home: Path, *attempts: tuple[dict[str, Any], str]) -> list[str]:
+    """Return all that a process says that counts to 7 at Connect servers, each with a token."""
     answer = subprocess.run(
-        [sys.executable, "-c", CONNECTING, str(home), json.dumps(settings)],
-        capture_output=True,
+        [sys.executable, "-c", CONNECTING, str(home)],
+        input="".join(json.dumps(attempt) + "\n" for attempt in attempts),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
         timeout=300,
         cwd=Path(__file__).parents[3],
-        env={**without_spark_connect(), TOKEN_VARIABLE: token},
+        env=without_spark_connect(),
         check=False,
     )
-    return answer.stdout + answer.stderr
+    return answer.stdout.split("END")
 
 
 @pytest.mark.long
@@ -215,24 +222,24 @@ def test_a_server_behind_tls_is_reached_with_its_authority_and_the_token(
     assert server is not None
     token = ConnectServer.read_token(spark_folder)
     with Terminator(authority.issue("spark"), server.port) as tls:
-        address = f"sc://127.0.0.1:{tls.port}"
-        trusted = {"address": address, "certificate": str(authority.certificate)}
-        conf = {"spark.sql.ansi.enabled": "false"}
-        answer = connecting(tmp_path, {**trusted, "conf": conf}, token)
-        assert "7 false" in answer
+        address = {"address": f"sc://127.0.0.1:{tls.port}"}
+        trusted = {**address, "certificate": str(authority.certificate)}
+        good, fixed, stranger, _ = connecting(
+            tmp_path,
+            ({**trusted, "conf": {"spark.sql.ansi.enabled": "false"}}, token),
+            ({**trusted, "conf": {"spark.executor.memory": "1g"}}, token),
+            (trusted, "another-token"),
+        )
+        plain = {"address": f"sc://127.0.0.1:{server.port}", "tls": True}
+        # gRPC reads its certificates once in a process.
+        untrusted, not_tls, _ = connecting(
+            tmp_path, ({**address, "tls": True}, token), (plain, token)
+        )
+    assert "7 false" in good
+    assert "does not let a session set spark.executor.memory" in fixed
+    assert "refuses the token: set SPARK_CONNECT_AUTHENTICATE_TOKEN" in stranger
+    assert "has a certificate that is not trusted" in untrusted
+    assert "does not speak TLS" in not_tls
+    for answer in (good, fixed, stranger, untrusted, not_tls):
         assert token not in answer
-
-        conf = {"spark.executor.memory": "1g"}
-        answer = connecting(tmp_path, {**trusted, "conf": conf}, token)
-        assert "does not let a session set spark.executor.memory" in answer
-
-        answer = connecting(tmp_path, trusted, "another-token")
-        assert "refuses the token: set SPARK_CONNECT_AUTHENTICATE_TOKEN" in answer
         assert "another-token" not in answer
-
-        answer = connecting(tmp_path, {"address": address, "tls": True}, token)
-        assert "has a certificate that is not trusted" in answer
-        assert token not in answer
-
-    plain = {"address": f"sc://127.0.0.1:{server.port}", "tls": True}
-    assert "does not speak TLS" in connecting(tmp_path, plain, token)

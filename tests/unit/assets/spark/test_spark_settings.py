@@ -1,4 +1,4 @@
-"""Which places and which configuration of Spark are taken, and what each refusal says."""
+"""Places and configuration of Spark: those that are taken, and what each refusal says."""
 
 from __future__ import annotations
 
