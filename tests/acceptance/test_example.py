@@ -23,7 +23,7 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, environment
 from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.release
 
 EXAMPLE = ROOT / "examples/access_log"
 KEY = GroupKey.parse("default", "access")

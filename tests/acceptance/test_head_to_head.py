@@ -10,7 +10,7 @@ from benchmarks.head_to_head import measure
 from benchmarks.rivals.strikes import KINDS, Moment, Schedule, Verb
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.mariadb,
     pytest.mark.spark,

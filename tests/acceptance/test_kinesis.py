@@ -29,7 +29,7 @@ from tests.sources.worlds.kinesis import FAST, KinesaliteWorld
 KEY = GroupKey.parse("default", held_stream.STREAM)
 WAIT_S = 300.0
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(1200),

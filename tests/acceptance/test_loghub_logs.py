@@ -16,7 +16,7 @@ import pytest
 from tests.acceptance.leasehold_process import assert_nothing_runs, cat, leasehold
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(400),

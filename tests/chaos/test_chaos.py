@@ -24,7 +24,7 @@ from tests.chaos.world import chaos_world, print_logs
 from tests.integration.lease_store.commit_proxy import Cut
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.mariadb,
     pytest.mark.spark,
