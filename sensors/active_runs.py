@@ -93,6 +93,17 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
     return active
 
 
+def work_limits(instance: dg.DagsterInstance, stream: ShardStream) -> dict[str, float]:
+    """Return the longest time that each run of the stream's sensors may work, in seconds.
+
+    Only runs at work are named: waiting in Dagster's queue does not count.
+    """
+    tags = {names.STREAM_TAG: stream.name}
+    runs = _all_runs(instance, dg.RunsFilter(statuses=[DagsterRunStatus.STARTED], tags=tags))
+    limits = {run.run_id: run.tags.get(names.WORK_MAX_TAG, "") for run in runs}
+    return {run: float(limit) for run, limit in limits.items() if limit.isdecimal()}
+
+
 def queued_shards(
     instance: dg.DagsterInstance, stream: ShardStream, shards: Sequence[ShardId]
 ) -> set[ShardId]:

@@ -47,10 +47,9 @@ from dagster_leasehold.shard_sources.lag import bounds_of
 from dagster_leasehold.shard_sources.source import ShardBounds
 
 FINISHED_PER_ROUND_MAX = 100
-MAX_RUNTIME_TAG = "dagster/max_runtime"
 MAX_RETRIES_TAG = "dagster/max_retries"
 OVERTIME_S = 900
-"""The time beyond budget and stall limit after which Dagster ends a run that is still at work."""
+"""The time beyond budget and stall limit after which the janitor ends a run still at work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +339,8 @@ def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[s
     return {
         partitions.NODE_TAG: launch.node,
         partitions.STREAM_TAG: stream.name,
-        # A run that hangs ends by itself before; this is for one that cannot even do that.
-        MAX_RUNTIME_TAG: str(round(work_max_s) + OVERTIME_S),
+        # A run that hangs ends by itself before; this is for one that cannot even do that. Dagster
+        # has a tag of its own for it, and compares the clocks of two hosts.
+        partitions.WORK_MAX_TAG: str(round(work_max_s) + OVERTIME_S),
         MAX_RETRIES_TAG: "0",
     }

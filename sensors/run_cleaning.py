@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import dagster as dg
 from dagster import DagsterRun
@@ -16,7 +17,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs
+from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs, work_limits
 
 PROCESS_ENDED = "The process of this run ended without a word."
 PARTITIONS_GRACE_S = 3_600.0
@@ -24,6 +25,34 @@ PARTITIONS_GRACE_S = 3_600.0
 shards or while it stores the events of a thousand."""
 NEVER_HELD_GRACE_S = 120.0
 """The longest time from a run's start to its first shard; it opens shards before Spark starts."""
+
+
+class Ending(NamedTuple):
+    """The sentences on a run that is ended: in the tick, and in the run where it has to be failed.
+
+    Attributes:
+        terminated: that it was.
+        failed: that it could not be terminated, and was failed.
+        sentence: why, for whoever looks at the failed run.
+    """
+
+    terminated: str
+    failed: str
+    sentence: str
+
+
+HOLDS_NOTHING = Ending(
+    "run {run} holds no shard any more: terminated",
+    "run {run} holds no shard any more and could not be terminated: failed",
+    "This run held no shard any more, because its node lost its leases, and it could not be "
+    "terminated ({why}). Other runs go on from its checkpoints.",
+)
+WORKED_TOO_LONG = Ending(
+    "run {run} has worked for too long: terminated",
+    "run {run} has worked for too long and could not be terminated: failed",
+    "This run worked for longer than its budget and its stall limit allow, and it could not be "
+    "terminated ({why}). Other runs go on from its checkpoints.",
+)
 
 
 @dataclass(slots=True)
@@ -75,6 +104,22 @@ class HoldingMemory:
 
 
 @dataclass(slots=True)
+class WorkMemory:
+    """A memory of the time since when each run is at work, by the observer's own clock.
+
+    The times that Dagster stores are of the run's host, and are not compared with any other's: the
+    runs of a host whose clock is an hour behind would all seem to have worked for an hour.
+    """
+
+    _seen_s: dict[str, float] = field(default_factory=dict)
+
+    def overdue(self, limits: Mapping[str, float], *, now_s: float) -> list[str]:
+        """Return the runs that have been at work for longer than their limits, in seconds."""
+        self._seen_s = {run: self._seen_s.get(run, now_s) for run in limits}
+        return sorted(run for run, at in self._seen_s.items() if now_s - at > limits[run])
+
+
+@dataclass(slots=True)
 class RunCleaning:
     """The cleaning of one stream; it remembers between ticks which runs held a shard.
 
@@ -90,6 +135,7 @@ class RunCleaning:
     clock: Clock
     new_id: Callable[[], str]
     _holding: HoldingMemory = field(default_factory=HoldingMemory)
+    _working: WorkMemory = field(default_factory=WorkMemory)
     _steps: FailingSteps = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,7 +147,8 @@ class RunCleaning:
         1. A run whose process this host knows to be gone is failed: Dagster would never notice.
         2. Shards that ended runs left open are freed, under a new epoch.
         3. A run that has held no shard for the group's timeout is terminated; one that cannot be,
-           because nothing answers for it, is failed.
+           because nothing answers for it, is failed. So is one that works for longer than its
+           launcher allowed it.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -126,11 +173,17 @@ class RunCleaning:
         overdue = self._holding.overdue(
             active, holding, now_s=self.clock(), grace_s=pulse.group.timeout_s
         )
-        for run_id in overdue:
-            end = partial(self._end, instance, run_id)
+        endings = dict.fromkeys(self._overtime(instance), WORKED_TOO_LONG)
+        for run_id, ending in (endings | dict.fromkeys(overdue, HOLDS_NOTHING)).items():
+            end = partial(self._end, instance, run_id, ending)
             ended = self._steps.attempt(f"ending run {run_id}", end, "")
             notes += [ended] if ended else []
         return [*notes, *self._steps.notes]
+
+    def _overtime(self, instance: dg.DagsterInstance) -> list[str]:
+        looked = partial(work_limits, instance, self.stream)
+        limits = self._steps.attempt("looking how long runs may work", looked, None)
+        return [] if limits is None else self._working.overdue(limits, now_s=self.clock())
 
     def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
         if not process_gone(run.process):
@@ -164,22 +217,17 @@ class RunCleaning:
                 notes.append(f"shard {lease.shard} is free of run {run}, which ended")
         return notes
 
-    def _end(self, instance: dg.DagsterInstance, run_id: str) -> str:
-        """Terminate a run that holds nothing; fail it if nothing answers for it."""
+    def _end(self, instance: dg.DagsterInstance, run_id: str, ending: Ending) -> str:
+        """Terminate a run; fail it if nothing answers for it."""
         why = "its server knows nothing of it"
         try:
             if instance.run_launcher.terminate(run_id):
-                return f"run {run_id} holds no shard any more: terminated"
+                return ending.terminated.format(run=run_id)
         except Exception as error:
             # Whatever a launcher raises: its server is gone, or knows nothing of the run.
             why = type(error).__name__
-        self._fail(
-            instance,
-            run_id,
-            "This run held no shard any more, because its node lost its leases, and it could not "
-            f"be terminated ({why}). Other runs go on from its checkpoints.",
-        )
-        return f"run {run_id} holds no shard any more and could not be terminated: failed"
+        self._fail(instance, run_id, ending.sentence.format(why=why))
+        return ending.failed.format(run=run_id)
 
     @staticmethod
     def _fail(instance: dg.DagsterInstance, run_id: str, sentence: str) -> None:

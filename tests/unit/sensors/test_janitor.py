@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from logging import getLogger
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
+from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from dagster_leasehold.assets.deployment import ensure_instance_address
-from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.partitions import PROCESS_TAG
 from dagster_leasehold.assets.run_process import process_note
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node
@@ -16,7 +18,7 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.janitor import build_janitor_sensor
 from dagster_leasehold.sensors.launch_choice import Launch
-from dagster_leasehold.sensors.launch_round import run_request
+from dagster_leasehold.sensors.launch_round import OVERTIME_S, run_request
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
@@ -61,7 +63,7 @@ class Scene:
             job_name="consume_orders_eu",
             run_config=request.run_config,
             status=status,
-            tags={NODE_TAG: A, STREAM_TAG: self.stream.name, PROCESS_TAG: process},
+            tags={**request.tags, PROCESS_TAG: process},
         )
         self.instance.add_run(run)
         return run.run_id
@@ -173,6 +175,35 @@ def test_a_run_that_lost_its_last_lease_is_terminated_or_failed_after_the_timeou
     assert scene.clean().endswith(sentence)
     assert launcher.asked == [run]
     assert scene.status(run) is status
+
+
+def test_a_run_that_works_for_too_long_is_ended_though_it_holds_its_shard(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launcher = Launcher(True)
+    monkeypatch.setattr(type(scene.instance), "run_launcher", property(lambda _: launcher))
+    run = scene.add_run(DagsterRunStatus.STARTED, process_note())
+    scene.open(run)
+    limit_s = scene.stream.run_budget_s + scene.stream.stall_limit_s + OVERTIME_S
+    assert "worked" not in scene.clean()
+    scene.now_s += limit_s
+    assert "worked" not in scene.clean()
+    scene.now_s += 1
+    assert scene.clean() == f"run {run} has worked for too long: terminated"
+    assert launcher.asked == [run]
+
+
+def test_dagster_ends_no_run_of_a_host_whose_clock_is_hours_behind(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its monitor compares the run's start by the clock of one host with the time of another."""
+    launcher = Launcher(True)
+    monkeypatch.setattr(type(scene.instance), "run_launcher", property(lambda _: launcher))
+    record = scene.instance.get_run_record_by_id(scene.add_run(DagsterRunStatus.STARTED))
+    assert record is not None
+    behind = record._replace(start_time=record.create_timestamp.timestamp() - 3 * 3_600)
+    check_run_timeout(scene.instance, behind, getLogger(__name__), 0.0)
+    assert launcher.asked == []
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(

@@ -5,6 +5,7 @@ from dagster_leasehold.sensors.run_cleaning import (
     NEVER_HELD_GRACE_S,
     PARTITIONS_GRACE_S,
     HoldingMemory,
+    WorkMemory,
 )
 
 
@@ -53,3 +54,12 @@ def test_a_run_that_ended_is_forgotten():
     overdue(memory, [run], {"run-1"}, 0.0)
     assert overdue(memory, [], set(), 30.0) == []
     assert overdue(memory, [run], set(), 60.0) == []
+
+
+def test_a_run_is_at_work_since_it_was_first_seen_whatever_the_clock_of_its_host() -> None:
+    memory = WorkMemory()
+    assert memory.overdue({"run-1": 60.0}, now_s=1_000.0) == []
+    assert memory.overdue({"run-1": 60.0, "run-2": 600.0}, now_s=1_060.0) == []
+    assert memory.overdue({"run-1": 60.0, "run-2": 600.0}, now_s=1_060.1) == ["run-1"]
+    assert memory.overdue({"run-2": 600.0}, now_s=1_070.0) == []
+    assert memory.overdue({"run-1": 60.0}, now_s=1_120.0) == [], "it had ended meanwhile"
