@@ -8,7 +8,7 @@ deployment that does not run cannot be given shards that nobody would consume.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import AssignmentConflict, OutcomeUnknown
@@ -131,6 +131,7 @@ class Rebalancer:
             snapshot, rounds, final = self._settle(pulse, observations, moved=moved)
             self._notes.count("progress")
             progress = self._store.progress(self._key, self._serves)
+            self._compare(snapshot, progress.keys())
         except BaseException:
             # What was read before the store failed may not be what it holds now.
             self._snapshots.forget()
@@ -218,6 +219,17 @@ class Rebalancer:
                 return snapshot, rounds, final
             rounds += 1
             generation = None
+
+    def _compare(self, snapshot: Snapshot, held: Collection[ShardId]) -> None:
+        """Read the group again next time if the served nodes do not hold what it says.
+
+        1. A fail-over loses the change by which generation 7 was reached; another one reaches it.
+        2. This process has not looked in between, and goes on with the snapshot of the first 7.
+        3. A shard that nobody holds looks held: it would wait for generation 8.
+        """
+        served = {row.shard for row in snapshot.shards if row.consumer_owner in self._serves}
+        if served != set(held):
+            self._snapshots.forget()
 
     @property
     def _late(self) -> bool:

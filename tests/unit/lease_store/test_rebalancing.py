@@ -38,6 +38,23 @@ def test_an_idle_tick_is_three_statements_whatever_the_number_of_shards(shards: 
     assert report.explanation.startswith("nothing to change at generation")
 
 
+def test_a_generation_that_a_failover_has_reached_twice_is_found_out() -> None:
+    scene = Scene(shards=1)
+    rebalancer = scene.rebalancer("a")
+    scene.tick(rebalancer, times=2)
+    backup, group = scene.store.backup(), scene.store.pulse(KEY).group
+    listing = [ShardListing(ShardId("0")), ShardListing(ShardId("1"))]
+    scene.list_shards(*listing)
+    (report,) = scene.tick(rebalancer)
+    scene.store.restore(backup)
+    scene.list_shards(*listing)
+    while scene.store.pulse(KEY).group.generation < report.generation:
+        scene.store.update_group(replace(group, node_cap=9), observer="test")
+    assert scene.owners()["1"] is None
+    scene.tick(rebalancer, times=2)
+    assert scene.owners() == {"0": "a", "1": "a"}
+
+
 def test_a_beat_that_can_wait_for_the_next_tick_waits() -> None:
     scene = Scene(timeout_s=300.0)
     rebalancer = Rebalancer(
