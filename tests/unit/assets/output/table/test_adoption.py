@@ -37,14 +37,16 @@ class Scene:
     Attributes:
         folder: holds the home, and copies of its database.
         catalog: of the table; the lease database by default.
+        database_url: of another lease database than SQLite.
     """
 
     folder: Path
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
+    database_url: str | None = None
     runs: int = 0
 
     def __post_init__(self) -> None:
-        self.home = ConsumedHome(self.folder / "home")
+        self.home = ConsumedHome(self.folder / "home", database_url=self.database_url)
 
     def consume(self, records: int = 0) -> None:
         self.runs += 1
