@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,6 +189,25 @@ def _create_tables(home: Path) -> None:
         instance.get_runs_count()
         instance.get_dynamic_partitions("-")
         _carry_over(instance)
+        _forget_later_ticks(instance, time.time())
+
+
+def _forget_later_ticks(instance: DagsterInstance, now_s: float) -> None:
+    """Forget the last ticks of sensors that came later than now: the clock was set back.
+
+    Dagster's daemon leaves a sensor alone until its interval since then is over, which would be
+    when the clock has caught up.
+    """
+    from dagster._core.scheduler.instigation import SensorInstigatorData
+
+    for state in instance.all_instigator_state():
+        data = state.instigator_data
+        if not isinstance(data, SensorInstigatorData):
+            continue
+        ticks = (data.last_tick_timestamp or 0.0, data.last_tick_start_timestamp or 0.0)
+        if max(ticks) > now_s:
+            forgotten = data._replace(last_tick_timestamp=None, last_tick_start_timestamp=None)
+            instance.update_instigator_state(state.with_data(forgotten))
 
 
 def _carry_over(instance: DagsterInstance) -> None:

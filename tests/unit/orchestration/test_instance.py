@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from dagster._core.scheduler.instigation import (
     SensorInstigatorData,
 )
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._daemon.sensor import get_elapsed
 
 from dagster_leasehold.orchestration.instance import (
     FORMER_LOCATIONS,
@@ -76,17 +78,41 @@ def test_a_configuration_of_somebodys_own_stays(settings):
     assert path.read_text() == "telemetry:\n  enabled: false\n"
 
 
+def origin_of_sensor(module, location):
+    target = LoadableTargetOrigin(module_name=module)
+    repository = RemoteRepositoryOrigin(
+        ManagedGrpcPythonEnvCodeLocationOrigin(target, location), "__repository__"
+    )
+    return repository.get_instigator_origin("demo_rebalance")
+
+
+@pytest.mark.parametrize(("ahead_s", "last"), [(-5.0, True), (5_400.0, False)])
+def test_ticks_that_came_later_than_now_are_forgotten_since_the_clock_was_set_back(
+    settings, ahead_s, last
+):
+    home = create_instance(settings)
+    at_s = time.time() + ahead_s
+    data = SensorInstigatorData(at_s, cursor="until 7", last_tick_start_timestamp=at_s)
+    running = InstigatorStatus.RUNNING
+    state = InstigatorState(
+        origin_of_sensor(DEFINITIONS_MODULE, "leasehold"), InstigatorType.SENSOR, running, data
+    )
+    with DagsterInstance.from_config(str(home)) as instance:
+        instance.add_instigator_state(state)
+    create_instance(settings)
+    with DagsterInstance.from_config(str(home)) as instance:
+        [after] = instance.all_instigator_state()
+    assert (get_elapsed(after) is not None) is last
+    assert after.instigator_data.cursor == "until 7"
+    assert after.status is running
+
+
 @pytest.mark.parametrize("former", FORMER_LOCATIONS)
 def test_a_sensor_that_was_turned_off_stays_off_under_the_name_of_now(settings, former):
     """Goal: an upgrade starts nothing; Dagster keeps sensors by the name of their location."""
 
     def state(location, status=InstigatorStatus.STOPPED, cursor="read until 7"):
-        origin = RemoteRepositoryOrigin(
-            ManagedGrpcPythonEnvCodeLocationOrigin(
-                LoadableTargetOrigin(module_name=former), location
-            ),
-            "__repository__",
-        ).get_instigator_origin("demo_rebalance")
+        origin = origin_of_sensor(former, location)
         data = SensorInstigatorData(cursor=cursor)
         return InstigatorState(origin, InstigatorType.SENSOR, status, data)
 
