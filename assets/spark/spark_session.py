@@ -33,6 +33,7 @@ from dagster_leasehold.assets.spark.spark_settings import (
     check_mode,
     is_remote,
 )
+from dagster_leasehold.assets.spark.spark_versions import refusal, version_here
 from dagster_leasehold.lease_store.errors import InvalidSetting
 
 if TYPE_CHECKING:
@@ -142,6 +143,10 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
 
     A client of a Connect server also learns to give up soon: by default it would try for ten
     minutes to reach a server that is gone, and once more when its process ends.
+
+    Raises:
+        InvalidSetting: the server keeps a part of this configuration to itself.
+        SparkUnavailable: the server's version and the one of this process do not go together.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         client: Any = session.client
@@ -149,8 +154,11 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
 
         # Before the first call, which already meets no server where it has just died.
         client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
-        # It would clear a cache of models, of which this project's runs make none.
-        atexit.unregister(client._on_exit)
+        # From 4.2 it would clear a cache of models, of which this project's runs make none.
+        if hasattr(client, "_on_exit"):
+            atexit.unregister(client._on_exit)
+        if sentence := refusal(version_here(), session.version):
+            raise SparkUnavailable(sentence)
     for key, value in {**SESSION_DEFAULTS, **conf, **SESSION_CONF}.items():
         if session.conf.get(key, None) == value:
             continue

