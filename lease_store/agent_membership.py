@@ -104,7 +104,9 @@ class AgentMembership:
         if unchanged and not self._beat_due():
             return ""
         try:
-            pulse = self._store.pulse(self._key)
+            # The others' rows are of no use to a node that only beats, and they are as many again
+            # for each of them: a thousand nodes would read a million rows in the time of a beat.
+            pulse = self._store.pulse(self._key, self._settings.name if unchanged else None)
         except UnknownGroup:
             # The shard list sensor makes it at its first tick.
             self._registered, self._contested = None, False
@@ -118,6 +120,7 @@ class AgentMembership:
             if any(same_but_counter(row, wanted) for row in pulse.nodes) and self._member.beat():
                 return ""
             self._registered = None
+            return self.keep(accepts_runs=accepts_runs, joins=joins)
         return self._join(pulse, wanted, joins=joins)
 
     def _beat_due(self) -> bool:

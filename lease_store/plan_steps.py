@@ -20,6 +20,8 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickNotes
 
 Answer = TypeVar("Answer")
+TRANSFERS_PER_STEP = 500
+"""The most transfers of one call, after which the served nodes' next beat may be due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +53,22 @@ class PlanSteps:
         asked = self.claim(
             [action for action in actions if isinstance(action, plans.Claim)], summary
         )
-        moves = [action for action in actions if not isinstance(action, plans.Claim)]
-        for place, action in enumerate(moves):
-            if place and late():
-                self.notes.decide(f"{len(moves) - place} moves are left to the next tick")
-                return True
-            outcome = self._alone(action.shard, partial(self._move, action))
-            asked = asked or outcome is not None
-            if outcome is not None and place < SHOWN_SHARDS_MAX:
-                self.notes.decide(outcome)
-        if len(moves) > SHOWN_SHARDS_MAX:
-            self.notes.decide(f"and {len(moves) - SHOWN_SHARDS_MAX} further moves alike")
-        return asked
+        transfers = [action for action in actions if isinstance(action, plans.BeginTransfer)]
+        # Those to one node together: the store writes rows that change alike at once.
+        transfers.sort(key=lambda transfer: rank_key(transfer.to))
+        cancels = [action for action in actions if isinstance(action, plans.CancelTransfer)]
+        moves, lines, done = len(transfers) + len(cancels), list[str](), 0
+        while done < moves and not (done and late()):
+            part = transfers[done : done + TRANSFERS_PER_STEP]
+            lines += self._transfer(part) if part else self._cancel(cancels[done - len(transfers)])
+            done += len(part) or 1
+        for line in lines[:SHOWN_SHARDS_MAX]:
+            self.notes.decide(line)
+        if done > SHOWN_SHARDS_MAX:
+            self.notes.decide(f"and {done - SHOWN_SHARDS_MAX} further moves alike")
+        if done < moves:
+            self.notes.decide(f"{moves - done} moves are left to the next tick")
+        return asked or bool(lines) or done < moves
 
     def claim(self, claims: list[plans.Claim], summary: str) -> bool:
         """Claim free shards, all in one statement where that works; True if any was asked for."""
@@ -82,8 +88,12 @@ class PlanSteps:
         answers = self.steps.attempt_all(by_step, claimed, raises=(OutcomeUnknown,))
         outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
         failpoints.reach(Failpoint.AFTER_CLAIM)
-        for node in sorted({claim.node for claim in claims}, key=rank_key):
-            asked = [c.shard for c in claims if c.node == node and c.shard in outcomes]
+        by_node: dict[NodeName, list[ShardId]] = {}
+        for each in claims:
+            if each.shard in outcomes:
+                by_node.setdefault(each.node, []).append(each.shard)
+        for node in sorted(by_node, key=rank_key):
+            asked = by_node[node]
             won = tuple(shard for shard in asked if isinstance(outcomes[shard], Changed))
             if won:
                 self.notes.decide(f"{node} claimed {listed(won)}: {summary}")
@@ -91,21 +101,32 @@ class PlanSteps:
                 self.notes.decide(f"{len(asked) - len(won)} claims of {node} came too late")
         return bool(answers)
 
-    def _move(self, action: plans.BeginTransfer | plans.CancelTransfer) -> str:
-        outcome: Changed | Stale
-        if isinstance(action, plans.BeginTransfer):
+    def _transfer(self, transfers: Sequence[plans.BeginTransfer]) -> list[str]:
+        """Begin transfers, all at once where that works; return a line for each that was tried."""
+
+        def begun(some: list[plans.BeginTransfer]) -> Mapping[ShardId, Changed | Stale]:
             self.notes.count("begin_transfer")
-            outcome = self.store.begin_transfer(
-                self.key, action.shard, action.seen_lease_id, action.to,
-                observer=self.observer, reason=action.reason,
-            )  # fmt: skip
-        else:
+            return self.store.begin_transfer(
+                self.key,
+                {each.shard: (each.to, each.seen_lease_id, each.reason) for each in some},
+                observer=self.observer,
+            )
+
+        by_step = {f"shard {each.shard}": each for each in transfers}
+        answers = self.steps.attempt_all(by_step, begun, raises=(OutcomeUnknown,))
+        outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
+        return [_line(each, outcomes[each.shard]) for each in transfers if each.shard in outcomes]
+
+    def _cancel(self, action: plans.CancelTransfer) -> list[str]:
+        def cancelled() -> Changed | Stale:
             self.notes.count("cancel_transfer")
-            outcome = self.store.cancel_transfer(
+            return self.store.cancel_transfer(
                 self.key, action.shard, action.seen_lease_id,
                 observer=self.observer, reason=action.reason,
             )  # fmt: skip
-        return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"
+
+        outcome = self._alone(action.shard, cancelled)
+        return [] if outcome is None else [_line(action, outcome)]
 
     def complete(self, lease: ShardLease, *, waited_s: float, limit_s: float) -> bool:
         """Take over a shard whose holder let the deadline pass; True if that was tried."""
@@ -150,3 +171,7 @@ class PlanSteps:
 
     def _alone(self, shard: ShardId, step: Callable[[], Answer]) -> Answer | None:
         return self.steps.attempt(f"shard {shard}", step, None, raises=(OutcomeUnknown,))
+
+
+def _line(action: plans.Action, outcome: Changed | Stale) -> str:
+    return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"

@@ -61,9 +61,10 @@ class MemoryGroups(MemoryRows, Groups):
             del self._groups[key]
 
     @override
-    def pulse(self, key: GroupKey) -> Pulse:
+    def pulse(self, key: GroupKey, node: NodeName | None = None) -> Pulse:
         with self._rows("pulse", key) as rows:
-            return Pulse(rows.group, tuple(rows.nodes[name] for name in sorted(rows.nodes)))
+            names = sorted(rows.nodes) if node is None else rows.nodes.keys() & {node}
+            return Pulse(rows.group, tuple(rows.nodes[name] for name in names))
 
     @override
     def snapshot(self, key: GroupKey) -> Snapshot:

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.memory_store.rows import GroupRows
 from dagster_leasehold.lease_store.memory_store.table_changes import MemoryTableChanges
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
-from dagster_leasehold.lease_store.roles.shards import Claims, Shards
+from dagster_leasehold.lease_store.roles.shards import Claims, Shards, Transfers
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force
@@ -64,21 +64,18 @@ class MemoryShards(MemoryTableChanges, Shards):
 
     @override
     def begin_transfer(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        seen_lease_id: int,
-        to: NodeName,
-        *,
-        observer: str,
-        reason: str,
-    ) -> Changed | Stale:
+        self, key: GroupKey, transfers: Transfers, *, observer: str
+    ) -> dict[ShardId, Changed | Stale]:
         with self._rows("begin_transfer", key) as rows:
-            row = _seen(rows, shard, seen_lease_id)
-            step = (
-                transitions.transfer_begun(row, to, reason) if row and to in rows.members else None
-            )
-            return self._owned(rows, step, observer)
+            outcomes: dict[ShardId, Changed | Stale] = {}
+            for shard, (to, seen_lease_id, reason) in sorted(transfers.items()):
+                row = _seen(rows, shard, seen_lease_id)
+                live = row and to in rows.members
+                step = transitions.transfer_begun(row, to, reason) if row and live else None
+                outcomes[shard] = self._owned(rows, step, observer, bump=False)
+            if any(isinstance(outcome, Changed) for outcome in outcomes.values()):
+                rows.bump()
+            return outcomes
 
     @override
     def cancel_transfer(

@@ -43,8 +43,8 @@ class Groups(Protocol):
         """
         ...
 
-    def pulse(self, key: GroupKey) -> Pulse:
-        """Return the group and its nodes' counters, in one statement."""
+    def pulse(self, key: GroupKey, node: NodeName | None = None) -> Pulse:
+        """Return the group and its nodes' counters, or those of one node, in one statement."""
         ...
 
     def snapshot(self, key: GroupKey) -> Snapshot:

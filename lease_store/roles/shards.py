@@ -13,6 +13,8 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 Claims = Mapping[ShardId, tuple[NodeName, int]]
 """The node that each shard is for, and the `lease_id` that the shard had when it was chosen."""
+Transfers = Mapping[ShardId, tuple[NodeName, int, str]]
+"""The node that each shard shall go to, the `lease_id` that it had then, and the reason."""
 
 
 class Shards(Protocol):
@@ -31,16 +33,9 @@ class Shards(Protocol):
         ...
 
     def begin_transfer(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        seen_lease_id: int,
-        to: NodeName,
-        *,
-        observer: str,
-        reason: str,
-    ) -> Changed | Stale:
-        """Begin a transfer (edge 5); a holder without an open run lets go at once (edge 6)."""
+        self, key: GroupKey, transfers: Transfers, *, observer: str
+    ) -> dict[ShardId, Changed | Stale]:
+        """Begin transfers (edge 5); a holder without an open run lets go at once (edge 6)."""
         ...
 
     def cancel_transfer(

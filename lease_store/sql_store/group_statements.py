@@ -72,9 +72,10 @@ def delete_rows(table: sa.Table, key: GroupKey) -> sa.Delete:
     return sa.delete(table).where(of_group(table, key))
 
 
-def pulse(key: GroupKey) -> sa.Select[Any]:
-    """A group and its nodes in one statement: one row per node, one at least."""
+def pulse(key: GroupKey, node: NodeName | None) -> sa.Select[Any]:
+    """A group and its nodes, or one of them, in one statement: a row per node, one at least."""
     same = sa.and_(
+        sa.true() if node is None else worker_instance.c.worker_instance == node,
         worker_instance.c.consume_group == consumer_group.c.consume_group,
         worker_instance.c.logstream_sig == consumer_group.c.logstream_sig,
     )

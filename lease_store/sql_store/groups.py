@@ -98,9 +98,9 @@ class SqlGroups(SqlVerbs, Groups):
         self._write("delete_group", work)
 
     @override
-    def pulse(self, key: GroupKey) -> Pulse:
+    def pulse(self, key: GroupKey, node: NodeName | None = None) -> Pulse:
         def work(tx: Transaction) -> Pulse:
-            rows = tx.rows(group_statements.pulse(key)).all()
+            rows = tx.rows(group_statements.pulse(key, node)).all()
             if not rows:
                 raise refusals.unknown_group(key)
             nodes = [mapping.NODE.read(row) for row in rows if row["worker_instance"] is not None]

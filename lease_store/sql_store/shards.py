@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from typing_extensions import override
 
@@ -10,7 +11,7 @@ from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
-from dagster_leasehold.lease_store.roles.shards import Claims, Shards
+from dagster_leasehold.lease_store.roles.shards import Claims, Shards, Transfers
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.transitions import Step
@@ -22,6 +23,7 @@ from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
 from dagster_leasehold.lease_store.transactions import Transaction
 
 _Rule = Callable[[ShardLease, set[NodeName]], Step | None]
+_Move = TypeVar("_Move", bound=tuple[Any, ...])
 
 
 class SqlShards(SqlVerbs, Shards):
@@ -70,48 +72,23 @@ class SqlShards(SqlVerbs, Shards):
     def claim(
         self, key: GroupKey, claims: Claims, *, observer: str, reason: str
     ) -> dict[ShardId, Changed | Stale]:
-        """Claim shards; many claims are several transactions, each whole."""
-        outcomes: dict[ShardId, Changed | Stale] = {}
-        for chunk in chunks(sorted(claims)):
-            wanted = {shard: claims[shard] for shard in chunk}
-            outcomes |= self._claim(key, wanted, observer=observer, reason=reason)
-        return outcomes
+        def rule(row: ShardLease, takers: set[NodeName]) -> Step | None:
+            node, _ = claims[row.shard]
+            return transitions.claimed(row, node, reason) if node in takers else None
 
-    def _claim(
-        self, key: GroupKey, claims: Claims, *, observer: str, reason: str
-    ) -> dict[ShardId, Changed | Stale]:
-        def work(tx: Transaction) -> dict[ShardId, Changed | Stale]:
-            outcomes: dict[ShardId, Changed | Stale] = dict.fromkeys(claims, Stale())
-            paused = self._group(tx, key).paused
-            members = self._members(tx, key)
-            steps: list[Step] = []
-            for shard, row in self._lock_shards(tx, key, claims).items():
-                node, seen_lease_id = claims[shard]
-                if row.lease_id == seen_lease_id and node in members and not paused:
-                    step = transitions.claimed(row, node, reason)
-                    steps += [step] if step else []
-            if not steps:
-                return tx.abandon(outcomes)
-            self._carry_out(tx, key, steps, observer)
-            return outcomes | {step.after.shard: Changed((step.after.shard,)) for step in steps}
-
-        return self._change("claim", key, work)
+        seen = {shard: lease_id for shard, (_, lease_id) in _by_taker(claims)}
+        return self._steps("claim", key, seen, rule, by=observer, takers=self._takers)
 
     @override
     def begin_transfer(
-        self,
-        key: GroupKey,
-        shard: ShardId,
-        seen_lease_id: int,
-        to: NodeName,
-        *,
-        observer: str,
-        reason: str,
-    ) -> Changed | Stale:
+        self, key: GroupKey, transfers: Transfers, *, observer: str
+    ) -> dict[ShardId, Changed | Stale]:
         def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
+            to, _, reason = transfers[row.shard]
             return transitions.transfer_begun(row, to, reason) if to in members else None
 
-        return self._step("begin_transfer", key, shard, seen_lease_id, rule, by=observer)
+        seen = {shard: lease_id for shard, (_, lease_id, _) in _by_taker(transfers)}
+        return self._steps("begin_transfer", key, seen, rule, by=observer)
 
     @override
     def cancel_transfer(
@@ -135,13 +112,46 @@ class SqlShards(SqlVerbs, Shards):
     def _step(
         self, kind: str, key: GroupKey, shard: ShardId, lease_id: int, rule: _Rule, *, by: str
     ) -> Changed | Stale:
-        def work(tx: Transaction) -> Changed | Stale:
-            members = self._members(tx, key)
-            row = self._lock_shards(tx, key, [shard]).get(shard)
-            step = rule(row, members) if row is not None and row.lease_id == lease_id else None
-            return self._carry_out(tx, key, [step], by) if step else tx.abandon(Stale())
+        return self._steps(kind, key, {shard: lease_id}, rule, by=by)[shard]
 
-        return self._change(kind, key, work)
+    def _steps(
+        self,
+        kind: str,
+        key: GroupKey,
+        seen: Mapping[ShardId, int],
+        rule: _Rule,
+        *,
+        by: str,
+        takers: Callable[[Transaction, GroupKey], set[NodeName]] | None = None,
+    ) -> dict[ShardId, Changed | Stale]:
+        """Take a step for each shard whose `lease_id` is the one seen; `rule` is given the takers.
+
+        Many shards are several transactions, each whole.
+        """
+        outcomes: dict[ShardId, Changed | Stale] = {}
+        for chunk in chunks(list(seen)):
+
+            def work(
+                tx: Transaction, chunk: Sequence[ShardId] = chunk
+            ) -> dict[ShardId, Changed | Stale]:
+                nodes = (takers or self._members)(tx, key)
+                steps = [
+                    step
+                    for shard, row in self._lock_shards(tx, key, chunk).items()
+                    if row.lease_id == seen[shard] and (step := rule(row, nodes))
+                ]
+                stale: dict[ShardId, Changed | Stale] = dict.fromkeys(chunk, Stale())
+                if not steps:
+                    return tx.abandon(stale)
+                self._carry_out(tx, key, steps, by)
+                return stale | {step.after.shard: Changed((step.after.shard,)) for step in steps}
+
+            outcomes |= self._change(kind, key, work)
+        return outcomes
+
+    def _takers(self, tx: Transaction, key: GroupKey) -> set[NodeName]:
+        """Return the members that may claim: none while the group is paused."""
+        return set[NodeName]() if self._group(tx, key).paused else self._members(tx, key)
 
     @override
     def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
@@ -179,3 +189,11 @@ class SqlShards(SqlVerbs, Shards):
 
         mark = self._journalled(key, gap.shard)
         return self._write("acknowledge_gap", work, mark=mark)
+
+
+def _by_taker(moves: Mapping[ShardId, _Move]) -> list[tuple[ShardId, _Move]]:
+    """Return moves in the order of the nodes that gain: theirs are then one statement each.
+
+    Cut in the order of the shards, a transaction would have as many statements as moves.
+    """
+    return sorted(moves.items(), key=lambda move: (move[1][0], move[0]))

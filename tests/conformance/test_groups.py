@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.errors import (
     UnknownGroup,
 )
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group
-from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, StreamName
+from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, NodeName, StreamName
 from dagster_leasehold.lease_store.journal_rows import EventKind, Gap
 from dagster_leasehold.lease_store.ledger_rows import Intent, RewriteKind
 from dagster_leasehold.lease_store.outcomes import BeatRefused, Changed
@@ -147,7 +147,7 @@ def test_every_verb_names_a_group_that_does_not_exist(world: World) -> None:
         lambda: store.evict(key, A, 1, observer="test", reason="test"),
         lambda: world.add(X),
         lambda: store.claim(key, {X: (A, 0)}, observer="test", reason="test"),
-        lambda: store.begin_transfer(key, X, 0, B, observer="test", reason="test"),
+        lambda: store.begin_transfer(key, {X: (B, 0, "test")}, observer="test")[X],
         lambda: store.cancel_transfer(key, X, 0, observer="test", reason="test"),
         lambda: store.complete_transfer(key, X, 0, observer="test", reason="test"),
         lambda: store.free_orphans(key, observer="test"),
@@ -207,6 +207,16 @@ def test_progress_shows_what_the_served_nodes_may_consume(world: World) -> None:
     assert (progress[X].consumer_epoch, progress[X].consumer_run) == (1, "run-1")
     assert list(world.store.progress(world.key, [A, B])) == [X, Y]
     assert world.store.progress(world.key, []) == {}
+
+
+def test_the_pulse_of_one_node_has_no_other_node(world: World) -> None:
+    world.group()
+    world.join(A, B)
+    whole = world.store.pulse(world.key)
+    assert [node.name for node in whole.nodes] == [A, B]
+    alone = world.store.pulse(world.key, B)
+    assert alone == replace(whole, nodes=whole.nodes[1:])
+    assert world.store.pulse(world.key, NodeName("none")) == replace(whole, nodes=())
 
 
 def test_statements_are_counted_by_kind(store: LeaseStore, world: World) -> None:

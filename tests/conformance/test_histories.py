@@ -139,8 +139,8 @@ class Player:
     def begin(self) -> Any:
         shard = self._shard("already_alloc")
         return self.store.begin_transfer(
-            self.key, shard, self._seen(shard), self._node(), observer="t", reason="balance"
-        )
+            self.key, {shard: (self._node(), self._seen(shard), "balance")}, observer="t"
+        )[shard]
 
     def cancel(self) -> Any:
         shard = self._shard("transfer")

@@ -78,10 +78,10 @@ def test_a_transfer_needs_a_held_shard_and_another_member(world: World) -> None:
     assert world.transfer(X, A) == Stale()
     assert world.transfer(X, B) == Stale()
     world.join(B)
-    stale = world.store.begin_transfer(world.key, X, 0, B, observer="test", reason="late")
+    stale = world.store.begin_transfer(world.key, {X: (B, 0, "late")}, observer="test")[X]
     unknown = world.store.begin_transfer(
-        world.key, X.__class__("none"), 0, B, observer="test", reason="r"
-    )
+        world.key, {X.__class__("none"): (B, 0, "r")}, observer="test"
+    )[X.__class__("none")]
     assert (stale, unknown) == (Stale(), Stale())
     assert world.generation() == before + 1  # b's joining alone
 

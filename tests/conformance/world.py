@@ -75,8 +75,8 @@ class World:
 
     def transfer(self, shard: ShardId, to: NodeName) -> Changed | Stale:
         return self.store.begin_transfer(
-            self.key, shard, self.shard(shard).lease_id, to, observer="test", reason="balance"
-        )
+            self.key, {shard: (to, self.shard(shard).lease_id, "balance")}, observer="test"
+        )[shard]
 
     def intend(self, tenure: Tenure, start: str, end: str, sequence: int = 0) -> Changed | Stale:
         return self.store.record_intents([Intent(tenure, sequence, start, end)])[tenure.shard]

@@ -92,8 +92,8 @@ class Scene:
         self.store.register(self.stream.key, Node(OTHER, 0, "b-1"), observer="test")
         for row in self.rows():
             self.store.begin_transfer(
-                self.stream.key, row.shard, row.lease_id, OTHER, observer="t", reason="t"
-            )
+                self.stream.key, {row.shard: (OTHER, row.lease_id, "t")}, observer="t"
+            )[row.shard]
 
     def pause(self) -> None:
         group = self.store.pulse(self.stream.key).group

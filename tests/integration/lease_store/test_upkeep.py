@@ -6,7 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.upkeep import BEATS_PER_TERM, lease_per_shard, volume_leases
+from benchmarks.upkeep import (
+    BEATS_PER_TERM,
+    KEY,
+    TIMING,
+    counted,
+    lease_per_shard,
+    settled_group,
+    volume_leases,
+)
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.group_rows import Group, Node
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.store import LeaseStore
 
 
 @pytest.mark.parametrize("nodes", [1, 4])
@@ -22,3 +36,46 @@ def test_the_counting_sees_every_write(tmp_path: Path):
     """The alarm rings: a lease per shard is counted as the many writes that it is."""
     cost = lease_per_shard(f"sqlite:///{tmp_path}/leases.db", 50, 2)
     assert cost.rows_written == BEATS_PER_TERM * 50
+
+
+def planner(store: LeaseStore) -> Rebalancer:
+    """The rebalancing of a deployment whose nodes are kept alive by agents."""
+    return Rebalancer(
+        store,
+        KEY,
+        serves=(),
+        timing=TIMING,
+        observer="planner",
+        incarnation_of=lambda name: f"{name}-1",
+        beats=False,
+        serving=lambda nodes: tuple(node.name for node in nodes),
+    )
+
+
+def test_what_a_joining_node_costs_does_not_follow_the_shards(tmp_path: Path):
+    costs: list[int] = []
+    for shards in (40, 400):
+        store = open_store(f"sqlite:///{tmp_path}/{shards}.db")
+        settled_group(store, shards, 3)
+        store.register(KEY, Node(NodeName("n3"), 0, "n3-1"), observer="test")
+        with counted() as cost:
+            report = planner(store).tick()
+        assert {len(held) for held in report.owned.values()} == {shards // 4}
+        costs.append(cost.statements)
+        store.close()
+    assert costs[0] == costs[1] <= 20
+
+
+def test_claims_are_written_node_by_node_and_not_shard_by_shard(tmp_path: Path):
+    """Two thousand free shards are four transactions, and one statement for most nodes."""
+    store = open_store(f"sqlite:///{tmp_path}/leases.db")
+    store.create_group(Group(KEY))
+    listing = [ShardListing(ShardId(str(number))) for number in range(2_000)]
+    store.sync_shards(KEY, listing, observer="test")
+    for number in range(40):
+        store.register(KEY, Node(NodeName(f"n{number}"), 0, f"{number}"), observer="test")
+    with counted() as cost:
+        report = planner(store).tick()
+    store.close()
+    assert {len(held) for held in report.owned.values()} == {50}
+    assert 40 < cost.statements < 80

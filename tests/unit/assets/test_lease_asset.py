@@ -126,7 +126,7 @@ def test_a_hand_over_and_parents_are_told_in_the_table() -> None:
     store.claim(stream.key, {zero: (A, 0)}, observer="test", reason="free")
     store.open_tenure(stream.key, zero, A, "run-1")
     seen = store.snapshot(stream.key).shards[0].lease_id
-    store.begin_transfer(stream.key, zero, seen, B, observer="test", reason="balance")
+    store.begin_transfer(stream.key, {zero: (B, seen, "balance")}, observer="test")[zero]
     result = materialized(stream, deployment)
     (event,) = result.asset_materializations_for_node(f"leases__{stream.name.replace('.', '_')}")
     rows = [record.data for record in event.metadata["shards"].records]

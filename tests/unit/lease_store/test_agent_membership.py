@@ -4,7 +4,7 @@ import pytest
 
 from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import NodeNameTaken, OutcomeUnknown, StoreUnavailable
-from dagster_leasehold.lease_store.group_rows import Group, Node
+from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
@@ -49,6 +49,25 @@ def test_it_joins_once_and_then_beats_about_every_third_of_the_timeout(store: Me
         assert place.keep(accepts_runs=True) == ""
     assert row(store).address == "here"
     assert 3 <= row(store).lease_id - began <= 5
+
+
+def test_a_beat_reads_no_other_node(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a thousand nodes would read a million rows in the time of one beat."""
+    clock, pulses = Clock(), list[tuple[NodeName, ...]]()
+    place = member(store, clock)
+    store.register(KEY, Node(NodeName("b"), 0, "other"), observer="test")
+    place.keep(accepts_runs=True)
+    whole = MemoryStore.pulse
+
+    def seen(self: MemoryStore, key: GroupKey, node: NodeName | None = None) -> Pulse:
+        pulse = whole(self, key, node)
+        pulses.append(tuple(row.name for row in pulse.nodes))
+        return pulse
+
+    monkeypatch.setattr(MemoryStore, "pulse", seen)
+    clock.now_s += 7
+    place.keep(accepts_runs=True)
+    assert pulses == [(A,)]
 
 
 def test_before_there_is_a_group_it_waits() -> None:
@@ -183,7 +202,7 @@ def test_a_name_is_not_taken_from_a_process_that_could_not_reach_the_store(
     second.keep(accepts_runs=True)
     with monkeypatch.context() as outage:
 
-        def away(_: object) -> object:
+        def away(*_: object) -> object:
             clock.now_s += 5
             raise StoreUnavailable("The store is away.")
 

@@ -12,6 +12,7 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Stale
+from dagster_leasehold.lease_store.plan_steps import TRANSFERS_PER_STEP
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -179,11 +180,13 @@ def test_stale_outcomes_are_planned_again() -> None:
     original = scene.store.begin_transfer
     refused: list[ShardId] = []
 
-    def late(key, shard, *args, **kwargs):
+    def late(key, transfers, **kwargs):
+        others = dict(transfers)
         if not refused:
-            refused.append(shard)
-            return Stale()
-        return original(key, shard, *args, **kwargs)
+            refused.append(next(iter(others)))
+            del others[refused[0]]
+        stale = dict.fromkeys(transfers, Stale())
+        return stale | original(key, others, **kwargs)
 
     scene.store.begin_transfer = late
     (_, report) = scene.tick(a, b)
@@ -194,21 +197,21 @@ def test_stale_outcomes_are_planned_again() -> None:
 
 def test_moves_that_take_too_long_are_left_to_the_next_tick() -> None:
     """A node that gains hundreds of shards from a slow store goes on beating meanwhile."""
-    scene = Scene(shards=100)
+    scene = Scene(shards=5 * 2 * TRANSFERS_PER_STEP)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a)
     original = scene.store.begin_transfer
 
     def slow(*args, **kwargs):
-        scene.now += 1.0
+        scene.now += 4.0
         return original(*args, **kwargs)
 
     scene.store.begin_transfer = slow
     (_, report) = scene.tick(a, b)
-    assert "44 moves are left to the next tick" in report.explanation
-    assert scene.counts() == [6, 94]
-    scene.tick(a, b, times=9)
-    assert scene.counts() == [50, 50]
+    assert "1500 moves are left to the next tick" in report.explanation
+    assert scene.counts() == [1000, 4000]
+    scene.tick(a, b, times=3)
+    assert scene.counts() == [2500, 2500]
     assert not [entry for entry in scene.store.journal(KEY) if entry.kind == "evict"]
 
 
@@ -230,6 +233,7 @@ def test_long_lists_are_cut_in_what_a_tick_says() -> None:
     scene.tick(a)
     (_, report) = scene.tick(a, b)
     assert len(report.decisions) == 1 + 12 + 1
+    assert report.statements["begin_transfer"] == 1
     assert report.decisions[-1] == "and 2 further moves alike"
 
 
@@ -253,8 +257,8 @@ def test_hand_overs_of_another_deployment_are_left_to_it() -> None:
     held = [shard for shard, owner in scene.owners().items() if owner == "a"]
     scene.open(held[0])
     scene.store.begin_transfer(
-        KEY, ShardId(held[0]), 1, NodeName("c"), observer="test", reason="test"
-    )
+        KEY, {ShardId(held[0]): (NodeName("c"), 1, "test")}, observer="test"
+    )[ShardId(held[0])]
     scene.tick(b, times=4)
     assert scene.owners()[held[0]] == "a"
 

@@ -38,10 +38,10 @@ class Store(MemoryStore):
 
     away = False
 
-    def pulse(self, key: GroupKey) -> Pulse:
+    def pulse(self, key: GroupKey, node: NodeName | None = None) -> Pulse:
         if self.away:
             raise StoreUnavailable("The lease store does not answer.")
-        return super().pulse(key)
+        return super().pulse(key, node)
 
 
 class Site:

@@ -197,8 +197,8 @@ def test_a_transfer_is_handed_over_at_the_next_boundary(world: World) -> None:
         lease = world.lease(ZERO)
         if lease.state == "already_alloc" and lease.lease_owner == NODE:
             world.store.begin_transfer(
-                world.key, ZERO, lease.lease_id, OTHER, observer="test", reason="plan"
-            )
+                world.key, {ZERO: (OTHER, lease.lease_id, "plan")}, observer="test"
+            )[ZERO]
 
     world.sweeper.before = give_away
     reports = world.consume()
@@ -342,8 +342,8 @@ def test_a_shard_in_transfer_is_announced_by_itself(world: World) -> None:
         if len(world.sweeper.sweeps) == 1:
             lease = world.lease(ZERO)
             world.store.begin_transfer(
-                world.key, ZERO, lease.lease_id, OTHER, observer="test", reason="balance"
-            )
+                world.key, {ZERO: (OTHER, lease.lease_id, "balance")}, observer="test"
+            )[ZERO]
         world.now_s += 3.0
 
     announced: list[ShardId] = []

@@ -176,8 +176,8 @@ def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
         if what == "hand-over":
             for shard in world.ids:
                 world.store.begin_transfer(
-                    world.key, shard, world.lease(shard).lease_id, OTHER, observer="t", reason="t"
-                )
+                    world.key, {shard: (OTHER, world.lease(shard).lease_id, "t")}, observer="t"
+                )[shard]
         elif what == "pause":
             group = world.store.pulse(world.key).group
             world.store.update_group(replace(group, paused=True), observer="test")

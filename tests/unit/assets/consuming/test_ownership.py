@@ -210,7 +210,7 @@ def test_closing_an_ended_tenure_lets_a_waiting_transfer_go_on():
     claim(store, ZERO, A)
     assert isinstance(store.open_tenure(KEY, ZERO, A, "dead"), Opened)
     row = next(row for row in store.snapshot(KEY).shards if row.shard == ZERO)
-    store.begin_transfer(KEY, ZERO, row.lease_id, B, observer="test", reason="test")
+    store.begin_transfer(KEY, {ZERO: (B, row.lease_id, "test")}, observer="test")[ZERO]
     assert close_ended_tenure(store, KEY, ZERO, A, ended="dead", closing="closing-1")
     assert standing(store, "0") == MayConsume(B, "incarnation-b", "")
 
