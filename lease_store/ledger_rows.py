@@ -203,12 +203,15 @@ class BatchRewrite:
 
     Attributes:
         generation: of the output that it was made from; it takes effect only in its place.
+        attempt: that was committed. It is what is different in a batch that a fail-over has lost,
+            and that was made anew under the same number. None does not look at it.
     """
 
     sequence: int
     generation: int
     files: tuple[DataFile, ...]
     statistics: BatchStatistics
+    attempt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

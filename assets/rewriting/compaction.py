@@ -162,7 +162,13 @@ class Compactor:
             raise
         changed = [batch for unit in merge for batch in merges.changed_rows(unit)]
         rewrites = [
-            BatchRewrite(batch.sequence, batch.generation, () if number else new, batch.statistics)
+            BatchRewrite(
+                batch.sequence,
+                batch.generation,
+                () if number else new,
+                batch.statistics,
+                batch.attempt,
+            )
             for number, batch in enumerate(changed)
         ]
         first, last = together[0].sequence, together[-1].last

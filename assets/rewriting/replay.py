@@ -248,7 +248,9 @@ class Replayer:
         sweep.check_quarantined(self.stream, range_, statistics.quarantined)
         self._columns.agree(result.columns)
         batch = replay.waiting.popleft()
-        replay.made.append(BatchRewrite(batch.sequence, batch.generation, result.files, statistics))
+        replay.made.append(
+            BatchRewrite(batch.sequence, batch.generation, result.files, statistics, batch.attempt)
+        )
         self._made += 1
         self.progress(self._made)
         report = replay.report

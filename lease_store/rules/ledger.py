@@ -197,7 +197,7 @@ def rewritten(batch: Batch | None, rewrite: BatchRewrite) -> Batch | None:
     """Return the batch with its new output; None if it is not as the rewrite saw it."""
     if batch is None or batch.state is not BatchState.COMMITTED:
         return None
-    if batch.generation != rewrite.generation:
+    if batch.generation != rewrite.generation or rewrite.attempt not in (None, batch.attempt):
         return None
     return replace(
         batch, generation=batch.generation + 1, files=rewrite.files, statistics=rewrite.statistics

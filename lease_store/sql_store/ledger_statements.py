@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, Update, bindparam, literal, select, update
+from sqlalchemy import Select, Update, bindparam, func, literal, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
@@ -78,13 +78,17 @@ def select_compacted(key: GroupKey) -> Select[Any]:
 
 
 def update_output(key: GroupKey, shard: ShardId, values: Iterable[str]) -> Update:
-    """Other output for batches of a shard. Parameters: `seen_sequence`, `seen_generation`."""
+    """Other output for batches of a shard.
+
+    Parameters: `seen_sequence`, `seen_generation`, and `seen_attempt`, which may be null.
+    """
     return (
         update(batch)
         .where(
             of_group(batch, key, shard_id=shard, state=BatchState.COMMITTED.value),
             batch.c.sequence == bindparam("seen_sequence"),
             batch.c.generation == bindparam("seen_generation"),
+            batch.c.attempt == func.coalesce(bindparam("seen_attempt"), batch.c.attempt),
         )
         .values({name: bindparam(name) for name in values})
     )

@@ -87,6 +87,7 @@ class SqlRewrites(SqlTableChanges, Rewrites):
             {
                 "seen_sequence": rewrite.sequence,
                 "seen_generation": rewrite.generation,
+                "seen_attempt": rewrite.attempt,
                 "generation": rewrite.generation + 1,
                 **output_values(rewrite.files, rewrite.statistics),
             }

@@ -87,6 +87,18 @@ def test_a_dead_rewriter_is_replaced_and_fenced(world: World, tenure: Tenure) ->
     assert paths(world) == ["new/0-0", "old/1", "old/2"]
 
 
+def test_a_batch_that_was_made_anew_under_its_number_is_not_replaced(
+    world: World, tenure: Tenure
+) -> None:
+    """A fail-over has lost it while a replay was under way, and it was committed once more."""
+    del tenure
+    claim(world, "run-1")
+    batch = world.store.batches(world.key, X)[0]
+    assert swap(world, "run-1", replace(rewrite(0), attempt="before the fail-over")) == Stale()
+    assert paths(world) == ["old/0", "old/1", "old/2"]
+    assert swap(world, "run-1", replace(rewrite(0), attempt=batch.attempt)) == Changed((X,))
+
+
 def test_a_swap_replaces_output_alone(world: World, tenure: Tenure) -> None:
     before = world.store.batches(world.key, X)
     lease, generation = world.shard(X), world.generation()
