@@ -56,7 +56,7 @@ def refusal(here: str, server: str) -> str | None:
         here: the version of PySpark in this process.
         server: the version of the Connect server.
     """
-    range_ = f"Leasehold works with Spark {OLDEST} to {NEWEST}"
+    bounds = f"Leasehold works with Spark {OLDEST} to {NEWEST}"
     releases: list[Release] = []
     for whose, version in (
         ("The PySpark of this node", here),
@@ -64,7 +64,7 @@ def refusal(here: str, server: str) -> str | None:
     ):
         release = release_of(version)
         if release is None or not OLDEST <= release <= NEWEST:
-            return f"{whose} has version {version}, and {range_}."
+            return f"{whose} has version {version}, and {bounds}."
         releases.append(release)
     ours, theirs = releases
     if abs(ours.minor - theirs.minor) > MINORS_APART_MAX:
