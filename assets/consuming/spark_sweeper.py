@@ -83,7 +83,7 @@ def run_sweep(
                 pending += [part[middle:], part[:middle]]
                 continue
             results[part[0].shard] = failed.error
-            alone.append(str(failed.error))
+            alone.append(failed.cause)
             if _hopeless(results, alone):
                 rest = [range_.shard for left in pending for range_ in left]
                 return results | dict.fromkeys(rest, failed.error)

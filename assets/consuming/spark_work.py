@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WATCH_S = 0.25
+EXECUTOR_LOST = "ExecutorLostFailure"
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,17 @@ class SweepJob:
 
 
 class JobFailed(Exception):
-    """A job failed and no worker named the shard."""
+    """A job failed and no worker named the shard.
 
-    def __init__(self, error: LeaseholdError) -> None:
+    Attributes:
+        error: for the shards of the job.
+        cause: the same for jobs that fail for one reason, whatever the numbers of their tasks are.
+    """
+
+    def __init__(self, error: LeaseholdError, cause: str = "") -> None:
         super().__init__(str(error))
         self.error = error
+        self.cause = re.sub(r"\d+", "#", cause or str(error))
 
 
 class ShardsFailed(Exception):
@@ -184,4 +192,14 @@ def failed_job(
     if session_is_gone(error):
         return unavailable(error)
     whose = f"shard {shards[0]} of stream {job.stream}" if len(shards) == 1 else job.stream
-    return JobFailed(TransformError(f"The Spark job for {whose} failed with {users_error(error)}."))
+    cause = users_error(error)
+    if EXECUTOR_LOST in str(error):
+        return JobFailed(
+            TransformError(
+                f"The Spark job for {whose} failed, because it lost the executor of a task again "
+                f"and again ({cause}): look into the logs of the cluster's workers, or give "
+                "executors more memory."
+            ),
+            EXECUTOR_LOST,
+        )
+    return JobFailed(TransformError(f"The Spark job for {whose} failed with {cause}."), cause)

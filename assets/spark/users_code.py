@@ -9,6 +9,7 @@ from collections.abc import Callable
 MESSAGE_LENGTH_MAX = 300
 _OWN_PACKAGE = __name__.partition(".")[0]
 _TRACE_BEGIN = "Traceback (most recent call last)"
+_JAVA_CALL = "An error occurred while calling "
 _RAISED = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
 _GONE = (
     "Connection refused", "StatusCode.UNAVAILABLE", "StatusCode.UNAUTHENTICATED", "Socket closed",
@@ -37,7 +38,10 @@ def users_error(error: BaseException) -> str:
         for line in text.rsplit(_TRACE_BEGIN, maxsplit=1)[-1].splitlines()[1:]:
             if line and not line[0].isspace() and (raised := _RAISED.match(line)):
                 return _sentence(raised[1], raised[2] or "")
-    return _sentence(type(error).__name__, next(iter(text.strip().splitlines()), ""))
+    lines = [line.removeprefix(": ") for line in text.strip().splitlines()]
+    if len(lines) > 1 and lines[0].startswith(_JAVA_CALL) and (raised := _RAISED.match(lines[1])):
+        return _sentence(raised[1], raised[2] or "")
+    return _sentence(type(error).__name__, next(iter(lines), ""))
 
 
 def _sentence(kind: str, message: str) -> str:

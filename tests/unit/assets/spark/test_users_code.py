@@ -27,6 +27,13 @@ def test_a_chained_trace_gives_the_last_exception() -> None:
     assert users_error(RuntimeError(f"{text} last):\n  y\nValueError: b")) == "ValueError: b"
 
 
+def test_what_java_raised_is_said_instead_of_the_call_that_raised_it() -> None:
+    text = "An error occurred while calling o7.collectToPython.\n: org.apache.SparkException: Job"
+    assert (
+        users_error(RuntimeError(f"{text} aborted.\n\tat x.y.z")) == "SparkException: Job aborted"
+    )
+
+
 def test_others_give_type_and_first_line() -> None:
     assert users_error(ZeroDivisionError("division by zero")) == (
         "ZeroDivisionError: division by zero"
