@@ -1,6 +1,6 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test test-long test-release check chaos lint types format docs bench simulate-release soak install install-dev constraints clean
+.PHONY: help demo ui test test-long test-release check chaos chaos-network lint types format docs bench simulate-release soak install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -67,6 +67,10 @@ soak: $(VENV)/.stamp-dev ## Play two years of each shape of deployment under a v
 chaos: $(VENV)/.stamp-dev ## Kill 100 processes and freeze 100 at random; every record must be left once
 	@sh scripts/test_tools.sh
 	@$(BIN)/python -m tests.chaos
+
+chaos-network: $(VENV)/.stamp-dev ## Cut hosts off from each other 100 times; every record must be left once
+	@sh scripts/test_tools.sh
+	@$(BIN)/python -m tests.network
 
 install: $(VENV)/.stamp-run ## Install what the demo and the command line need, into .venv
 

@@ -43,8 +43,8 @@ def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
         time.sleep(POLL_S)
 
 
-def port_open(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+def port_open(port: int, host: str = "127.0.0.1") -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0):
         return True
     return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -58,11 +58,11 @@ def _initialized() -> Path:
 
 
 @contextmanager
-def running() -> Generator[MariaDB]:
+def running(in_folder: Callable[[Path], MariaDB] | None = None) -> Generator[MariaDB]:
     """A server that ends, with all its files, when the block does."""
     # Unix socket paths are short, and pytest's folders are not.
     folder = Path(tempfile.mkdtemp(prefix="lh-"))
-    server = MariaDB(folder, free_port())
+    server = in_folder(folder) if in_folder else MariaDB(folder, free_port())
     try:
         shutil.copytree(_initialized(), folder / "data")
         server.start()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pyarrow.parquet as pq
-
+from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -17,9 +14,9 @@ from tests.ledger_output import ledger_records
 class Proof:
     """Checks the output as it grows; what was right once is read again at the end only."""
 
-    def __init__(self, store: LeaseStore, output: Path) -> None:
+    def __init__(self, store: LeaseStore, output: Output) -> None:
         self._store = store
-        self._output = output
+        self._output = output_place(output)
         self._checked: dict[ShardId, int] = {}
 
     @property
@@ -40,8 +37,8 @@ class Proof:
     def _check(self, batch: Batch, at: int) -> list[str]:
         values: list[bytes] = []
         for file in batch.files:
-            path = self._output / file.path
-            values += pq.read_table(path, columns=["value"]).column("value").to_pylist()
+            with (self._output / file.path).parquet() as parquet:
+                values += parquet.read(["value"]).column("value").to_pylist()
         if int(batch.start) == at and values == expected(batch.shard, at, int(batch.end)):
             return []
         return [f"batch {batch.batch_id} [{batch.start}, {batch.end}) after {at}: {values[:3]} …"]

@@ -49,6 +49,10 @@ class Tally:
         self.rounds += part.rounds
         self.records += part.records
 
+    @property
+    def incidents(self) -> int:
+        return sum(map(len, self.recovered_s.values()))
+
     def count(self, verb: str) -> int:
         """Count the incidents that were a `kill`, or a `freeze`."""
         return sum(
@@ -64,10 +68,10 @@ class Tally:
         for kind, seconds in sorted(self.recovered_s.items()):
             median = statistics.median(seconds)
             lines.append(f"{kind:{width}}  {len(seconds):5}  {median:8.1f}  {max(seconds):5.1f}")
-        count = sum(map(len, self.recovered_s.values()))
         lines += [
-            f"{count} incidents ({self.count('kill')} kills, {self.count('freeze')} freezes) in "
-            f"{self.rounds} rounds, {self.records} records checked, "
+            f"{self.incidents} incidents ({self.count('kill')} kills, "
+            f"{self.count('freeze')} freezes) in {self.rounds} rounds, "
+            f"{self.records} records checked, "
             f"{len(self.violations)} violations",
             *[f"not reached: {kind}" for kind in self.missed],
             *[f"VIOLATION {sentence}" for sentence in self.violations],

@@ -76,7 +76,7 @@ class World:
 
     home: Path
     mariadb: MariaDB
-    proxy: CommitProxy
+    proxy: CommitProxy | None
     store: LeaseStore
     writer: SteadyWriter
     proof: Proof
@@ -181,13 +181,12 @@ def chaos_world(home: Path) -> Generator[World]:
         for node in NODES:
             _start_deployment(world, node, mariadb.url("leases", port=proxy.port))
         stack.enter_context(writer)
-        world.wait("both nodes to join", lambda: _joined(world), START_S)
+        world.wait("both nodes to join", lambda: joined(world, len(NODES)), START_S)
         yield world
 
 
-def instance_text(node: str) -> str:
-    """Return the package's own text, with short waits for runs whose process died at once."""
-    text = nodes_text() if node == WITH_AGENT else embedded_text()
+def with_short_waits(text: str) -> str:
+    """Return a `dagster.yaml` with short waits for runs whose process died at once."""
     for setting, seconds in (("poll_interval", 5), ("start_timeout", 45)):
         text, replaced = re.subn(rf"({setting}_seconds): \d+", rf"\1: {seconds}", text)
         assert replaced == 1
@@ -204,7 +203,8 @@ def _sign_of(node: str) -> tuple[str, str]:
 def _start_deployment(world: World, node: str, url: str) -> None:
     # The agent looks for Dagster in the home.
     folder = world.home if node == WITH_AGENT else world.home / f"deployment-{node}"
-    create_instance(Settings(home=folder), instance_text(node))
+    text = nodes_text() if node == WITH_AGENT else embedded_text()
+    create_instance(Settings(home=folder), with_short_waits(text))
     port = free_port()
     workspace = folder / "workspace.yaml"
     workspace.write_text(
@@ -251,11 +251,12 @@ def _environment(world: World, node: str, url: str, folder: Path) -> dict[str, s
     }  # fmt: skip
 
 
-def _joined(world: World) -> bool:
+def joined(world: World, count: int) -> bool:
+    """Return True if so many nodes are members of the group."""
     if KEY not in {group.key for group in world.store.groups()}:
         return False
     members = [node.name for node in world.store.snapshot(KEY).nodes if node.member]
-    return len(members) == len(NODES)
+    return len(members) == count
 
 
 def _end_all(world: World) -> None:
