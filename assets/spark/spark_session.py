@@ -118,7 +118,9 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
 def _local_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a Spark on this machine; a Spark that its user has chosen stays."""
     home = spark_home(folder / "home")
-    return {"SPARK_HOME": str(home), **spark_environment(folder, os.environ)}
+    # Without an address, Spark looks its host's name up, and does not start where nobody knows it.
+    own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return own | spark_environment(folder, os.environ)
 
 
 def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
