@@ -43,4 +43,4 @@ def test_it_starts_though_its_hosts_own_name_is_not_found(
             )
         finally:
             stop(tmp_path / "spark")
-    assert started.stdout.startswith("sc://127.0.0.1:"), started.stderr[-2_000:]
+    assert started.stdout.startswith("sc://"), started.stderr[-2_000:]
