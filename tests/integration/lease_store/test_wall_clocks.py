@@ -129,7 +129,9 @@ def test_three_workers_whose_clocks_step_by_hours_keep_their_shards(
                 *processes,
             )
             assert holders() == shared
-        assert [entry.kind for entry in store.journal(KEY, after=at)] == [], "nothing moved"
+        # What arrived last may still have been about to be opened.
+        kinds = {entry.kind for entry in store.journal(KEY, after=at)}
+        assert kinds <= {"open"}, "nothing moved"
         for process in processes:
             process.communicate("", timeout=DEADLINE_S)
     hours = {line.split()[2] for path in notes.values() for line in path.open()}
