@@ -23,7 +23,7 @@ from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait
 
 SHARDS, RECORDS, NEWER = ("0", "1", "2"), 100, 30
 BATCHES = 3
-DONE_S = 240.0
+DONE_S = 400.0
 BACKFILL = """mutation ($params: LaunchBackfillParams!) {
     launchPartitionBackfill(backfillParams: $params) {
         __typename

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +45,24 @@ def chromium_page(folder: Path) -> Generator[Page]:
         shown = page.locator("body").inner_text()[:3000]
         print(f"{folder / 'page.png'}: {page.url}\n{shown}")  # noqa: T201
         browser.close()
+
+
+def choose_partitions(page: Page, stream: str, shards: Sequence[str]) -> None:
+    """Tick partitions in the dialog that materializes an asset; it has no input for a range."""
+    page.get_by_text("Select a partition or create one").click()
+    for shard in shards:
+        page.locator("[role=menu]").get_by_text(shard, exact=True).first.click()
+    page.get_by_text(f"Launch runs to materialize {stream}").click()
+
+
+def add_config(page: Page, config: str) -> None:
+    """Give the runs of a backfill a config, in the same dialog."""
+    page.get_by_text("Config", exact=True).click()
+    page.get_by_text("Add config").first.click()
+    page.locator(".CodeMirror").click()
+    page.keyboard.insert_text(config)
+    page.get_by_text("No errors").wait_for()
+    page.get_by_role("button", name="Save config").click()
 
 
 def no_run_works(deployment: DagsterDeployment) -> bool:

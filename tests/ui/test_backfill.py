@@ -12,6 +12,7 @@ from tests.acceptance.held_stream import committed
 from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, stream_of
 from tests.acceptance.test_backfill import ended, values
 from tests.dagster_deployment import wait_for
+from tests.ui.browsing import add_config, choose_partitions
 from tests.ui.conftest import CONSUMED_S, SHARDS, WAVE, WAVES, Scene
 
 if TYPE_CHECKING:
@@ -57,17 +58,9 @@ def launch_backfill(page: Page, url: str, config: str) -> None:
     """Click through the dialog of the asset's page: some partitions, a config, launch."""
     page.goto(f"{url}/assets/{STREAM}?view=partitions")
     page.get_by_role("button", name="Materialize").first.click()
-    page.get_by_text("Select a partition or create one").click()
-    for shard in CHOSEN:
-        page.locator("[role=menu]").get_by_text(shard, exact=True).first.click()
-    page.get_by_text(f"Launch runs to materialize {STREAM}").click()
+    choose_partitions(page, STREAM, CHOSEN)
     page.get_by_text(f"{len(CHOSEN)} partitions").first.wait_for()
-    page.get_by_text("Config", exact=True).click()
-    page.get_by_text("Add config").first.click()
-    page.locator(".CodeMirror").click()
-    page.keyboard.insert_text(config)
-    page.get_by_text("No errors").wait_for()
-    page.get_by_role("button", name="Save config").click()
+    add_config(page, config)
     page.get_by_role("button", name="Launch backfill").click()
     page.get_by_role("button", name="Launch backfill").wait_for(state="detached")
 

@@ -1,10 +1,10 @@
-"""A user's way in a browser: a thousand partitions at once, those that failed, one with config."""
+"""A user's way in a browser: a thousand partitions at once, those that failed, some, a replay."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.test_backfill import ended
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
 from tests.ui import many_partitions
-from tests.ui.browsing import no_run_works
+from tests.ui.browsing import add_config, choose_partitions, no_run_works
 from tests.ui.many_partitions import ASSET_SENSOR, KEY, MULTI_ASSET_SENSOR, STREAM
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SHARDS, DONE_S, LAUNCHED_MS = 1_000, 400.0, 60_000
 REFUSED = [str(number) for number in range(7, SHARDS, 50)]
 """Twenty partitions, none beside another."""
+CHOSEN = ("4", "5", "6")
 RUNS_MAX = 4
 """The queue lets three runs of a backfill begin at once; the first takes over what waits."""
 SCREENSHOTS_VARIABLE = "LEASEHOLD_SCREENSHOTS"
@@ -49,15 +50,12 @@ class Scene:
 
     deployment: DagsterDeployment
     store: LeaseStore
+    log: LocalLog
 
-    def newest_backfill(self) -> str:
-        query = """{ partitionBackfillsOrError(limit: 1) {
-            ... on PartitionBackfills { results { id } } } }"""
-
-        def launched() -> list[dict[str, str]]:
-            return self.deployment.graphql(query)["partitionBackfillsOrError"]["results"]
-
-        return wait_for("the backfill", launched, DONE_S)[0]["id"]
+    def backfills(self) -> set[str]:
+        query = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { id } } } }"
+        results = self.deployment.graphql(query)["partitionBackfillsOrError"]["results"]
+        return {each["id"] for each in results}
 
     def runs(self, backfill: str) -> list[str]:
         query = """query ($f: RunsFilter!) { runsOrError(filter: $f) {
@@ -65,6 +63,15 @@ class Scene:
         chosen = {"tags": [{"key": "dagster/backfill", "value": backfill}]}
         runs = self.deployment.graphql(query, f=chosen)["runsOrError"]["results"]
         return [run["status"] for run in runs]
+
+    def all_is_published(self) -> None:
+        """Wait for the table: a replay leaves alone what waits for it."""
+        wait_for("the publication", lambda: not self.store.unpublished(KEY), DONE_S)
+
+    def run(self, run: str) -> dict[str, Any]:
+        query = """query ($id: ID!) { runOrError(runId: $id) { ... on Run {
+            status runConfig tags { key value } } } }"""
+        return self.deployment.graphql(query, id=run)["runOrError"]
 
     def partitions(self) -> dict[str, int]:
         query = """query ($k: AssetKeyInput!) { assetNodeOrError(assetKey: $k) { ... on AssetNode {
@@ -111,15 +118,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Generator[Scene]:
         deployment.stop_sensor(f"{STREAM}_rebalance")
         for number in range(SHARDS):
             log.append(str(number), [b"bad" if str(number) in REFUSED else b"good"])
-        yield Scene(deployment, store)
+        yield Scene(deployment, store, log)
     store.close()
 
 
 def test_a_thousand_partitions_are_one_run_and_those_that_fail_are_a_handful(
     many: Scene, page: Page
 ) -> None:
-    launch(page, many, "All", f"{SHARDS} partitions")
-    first = many.newest_backfill()
+    first = launch(page, many, "All", f"{SHARDS} partitions")
     assert ended(many.deployment, first) == "COMPLETED_FAILED"
     assert many.runs(first) == ["FAILURE"]
     good = SHARDS - len(REFUSED)
@@ -131,9 +137,7 @@ def test_a_thousand_partitions_are_one_run_and_those_that_fail_are_a_handful(
     show(page, many, first, "all")
 
     (many.deployment.settings.home / "refused").unlink()
-    launch(page, many, "Failed and missing", f"{len(REFUSED)} partitions")
-    second = many.newest_backfill()
-    assert second != first
+    second = launch(page, many, "Failed and missing", f"{len(REFUSED)} partitions")
     assert ended(many.deployment, second) == "COMPLETED_SUCCESS"
     runs = many.runs(second)
     assert len(runs) <= RUNS_MAX
@@ -148,44 +152,83 @@ def test_a_thousand_partitions_are_one_run_and_those_that_fail_are_a_handful(
 
 
 def test_one_partition_is_replayed_from_the_launchpad(many: Scene, page: Page) -> None:
+    many.all_is_published()
     op = asset_op_name(many_partitions.stream_of(many.deployment.settings))
     page.goto(f"{many.deployment.url}/assets/{STREAM}?view=partitions")
     page.get_by_role("button", name="Materialize").first.click(modifiers=["Shift"])
+    # While its partitions are loading, the field takes a text and loses it.
+    page.get_by_role("button", name="Add new partition").wait_for()
     page.get_by_placeholder("Partition").fill("3")
     page.keyboard.press("Enter")
+    # Dagster fetches the partition's own config, and puts it over what the editor holds then.
+    page.get_by_text("partition: 3", exact=True).first.wait_for()
     editor = page.locator(".CodeMirror").first
     editor.click()
     page.keyboard.press("Control+A")
-    page.keyboard.insert_text(f"{{ops: {{{op}: {{config: {{from: begin}}}}}}}}")
+    config = f"{{ops: {{{op}: {{config: {{from: begin}}}}}}}}"
+    page.keyboard.insert_text(config)
+    editor.get_by_text(config, exact=True).first.wait_for()
     page.get_by_text("No errors").wait_for()
     screenshot(page, "launchpad")
     page.get_by_role("button", name="Materialize").last.click()
-
-    def generations() -> list[int]:
-        batches = many.store.batches(KEY, ShardId("3"))
-        return [batch.generation for batch in batches]
-
-    wait_for("the replay", lambda: generations() == [1], DONE_S)
-    wait_for("its run to end", lambda: no_run_works(many.deployment), DONE_S)
-    newest: Any = many.deployment.graphql(
-        """{ runsOrError(limit: 1) { ... on Runs { results { status
-            tags { key value } } } } }"""
-    )["runsOrError"]["results"][0]
-    tags = {tag["key"]: tag["value"] for tag in newest["tags"]}
-    assert (newest["status"], tags["dagster/partition"]) == ("SUCCESS", "3")
+    page.wait_for_url("**/runs/*")
+    run = page.url.rpartition("/")[2].partition("?")[0]
+    launched = many.run(run)
+    assert {"key": "dagster/partition", "value": "3"} in launched["tags"]
+    assert launched["runConfig"]["ops"][op]["config"] == {"from": "begin"}
+    wait_for("the runs to end", lambda: no_run_works(many.deployment), DONE_S)
+    assert many.run(run)["status"] == "SUCCESS"
+    assert [row.generation for row in many.store.batches(KEY, ShardId("3"))] == [1]
     assert [row.generation for row in many.store.batches(KEY, ShardId("4"))] == [0]
 
 
-def launch(page: Page, many: Scene, selection: str, count: str) -> None:
-    """Click through the dialog of the asset's page."""
+def test_a_range_of_chosen_partitions_is_one_run(many: Scene, page: Page) -> None:
+    before = many.materializations()
+    for shard in CHOSEN:
+        many.log.append(shard, [b"newer"])
+    backfill = launch(page, many, CHOSEN, f"{len(CHOSEN)} partitions")
+    assert ended(many.deployment, backfill) == "COMPLETED_SUCCESS"
+    assert many.runs(backfill) == ["SUCCESS"]
+    assert many.materializations() - before == Counter(CHOSEN)
+    ends = {row.shard: row.check_point for row in many.store.snapshot(KEY).shards}
+    assert {shard for shard, end in ends.items() if end == "2"} == set(CHOSEN)
+
+
+def test_all_partitions_are_replayed_by_a_backfill_with_config(many: Scene, page: Page) -> None:
+    many.all_is_published()
+    op = asset_op_name(many_partitions.stream_of(many.deployment.settings))
+    events = many.materializations()
+    generations = {batch.batch_id: batch.generation for batch in many.store.batches(KEY)}
+    config = f"{{ops: {{{op}: {{config: {{from: begin}}}}}}}}"
+    backfill = launch(page, many, "All", f"{SHARDS} partitions", config=config)
+    assert ended(many.deployment, backfill) == "COMPLETED_SUCCESS"
+    assert many.runs(backfill) == ["SUCCESS"]
+    assert many.materializations() - events == Counter(map(str, range(SHARDS)))
+    assert {batch.batch_id: batch.generation for batch in many.store.batches(KEY)} == {
+        batch_id: generation + 1 for batch_id, generation in generations.items()
+    }
+    assert verify(many.store, KEY) == []
+
+
+def launch(
+    page: Page, many: Scene, selection: str | Sequence[str], count: str, *, config: str = ""
+) -> str:
+    """Click through the dialog of the asset's page; return the id of the backfill."""
     wait_for("the runs before to end", lambda: no_run_works(many.deployment), DONE_S)
+    before = many.backfills()
     page.goto(f"{many.deployment.url}/assets/{STREAM}?view=partitions")
     page.get_by_role("button", name="Materialize").first.click()
-    page.get_by_role("button", name=selection, exact=True).click()
+    if isinstance(selection, str):
+        page.get_by_role("button", name=selection, exact=True).click()
+    else:
+        choose_partitions(page, STREAM, selection)
     page.get_by_text(count).first.wait_for()
     page.get_by_text("Backfills all partitions in a single run.").wait_for()
+    if config:
+        add_config(page, config)
     page.get_by_role("button", name="Launch backfill").click()
-    page.get_by_role("button", name="Launch backfill").wait_for(state="detached")
+    (backfill,) = wait_for("the backfill", lambda: many.backfills() - before, DONE_S)
+    return backfill
 
 
 def show(page: Page, many: Scene, backfill: str, name: str) -> None:
