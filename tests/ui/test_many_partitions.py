@@ -36,7 +36,7 @@ RUNS_MAX = 4
 SCREENSHOTS_VARIABLE = "LEASEHOLD_SCREENSHOTS"
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.browser,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
