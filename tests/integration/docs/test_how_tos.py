@@ -52,7 +52,13 @@ def visits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Consume
     project.mkdir()
     (project / "streams.py").write_text(DECLARATION, "utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
+    forget_project()
     yield from consumed(tmp_path, monkeypatch, GroupKey.parse("default", "visits"))
+    forget_project()
+
+
+def forget_project() -> None:
+    """Forget what was imported as this project, by another test as well."""
     for name in ("visits_project", "visits_project.streams"):
         sys.modules.pop(name, None)
 

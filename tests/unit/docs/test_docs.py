@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
@@ -182,7 +183,10 @@ def test_settings_files_in_examples_load(
     for block in fences(page, "toml"):
         if block.startswith("# pyproject.toml\n"):
             continue
-        Path(SETTINGS_FILE).write_text(block, "utf-8")
+        authority = tmp_path / "authority.pem"
+        authority.touch()
+        here = block.replace("/etc/leasehold/authority.pem", str(authority))
+        Path(SETTINGS_FILE).write_text(here, "utf-8")
         settings = load_settings()
         assert settings.streams or settings.module
 
@@ -211,10 +215,15 @@ def test_every_command_is_shown_with_what_it_prints() -> None:
 def test_all_settings_are_documented_with_their_defaults() -> None:
     named = [row for row in rows(DOCS / "reference/settings.md") if code(row[0])]
     documented = {code(row[0])[0]: row for row in named if len(row) == 4}
-    of_streams = {code(row[0])[0]: row for row in named if len(row) == 3}
+    of_tables = {code(row[0])[0]: row for row in named if len(row) == 3}
+    keys_of_spark = ("[spark]", *SparkSettings.model_fields)
+    of_spark = {name: of_tables.pop(name, None) for name in keys_of_spark}
+    of_streams = of_tables
     assert set(documented) == set(Settings.model_fields)
+    assert None not in of_spark.values()
     assert set(of_streams) == set(StreamSettings.model_fields)
-    for name in ("lease_timeout_s", "spark", "home"):
+    assert code(documented["spark"][2]) == [SparkSettings().engine]
+    for name in ("lease_timeout_s", "home"):
         default = str(Settings.model_fields[name].default)
         assert code(documented[name][2]) == [default], name
     for name, field in StreamSettings.model_fields.items():
