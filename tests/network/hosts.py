@@ -45,8 +45,10 @@ def reason_missing() -> str:
     """Return why namespaces cannot be made here; nothing if they can."""
     if shutil.which("ip") is None:
         return "the program `ip` is missing (Debian: iproute2)"
-    if not Path("/dev/net/tun").exists():
-        return "there is no /dev/net/tun"
+    try:
+        os.close(os.open("/dev/net/tun", os.O_RDWR))
+    except OSError as error:
+        return f"/dev/net/tun cannot be opened: {error.strerror}"
     name = f"{PREFIX}-{os.getpid()}-probe"
     try:
         ip("netns", "add", name)
