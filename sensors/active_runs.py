@@ -41,6 +41,8 @@ class ActiveRun:
         follows: True if it waits for more records once its shards are read.
         definition: the mark of the stream's definition with which it was launched.
         ending: True if it was asked to end.
+        work_max_s: the longest time that its launcher lets it work, in seconds; None for a run that
+            is not at work, or has no such limit.
     """
 
     run_id: str
@@ -52,6 +54,7 @@ class ActiveRun:
     follows: bool = False
     definition: str = ""
     ending: bool = False
+    work_max_s: float | None = None
 
 
 def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[ActiveRun]:
@@ -88,20 +91,17 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
                 follows=bool(config.get("follow")),
                 definition=str(config.get("definition", "")),
                 ending=FINISH_TAG in run.tags or STOP_TAG in run.tags,
+                work_max_s=_work_max_s(run),
             )
         )
     return active
 
 
-def work_limits(instance: dg.DagsterInstance, stream: ShardStream) -> dict[str, float]:
-    """Return the longest time that each run of the stream's sensors may work, in seconds.
-
-    Only runs at work are named: waiting in Dagster's queue does not count.
-    """
-    tags = {names.STREAM_TAG: stream.name}
-    runs = _all_runs(instance, dg.RunsFilter(statuses=[DagsterRunStatus.STARTED], tags=tags))
-    limits = {run.run_id: run.tags.get(names.WORK_MAX_TAG, "") for run in runs}
-    return {run: float(limit) for run, limit in limits.items() if limit.isdecimal()}
+def _work_max_s(run: DagsterRun) -> float | None:
+    limit = run.tags.get(names.WORK_MAX_TAG, "")
+    # Waiting in Dagster's queue is no work.
+    at_work = run.status is DagsterRunStatus.STARTED
+    return float(limit) if at_work and limit.isdecimal() else None
 
 
 def queued_shards(

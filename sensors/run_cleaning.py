@@ -17,7 +17,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs, work_limits
+from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs
 
 PROCESS_ENDED = "The process of this run ended without a word."
 PARTITIONS_GRACE_S = 3_600.0
@@ -173,17 +173,14 @@ class RunCleaning:
         overdue = self._holding.overdue(
             active, holding, now_s=self.clock(), grace_s=pulse.group.timeout_s
         )
-        endings = dict.fromkeys(self._overtime(instance), WORKED_TOO_LONG)
+        limits = {run.run_id: run.work_max_s for run in active if run.work_max_s is not None}
+        overtime = self._working.overdue(limits, now_s=self.clock())
+        endings = dict.fromkeys(overtime, WORKED_TOO_LONG)
         for run_id, ending in (endings | dict.fromkeys(overdue, HOLDS_NOTHING)).items():
             end = partial(self._end, instance, run_id, ending)
             ended = self._steps.attempt(f"ending run {run_id}", end, "")
             notes += [ended] if ended else []
         return [*notes, *self._steps.notes]
-
-    def _overtime(self, instance: dg.DagsterInstance) -> list[str]:
-        looked = partial(work_limits, instance, self.stream)
-        limits = self._steps.attempt("looking how long runs may work", looked, None)
-        return [] if limits is None else self._working.overdue(limits, now_s=self.clock())
 
     def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
         if not process_gone(run.process):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -51,18 +51,12 @@ def own_environment(name: str, packages: Sequence[str]) -> Path:
     Raises:
         PackagesMissing: they cannot be installed.
     """
-    folder = cache_folder(name)
-    done = folder / "installed"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not done.exists():
-            try:
-                _run(sys.executable, "-m", "venv", "--clear", str(folder))
-                _run(str(folder / "bin/pip"), "install", "--quiet", *packages)
-            except (OSError, subprocess.SubprocessError) as error:
-                raise PackagesMissing(f"pip could not install {packages}: {error}") from None
-            done.touch()
-    return folder / "bin"
+
+    def install(folder: Path) -> None:
+        _run(sys.executable, "-m", "venv", "--clear", str(folder))
+        _run(str(folder / "bin/pip"), "install", "--quiet", *packages)
+
+    return _installed(name, packages, install) / "bin"
 
 
 @cache
@@ -72,14 +66,23 @@ def own_packages(name: str, packages: Sequence[str]) -> Path:
     Raises:
         PackagesMissing: they cannot be installed.
     """
+
+    def install(folder: Path) -> None:
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile")
+        _run(*pip, "--upgrade", "--target", str(folder), *packages)
+
+    return _installed(name, packages, install)
+
+
+def _installed(name: str, packages: Sequence[str], install: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; it is filled now if no other process has done it."""
     folder = cache_folder(name)
     done = folder / "installed"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not done.exists():
-            pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile")
             try:
-                _run(*pip, "--upgrade", "--target", str(folder), *packages)
+                install(folder)
             except (OSError, subprocess.SubprocessError) as error:
                 raise PackagesMissing(f"pip could not install {packages}: {error}") from None
             done.touch()
