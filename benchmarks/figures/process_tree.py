@@ -45,14 +45,18 @@ def memory_bytes(processes: Iterable[psutil.Process]) -> int:
 
 
 @contextmanager
-def peak_memory(others: Callable[[], Iterable[int]]) -> Generator[list[int]]:
-    """Sample this process, `others` and all below them; the highest sum is in the list after."""
+def peak_memory(others: Callable[[], Iterable[int]], *, own: bool = True) -> Generator[list[int]]:
+    """Sample this process, `others` and all below them; the highest sum is in the list after.
+
+    Without `own`, this process and its other children do not count.
+    """
     peak = [0]
+    always = [os.getpid()] if own else []
     done = threading.Event()
 
     def sample() -> None:
         while not done.wait(SAMPLE_S):
-            peak[0] = max(peak[0], memory_bytes(trees([os.getpid(), *others()])))
+            peak[0] = max(peak[0], memory_bytes(trees([*always, *others()])))
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
