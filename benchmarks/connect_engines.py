@@ -1,7 +1,8 @@
 """Spark's own Connect server next to Sail, a server of the same protocol that needs no Java.
 
-`python -m benchmarks.connect_engines [--rounds 3] [--records 1000000] [--json]` fetches Sail and the
-newest PySpark that its workers run with from the package index, and measures both engines with it.
+`python -m benchmarks.connect_engines [--rounds 3] [--records 1000000] [--json]` fetches Sail and
+the newest PySpark that its workers run with from the package index, and measures both engines with
+it.
 
 Each round starts each engine anew, and a process that consumes through it as a run does:
 
