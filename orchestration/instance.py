@@ -100,20 +100,26 @@ run_retries:
 
 _MYSQL = """
 # One schema for Dagster, created with utf8mb4_bin: under a case-blind collation the partitions
-# of the shards 'a' and 'A' would be one.
+# of the shards 'a' and 'A' would be one. Dagster's own class would wait for a silent server for
+# ever.
 storage:
-  mysql:
-    mysql_db:
-      hostname:
-        env: DAGSTER_MYSQL_HOSTNAME
-      port:
-        env: DAGSTER_MYSQL_PORT
-      username:
-        env: DAGSTER_MYSQL_USERNAME
-      password:
-        env: DAGSTER_MYSQL_PASSWORD
-      db_name:
-        env: DAGSTER_MYSQL_DATABASE
+  custom:
+    module: dagster_leasehold.orchestration.dagster_storage
+    class: LimitedMySQLStorage
+    config:
+      mysql_db:
+        hostname:
+          env: DAGSTER_MYSQL_HOSTNAME
+        port:
+          env: DAGSTER_MYSQL_PORT
+        username:
+          env: DAGSTER_MYSQL_USERNAME
+        password:
+          env: DAGSTER_MYSQL_PASSWORD
+        db_name:
+          env: DAGSTER_MYSQL_DATABASE
+      # For each reply. `dagster instance migrate` may need more, where there are many events.
+      statement_limit_s: 30
 """
 
 

@@ -159,7 +159,7 @@ def test_the_production_configuration_is_valid_and_holds_no_secret(tmp_path, mon
         monkeypatch.setenv(f"DAGSTER_MYSQL_{name}", value)
     (tmp_path / "dagster.yaml").write_text(production_text())
     config, _ = dagster_instance_config(str(tmp_path))
-    database = config["storage"]["mysql"]["mysql_db"]
+    database = config["storage"]["custom"]["config"]["mysql_db"]
     assert database["password"] == {"env": "DAGSTER_MYSQL_PASSWORD"}
     assert all(set(value) == {"env"} for value in database.values())
 

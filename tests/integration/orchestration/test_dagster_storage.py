@@ -1,0 +1,73 @@
+"""Dagster's storage on a server that goes silent: before a connection is made, and after it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from dagster import DagsterInstance
+from sqlalchemy.exc import DBAPIError
+
+from dagster_leasehold.orchestration import dagster_storage
+from dagster_leasehold.orchestration.instance import nodes_text
+from tests import mariadb as mariadb_server
+from tests.freezing import freeze
+from tests.mariadb import MariaDB
+
+pytestmark = [pytest.mark.mariadb, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def server() -> Generator[MariaDB]:
+    with mariadb_server.running() as server:
+        yield server
+
+
+@pytest.fixture
+def instance(
+    server: MariaDB, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Generator[DagsterInstance]:
+    """The instance of a `dagster.yaml` of ours, with a short limit."""
+    server.create_database("dagster")
+    address = {
+        "HOSTNAME": "127.0.0.1",
+        "PORT": str(server.port),
+        "USERNAME": server.user,
+        "PASSWORD": server.password,
+        "DATABASE": "dagster",
+    }
+    for name, value in address.items():
+        monkeypatch.setenv(f"DAGSTER_MYSQL_{name}", value)
+    text, changed = re.subn(r"(statement_limit_s): 30", r"\1: 1", nodes_text(mysql=True))
+    assert changed == 1
+    monkeypatch.setattr(dagster_storage, "CONNECT_LIMIT_S", 1)
+    (tmp_path / "dagster.yaml").write_text(text)
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        yield instance
+
+
+@pytest.mark.parametrize("of_pages", [False, True])
+def test_a_silent_server_is_given_up_and_used_again_once_it_answers(
+    server: MariaDB, instance: DagsterInstance, of_pages: bool
+) -> None:
+    """Goal: neither the daemon nor a page waits for ever, and no late reply is taken for another's.
+
+    The pages keep a connection, so that the server freezes after it was made.
+    """
+    if of_pages:
+        instance.optimize_for_webserver(
+            statement_timeout=15_000, pool_recycle=3_600, max_overflow=20
+        )
+    instance.add_dynamic_partitions("shards", ["1", "2"])
+    freeze(server.pid)
+    try:
+        with pytest.raises(DBAPIError if of_pages else Exception):
+            instance.get_dynamic_partitions("shards")
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert instance.get_runs_count() == 0
+    assert instance.get_dynamic_partitions("shards") == ["1", "2"]
