@@ -12,6 +12,10 @@ class SparkUnavailable(LeaseholdError):
     """Spark could not be started or reached."""
 
 
+class SessionLost(SparkUnavailable):
+    """The session with Spark is gone, or the server that it was with; a new one may work."""
+
+
 class JavaNotFound(UserMistake):
     """No Java that Spark can run on was found."""
 

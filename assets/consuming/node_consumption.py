@@ -67,6 +67,7 @@ def consume_shards(
             run=run,
             doomed=lambda: guard.ending or not heartbeat.trusted,
             progressed=guard.progressed,
+            renewed=spark.renewed_session,
         )
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),

@@ -11,6 +11,7 @@ shard, the sweep is halved until the shards that fail stand alone and the others
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from dagster_leasehold.assets.consuming.frame_job import attempt_frames
 from dagster_leasehold.assets.consuming.range_job import attempt_ranges, takes_ranges
 from dagster_leasehold.assets.consuming.spark_work import JobFailed, ShardsFailed, SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
-from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.errors import SessionLost, TransformError
 from dagster_leasehold.assets.output.attempts import attempt_name
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -32,6 +33,8 @@ from dagster_leasehold.shard_sources.source import DivisibleRanges, ReadRange
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+_LOG = logging.getLogger(__name__)
 
 FRAME_TASKS_PER_CORE = 2
 RANGE_TASKS_PER_CORE = 1
@@ -107,7 +110,9 @@ class SparkSweeper:
 
     Args:
         stream: the stream's declaration: source and transform.
-        session: gives the Spark session; called for the first sweep.
+        session: gives the Spark session; called for each sweep.
+        renewed: gives another one in place of a session that is gone, or None where there can be
+            none in this process.
         output_root: the folder of the stream's and group's output.
         run: the id of the run, for the tag of its jobs.
         doomed: asked while a job runs; once it is true, the job is interrupted.
@@ -128,8 +133,10 @@ class SparkSweeper:
         progressed: Callable[[], None] = lambda: None,
         new_attempt: Callable[[], str] | None = None,
         tasks_max: int | None = None,
+        renewed: Callable[[], SparkSession | None] = lambda: None,
     ) -> None:
         self._session = session
+        self._renewed = renewed
         self._opened: SparkSession | None = None
         ranges = takes_ranges(stream.transform)
         per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
@@ -149,9 +156,23 @@ class SparkSweeper:
     def __call__(
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
-        """Carry out one sweep; see `run_sweep`."""
+        """Carry out one sweep; see `run_sweep`.
+
+        A session can be gone at each of them: it expired while nothing came, or its server was
+        started again. The sweep is then made once more, in another session. What the first try
+        wrote, or still writes on a server that only this process cannot reach, nothing names.
+        """
         with span("session"):
             session = self._opened = self._session()
+        try:
+            return run_sweep(session, self._job, ranges, numbers)
+        except SessionLost as lost:
+            with span("session"):
+                session = self._renewed()
+            if session is None:
+                raise
+            _LOG.warning("The sweep is made again in a new session: %s", lost)
+            self._opened = session
         return run_sweep(session, self._job, ranges, numbers)
 
     def abandon(self) -> bool:

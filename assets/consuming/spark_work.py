@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.task_packing import Divide
-from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
+from dagster_leasehold.assets.errors import (
+    SessionLost,
+    SparkUnavailable,
+    SweepInterrupted,
+    TransformError,
+)
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
@@ -178,8 +183,9 @@ def _failpoint_during_write(folder: OutputPlace) -> Generator[None]:
 
 
 def unavailable(error: Exception) -> SparkUnavailable:
-    """Return the error of a Spark that went away."""
-    return SparkUnavailable(
+    """Return the error of a Spark that went away, or does not answer as it should."""
+    kind = SessionLost if session_is_gone(error) else SparkUnavailable
+    return kind(
         f"Spark does not answer ({users_error(error)}): see the Spark server's log; the next run "
         "starts again where this one stopped."
     )

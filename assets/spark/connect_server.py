@@ -23,7 +23,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -163,9 +163,29 @@ def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     if not folder.is_dir():
         return False
     with FileLock(folder / LOCK_FILE, timeout=START_TIMEOUT_S):
-        if only is not None and ConnectServer.read(folder) != only:
+        found = ConnectServer.read(folder)
+        if only is not None and (found is None or found.process != only.process):
             return False
         return _end(folder)
+
+
+def replace_session(folder: Path, lost: ConnectServer) -> bool:
+    """Give the runs of a server another session to share, because the one they have is gone.
+
+    1. Runs A and B find that the session is closed.
+    2. A notes another one in the state file, and opens it.
+    3. B waits for the lock, sees that the session is not the lost one any more, and takes A's.
+
+    Returns:
+        False if no server runs in this folder.
+    """
+    if not folder.is_dir():
+        return False
+    with FileLock(folder / LOCK_FILE, timeout=START_TIMEOUT_S):
+        server = running(folder)
+        if server is not None and server.session_id == lost.session_id:
+            replace(server, session_id=str(uuid.uuid4())).write(folder)
+        return server is not None
 
 
 def _start(

@@ -17,9 +17,9 @@ import dagster as dg
 from pydantic import Field, PrivateAttr
 from typing_extensions import override
 
-from dagster_leasehold.assets.errors import SparkUnavailable
-from dagster_leasehold.assets.spark.connect_server import ConnectServer, stop
-from dagster_leasehold.assets.spark.spark_session import builder_conf, settle
+from dagster_leasehold.assets.errors import SessionLost, SparkUnavailable
+from dagster_leasehold.assets.spark.connect_server import ConnectServer, replace_session, stop
+from dagster_leasehold.assets.spark.spark_session import builder_conf, forget, settle
 from dagster_leasehold.assets.spark.spark_settings import CONNECT, CONNECT_SCHEME, TOKEN_VARIABLE
 from dagster_leasehold.lease_store.errors import LeaseholdError
 
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CLIENT = "pyspark.sql.connect.session"
+SESSION_CLOSED = "INVALID_HANDLE.SESSION_CLOSED"
 ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 REFUSALS = {
     "UNAUTHENTICATED": f"refuses the token: set {TOKEN_VARIABLE} to the one of the server",
     "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: name the file of its "
     "authority's as spark.certificate",
+    SESSION_CLOSED: "has closed the session, and takes its id no more: leave session_id out of the "
+    "address in the setting spark",
     "WRONG_VERSION_NUMBER": "does not speak TLS: leave spark.tls out, and the token as well, which "
     "travels over TLS alone",
 }
@@ -59,7 +62,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     @override
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Import Spark's client on a thread: half a second, while the run opens its shards."""
-        if self.mode == CONNECT or self.mode.startswith(CONNECT_SCHEME):
+        if self._is_client:
             self._imports = Thread(target=_import_client, name="import of Spark")
             self._imports.start()
 
@@ -73,8 +76,39 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
             SparkUnavailable: Spark does not start or answer.
         """
         if self._supplier is None:
-            self._supplier = self._new_supplier()
+            try:
+                self._supplier = self._new_supplier()
+            except SessionLost:
+                if not self._replace_shared_session():
+                    raise
+                self._supplier = self._new_supplier()
         return self._supplier.spark_session
+
+    def renewed_session(self) -> SparkSession | None:
+        """Return a session in place of the one that is gone; None where this process is the driver.
+
+        Raises:
+            SparkUnavailable: Spark does not start or answer.
+        """
+        if not self._is_client:
+            return None
+        lost, self._supplier = self._supplier, None
+        if lost is not None:
+            forget(lost.spark_session)
+        self._replace_shared_session()
+        return self.spark_session
+
+    @property
+    def _is_client(self) -> bool:
+        """True if sessions are with a Connect server."""
+        return self.mode == CONNECT or self.mode.startswith(CONNECT_SCHEME)
+
+    def _replace_shared_session(self) -> bool:
+        """Have runs share another session; return False if the embedded server is not at work.
+
+        Another run may have done so, or started another server: then that one counts.
+        """
+        return self._server is not None and replace_session(Path(self.folder), self._server)
 
     def _new_supplier(self) -> Any:
         if self._imports is not None:
@@ -89,13 +123,19 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         if self.mode == CONNECT:
             self._server = ConnectServer.read(Path(self.folder))
         supplier = LazyPySparkResource(spark_config=conf)
+        session: Any = None
         try:
-            served = self.mode.startswith(CONNECT_SCHEME)
-            settle(supplier.spark_session, self.conf if served else {})
+            session = supplier.spark_session
+            settle(session, self.conf if self.mode.startswith(CONNECT_SCHEME) else {})
         except LeaseholdError:
             raise
         except Exception as error:
-            raise SparkUnavailable(f"Spark ({self.mode}) {_refusal(error)}.") from error
+            sentence = f"Spark ({self.mode}) {_refusal(error)}."
+            if SESSION_CLOSED not in str(error):
+                raise SparkUnavailable(sentence) from error
+            if session is not None:
+                forget(session)
+            raise SessionLost(sentence) from error
         return supplier
 
     def end_server(self) -> bool:

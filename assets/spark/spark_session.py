@@ -172,6 +172,12 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
         session.conf.set(key, value)
 
 
+def forget(session: Any) -> None:
+    """Let go of a session of a Connect server that is gone, without a farewell to the server."""
+    session.release_session_on_close = False
+    session.stop()
+
+
 def require_listener(address: str) -> None:
     """Find out at once that nobody listens: Spark's client would try for ten minutes."""
     parts = urlsplit(address)

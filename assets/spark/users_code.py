@@ -15,6 +15,8 @@ _GONE = (
     "Connection refused", "StatusCode.UNAVAILABLE", "StatusCode.UNAUTHENTICATED", "Socket closed",
     "failed to connect to all addresses", "SparkContext was shut down", "stopped SparkContext",
     "SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "Answer from Java side is empty",
+    "OPERATION_NOT_FOUND", "OPERATION_ABANDONED", "NO_ACTIVE_SESSION", "RESPONSE_ALREADY_RECEIVED",
+    "incorrect server side session identifier",
 )  # fmt: skip
 
 

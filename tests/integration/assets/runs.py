@@ -78,6 +78,7 @@ def consume_stream(
     """One run over all shards, of a stream with settings of its own."""
     store = store_of(home)
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
+    spark = SparkResource(mode=mode, folder=str(spark_folder))
     consumer = Consumer(
         stream=stream,
         store=store,
@@ -85,7 +86,8 @@ def consume_stream(
         run=run,
         sweeper=SparkSweeper(
             stream=stream,
-            session=lambda: SparkResource(mode=mode, folder=str(spark_folder)).spark_session,
+            session=lambda: spark.spark_session,
+            renewed=spark.renewed_session,
             output_root=local_place(home / "output"),
             run=run,
         ),

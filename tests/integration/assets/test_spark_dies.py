@@ -1,4 +1,4 @@
-"""The Spark server dies in the middle of a batch: one clear error, a new attempt, nothing twice."""
+"""Spark dies in the middle of a batch, or its session is closed: a new attempt, nothing twice."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.spark.connect_server import running, stop
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
@@ -22,6 +23,11 @@ from tests.ledger_output import ledger_records
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1500)]
 PATIENCE_S = 400.0
+CLOSE = """
+import sys
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+SparkResource(mode="connect", folder=sys.argv[1]).spark_session.stop()
+"""
 
 
 def start(home: Path, folder: Path, run: str) -> subprocess.Popen[str]:
@@ -57,38 +63,73 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     stop(spark)
 
 
-def test_a_run_whose_spark_server_dies_says_so_and_the_next_one_commits_each_record_once(
-    home: Path, folder: Path
-) -> None:
-    (home / "hold").touch()
-    first = start(home, folder, "run-1")
-    try:
-        until(lambda: any(home.glob("held-*")), first)
-        server = running(folder)
-        assert server is not None
-        os.killpg(server.pid, signal.SIGKILL)
-        stopped = outcome(first)
-    finally:
-        (home / "hold").unlink()
-        first.kill()
-    assert {reason for reason, _ in stopped.values()} == {StopReason.FAILED}
-    for _, error in stopped.values():
-        assert "Spark" in error
-        assert "\n" not in error
-    store, key = store_of(home), stream_of(home).key
-    assert {row.consumer_run for row in store.snapshot(key).shards} == {""}, "it let go"
+def kill_in_the_middle(home: Path, folder: Path, run: subprocess.Popen[str]) -> None:
+    """Kill the server once a batch is held on it."""
+    until(lambda: any(home.glob("held-*")), run)
+    server = running(folder)
+    assert server is not None
+    os.killpg(server.pid, signal.SIGKILL)
+    for held in home.glob("held-*"):
+        held.unlink()
 
-    again = outcome(start(home, folder, "run-2"))
-    assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
+
+def records_of(home: Path) -> dict[str, list[bytes]]:
+    store, key = store_of(home), stream_of(home).key
     values: dict[str, list[bytes]] = {}
     for batch in ledger_records(store, key, home / "output"):
         for shard, value in zip(
             batch.column("shard_id").to_pylist(), batch.column("value").to_pylist(), strict=True
         ):
             values.setdefault(shard, []).append(value)
-    assert values == {
-        shard: [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)] for shard in "012"
-    }
+    return values
+
+
+def test_a_run_outlives_its_spark_once_in_a_batch_and_each_record_is_committed_once(
+    home: Path, folder: Path
+) -> None:
+    store, key = store_of(home), stream_of(home).key
+    written = {shard: [b"%s:%d" % (shard.encode(), n) for n in range(RECORDS)] for shard in "012"}
+
+    # A server that dies again and again: one sentence.
+    (home / "hold").touch()
+    first = start(home, folder, "run-1")
+    try:
+        kill_in_the_middle(home, folder, first)
+        kill_in_the_middle(home, folder, first)
+        stopped = outcome(first)
+    finally:
+        first.kill()
+    assert {reason for reason, _ in stopped.values()} == {StopReason.FAILED}
+    for _, error in stopped.values():
+        assert "Spark does not answer" in error
+        assert "\n" not in error
+    assert {row.consumer_run for row in store.snapshot(key).shards} == {""}, "it let go"
+
+    # One that dies once: the run starts another and goes on.
+    second = start(home, folder, "run-2")
+    try:
+        kill_in_the_middle(home, folder, second)
+        (home / "hold").unlink()
+        again = outcome(second)
+    finally:
+        second.kill()
+    assert {reason for reason, _ in again.values()} == {StopReason.CAUGHT_UP}
+    assert records_of(home) == written
+
+    # Somebody has closed the session that all runs share, and its id is good for nothing now.
+    server = running(folder)
+    assert server is not None
+    subprocess.run([sys.executable, "-c", CLOSE, str(folder)], cwd=PROJECT, check=True)
+    for shard in "012":
+        stream_of(home).source.append(ShardId(shard), [b"more"])
+        written[shard].append(b"more")
+    third = outcome(start(home, folder, "run-3"))
+    assert {reason for reason, _ in third.values()} == {StopReason.CAUGHT_UP}
+    now = running(folder)
+    assert now is not None
+    assert (now.process, now.port) == (server.process, server.port)
+    assert now.session_id != server.session_id
+    assert records_of(home) == written
     assert verify(store, key) == []
 
 

@@ -48,6 +48,11 @@ def test_others_give_type_and_first_line() -> None:
     [
         ("StatusCode.UNAVAILABLE: failed to connect to all addresses", True),
         ("[INVALID_HANDLE.SESSION_CLOSED] gone", True),
+        ("[INVALID_HANDLE.SESSION_CHANGED] The server was restarted", True),
+        ("[INVALID_HANDLE.OPERATION_NOT_FOUND] no such operation", True),
+        ("[INVALID_HANDLE.OPERATION_ABANDONED] nobody has asked for it", True),
+        ("[NO_ACTIVE_SESSION] No active Spark session found.", True),
+        ("Received incorrect server side session identifier for request.", True),
         ("Cannot call methods on a stopped SparkContext.", True),
         ("[UNRESOLVED_COLUMN] nope", False),
         ("Traceback (most recent call last):\n  x\nOSError: Connection refused", False),
