@@ -163,8 +163,8 @@ def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     if not folder.is_dir():
         return False
     with FileLock(folder / LOCK_FILE, timeout=START_TIMEOUT_S):
-        found = ConnectServer.read(folder)
-        if only is not None and (found is None or found.process != only.process):
+        server = ConnectServer.read(folder)
+        if only is not None and (server is None or server.process != only.process):
             return False
         return _end(folder)
 
