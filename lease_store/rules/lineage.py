@@ -5,7 +5,7 @@ Pure rules that all stores carry out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -44,16 +44,20 @@ def shards_first_seen(
 
 
 def listed_again(
-    shard: ShardLease, listing: ShardListing, listed: Collection[ShardId]
+    shard: ShardLease, listing: ShardListing, listed: Container[ShardId]
 ) -> ShardLease:
     """Return a shard with the lineage and flags of a newer listing of the shards `listed`.
 
     A source that infers lineage leaves out a parent that it has forgotten, and so does not list.
     The shard still came from it: its own beginning counts, and a parent that the group has is
     still to be finished first.
+
+    Args:
+        listed: tells at once whether a shard is in it: it is asked for each shard of a long list.
     """
-    named = {*listing.parents, *listed}
-    forgotten = tuple(parent for parent in shard.parents if parent not in named)
+    forgotten = tuple(
+        parent for parent in shard.parents if parent not in listing.parents and parent not in listed
+    )
     values = _listed(listing)
     for name in ("parents", "gone_parents"):
         values[name] += forgotten

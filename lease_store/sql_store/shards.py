@@ -22,6 +22,10 @@ from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
 from dagster_leasehold.lease_store.transactions import Transaction
 
+SHARDS_ADDED_MAX = 10_000
+"""So many new shards in one transaction: it takes seconds of this process, in which the group's row
+is locked, and the server ends a transaction that stands still for too long."""
+
 _Rule = Callable[[ShardLease, set[NodeName]], Step | None]
 _Move = TypeVar("_Move", bound=tuple[Any, ...])
 
@@ -58,7 +62,8 @@ class SqlShards(SqlVerbs, Shards):
             ]
             self._carry_out(tx, key, relisted, observer)
             rows |= {step.after.shard: step.after for step in relisted}
-            added = lineage.shards_first_seen(listing, rows, ordered=group.ordered)
+            new = lineage.shards_first_seen(listing, rows, ordered=group.ordered)
+            added = new[:SHARDS_ADDED_MAX]
             self._insert_shards(tx, key, [row for row, _ in added])
             self._journal(tx, key, [note for _, note in added], observer)
             synced = ShardsSynced(tuple(row.shard for row, _ in added), tuple(stale))
@@ -66,7 +71,11 @@ class SqlShards(SqlVerbs, Shards):
 
         if self._read("sync_shards", unchanged):
             return ShardsSynced()
-        return self._change("sync_shards", key, work)
+        synced = part = self._change("sync_shards", key, work)
+        while len(part.added) == SHARDS_ADDED_MAX:
+            part = self._change("sync_shards", key, work)
+            synced = ShardsSynced(synced.added + part.added, synced.changed + part.changed)
+        return synced
 
     @override
     def claim(

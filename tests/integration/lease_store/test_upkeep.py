@@ -18,8 +18,11 @@ from benchmarks.upkeep import (
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import ShardsSynced
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.sql_store import shards as sql_shards
 from dagster_leasehold.lease_store.store import LeaseStore
 
 
@@ -64,6 +67,24 @@ def test_what_a_joining_node_costs_does_not_follow_the_shards(tmp_path: Path):
         costs.append(cost.statements)
         store.close()
     assert costs[0] == costs[1] <= 20
+
+
+def test_a_long_shard_list_is_added_in_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No transaction takes longer with the list; a parent of another portion is waited for."""
+    monkeypatch.setattr(sql_shards, "SHARDS_ADDED_MAX", 10)
+    store = open_store(f"sqlite:///{tmp_path}/leases.db")
+    store.create_group(Group(KEY))
+    names = [ShardId(f"{number:02}") for number in range(25)]
+    listing = [ShardListing(names[0], parents=(names[-1],)), *map(ShardListing, names[1:])]
+    synced = store.sync_shards(KEY, listing, observer="test")
+    snapshot = store.snapshot(KEY)
+    assert synced.added == tuple(names)
+    assert snapshot.group.generation == 3
+    assert [row.shard for row in snapshot.shards if row.state is ShardState.WAIT] == names[:1]
+    assert store.sync_shards(KEY, listing, observer="test") == ShardsSynced()
+    store.close()
 
 
 def test_claims_are_written_node_by_node_and_not_shard_by_shard(tmp_path: Path):
