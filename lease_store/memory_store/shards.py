@@ -38,7 +38,10 @@ class MemoryShards(MemoryTableChanges, Shards):
                 if before and (after := lineage.listed_again(before, entry, listed)) != before:
                     rows.shards[shard] = after
                     changed.append(shard)
-            added = lineage.shards_first_seen(listing, rows.shards, ordered=rows.group.ordered)
+            new = [entry for shard, entry in listed.items() if shard not in rows.shards]
+            added = lineage.shards_first_seen(
+                new, rows.shards.values(), listed, ordered=rows.group.ordered
+            )
             for shard, note in added:
                 rows.shards[shard.shard] = shard
                 self._note(rows, note, observer)

@@ -31,16 +31,24 @@ def first_seen(
 
 
 def shards_first_seen(
-    listing: Iterable[ShardListing], shards: Mapping[ShardId, ShardLease], *, ordered: bool
+    new: Iterable[ShardListing],
+    shards: Iterable[ShardLease],
+    listed: Iterable[ShardId],
+    *,
+    ordered: bool,
 ) -> list[tuple[ShardLease, Note]]:
-    """Edge 1 for every shard of a listing that is new to the group, by id.
+    """Edge 1 for every shard that is new to the group, by id.
 
-    A parent of the same listing counts as listed and unfinished, in whichever order they come.
+    Args:
+        new: the listing of the new shards.
+        shards: the group's rows, at least those of the parents of new shards.
+        listed: all shards of the source's list; a parent that is new as well counts as unfinished.
+        ordered: whether the group is.
     """
-    new = {listed.shard: listed for listed in listing if listed.shard not in shards}
-    states: dict[str, ShardState] = {shard: row.state for shard, row in shards.items()}
-    states |= dict.fromkeys(new, ShardState.NOT_ALLOC)
-    return [first_seen(new[shard], ordered=ordered, states=states) for shard in sorted(new)]
+    states: dict[str, ShardState] = dict.fromkeys(listed, ShardState.NOT_ALLOC)
+    states |= {row.shard: row.state for row in shards}
+    by_id = sorted(new, key=lambda entry: entry.shard)
+    return [first_seen(entry, ordered=ordered, states=states) for entry in by_id]
 
 
 def listed_again(

@@ -34,9 +34,9 @@ def select_shards(key: GroupKey, *, lock: bool = False) -> Select[Any]:
     return shards.order_by(shard_lease.c.shard_id)
 
 
-def lock_shards(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
-    """Some shards, locked in order of their ids, so that two transactions cannot cross."""
-    return select_shards(key, lock=True).where(shard_lease.c.shard_id.in_(sorted(shards)))
+def select_named(key: GroupKey, shards: Collection[ShardId], *, lock: bool = False) -> Select[Any]:
+    """Some shards by id; locked in that order, two transactions cannot cross."""
+    return select_shards(key, lock=lock).where(shard_lease.c.shard_id.in_(sorted(shards)))
 
 
 def select_shards_of(key: GroupKey, node: NodeName) -> Select[Any]:

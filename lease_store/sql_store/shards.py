@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from sqlalchemy import RowMapping
 from typing_extensions import override
 
 from dagster_leasehold.lease_store import tables
@@ -22,10 +23,6 @@ from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
 from dagster_leasehold.lease_store.transactions import Transaction
 
-SHARDS_ADDED_MAX = 10_000
-"""So many new shards in one transaction: it takes seconds of this process, in which the group's row
-is locked, and the server ends a transaction that stands still for too long."""
-
 _Rule = Callable[[ShardLease, set[NodeName]], Step | None]
 _Move = TypeVar("_Move", bound=tuple[Any, ...])
 
@@ -37,45 +34,63 @@ class SqlShards(SqlVerbs, Shards):
     def sync_shards(
         self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
     ) -> ShardsSynced:
-        """Add and update shards; an unchanged listing writes nothing and locks nothing."""
+        """Add and update shards; an unchanged listing writes nothing and locks nothing.
+
+        A long list is several transactions, each of which reads its own shards and their parents:
+        the server ends a transaction that stands still while its process works on rows.
+        """
         listed = {entry.shard: entry for entry in listing}
 
-        def unchanged(tx: Transaction) -> bool:
+        def look(tx: Transaction) -> Sequence[RowMapping]:
             self._group(tx, key)
-            rows = {row.shard: row for row in self._all_shards(tx, key)}
-            return all(
-                shard in rows and lineage.listed_again(rows[shard], entry, listed) == rows[shard]
-                for shard, entry in listed.items()
-            )
+            return tx.rows(shard_statements.select_shards(key)).all()
 
-        def work(tx: Transaction) -> ShardsSynced:
-            group = self._group(tx, key)
-            rows = {row.shard: row for row in self._all_shards(tx, key)}
-            stale = [
-                shard
-                for shard, row in rows.items()
-                if shard in listed and lineage.listed_again(row, listed[shard], listed) != row
-            ]
-            relisted = [
-                Step(row, lineage.listed_again(row, listed[shard], listed), ())
-                for shard, row in self._lock_shards(tx, key, stale).items()
-            ]
-            self._carry_out(tx, key, relisted, observer)
-            rows |= {step.after.shard: step.after for step in relisted}
-            new = lineage.shards_first_seen(listing, rows, ordered=group.ordered)
-            added = new[:SHARDS_ADDED_MAX]
-            self._insert_shards(tx, key, [row for row, _ in added])
-            self._journal(tx, key, [note for _, note in added], observer)
-            synced = ShardsSynced(tuple(row.shard for row, _ in added), tuple(stale))
-            return synced if added or stale else tx.abandon(synced)
+        rows = {row.shard: row for row in map(SHARD.read, self._read("sync_shards", look))}
+        differing = [
+            shard
+            for shard, entry in sorted(listed.items())
+            if shard not in rows or lineage.listed_again(rows[shard], entry, listed) != rows[shard]
+        ]
+        added, changed = list[ShardId](), list[ShardId]()
+        for chunk in chunks(differing):
 
-        if self._read("sync_shards", unchanged):
-            return ShardsSynced()
-        synced = part = self._change("sync_shards", key, work)
-        while len(part.added) == SHARDS_ADDED_MAX:
-            part = self._change("sync_shards", key, work)
-            synced = ShardsSynced(synced.added + part.added, synced.changed + part.changed)
-        return synced
+            def work(tx: Transaction, chunk: Sequence[ShardId] = chunk) -> ShardsSynced:
+                return self._sync(tx, key, chunk, listed, observer)
+
+            synced = self._change("sync_shards", key, work)
+            added += synced.added
+            changed += synced.changed
+        return ShardsSynced(tuple(added), tuple(changed))
+
+    def _sync(
+        self,
+        tx: Transaction,
+        key: GroupKey,
+        chunk: Sequence[ShardId],
+        listed: Mapping[ShardId, ShardListing],
+        observer: str,
+    ) -> ShardsSynced:
+        rows = self._lock_shards(tx, key, chunk)
+        relisted = [
+            Step(row, after, ())
+            for shard, row in rows.items()
+            if (after := lineage.listed_again(row, listed[shard], listed)) != row
+        ]
+        self._carry_out(tx, key, relisted, observer)
+        new = [listed[shard] for shard in chunk if shard not in rows]
+        parents = {parent for entry in new for parent in entry.parents}
+        added = lineage.shards_first_seen(
+            new,
+            self._shards(tx, key, parents),
+            parents & listed.keys(),
+            ordered=self._group(tx, key).ordered,
+        )
+        self._insert_shards(tx, key, [row for row, _ in added])
+        self._journal(tx, key, [note for _, note in added], observer)
+        synced = ShardsSynced(
+            tuple(row.shard for row, _ in added), tuple(step.after.shard for step in relisted)
+        )
+        return synced if added or relisted else tx.abandon(synced)
 
     @override
     def claim(

@@ -98,12 +98,21 @@ class SqlVerbs(SqlReadiness):
     def _all_shards(self, tx: Transaction, key: GroupKey) -> list[ShardLease]:
         return tx.all(shard_statements.select_shards(key), SHARD.read)
 
+    def _shards(
+        self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
+    ) -> list[ShardLease]:
+        return [
+            row
+            for chunk in chunks(sorted(shards))
+            for row in tx.all(shard_statements.select_named(key, chunk), SHARD.read)
+        ]
+
     def _lock_shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
     ) -> dict[ShardId, ShardLease]:
         locked: dict[ShardId, ShardLease] = {}
         for chunk in chunks(sorted(shards)):
-            rows = tx.rows(shard_statements.lock_shards(key, chunk))
+            rows = tx.rows(shard_statements.select_named(key, chunk, lock=True))
             locked.update((row.shard, row) for row in map(SHARD.read, rows))
         return locked
 
