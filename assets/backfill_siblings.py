@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from dagster_leasehold.assets.partitions import asset_key, partitions_of, shard_partitions
+from dagster_leasehold.assets.partitions import (
+    SHARE_TAG,
+    asset_key,
+    partitions_of,
+    shard_partitions,
+)
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
@@ -95,4 +100,5 @@ class Siblings:
             for run in self.instance.get_runs(filters=wanted)
             if run.asset_selection == self.run.asset_selection
             and run.run_config == self.run.run_config
+            and SHARE_TAG not in run.tags
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import dagster as dg
@@ -15,6 +15,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 
 SHOWN_CAUSES_MAX = 5
 SHOWN_SHARDS_MAX = 10
+_REPORTED_ALREADY = "__source_asset_observation__"
+"""Dagster's own mark of results whose events were logged by the op itself."""
 
 RunContext = dg.AssetExecutionContext | dg.OpExecutionContext
 MaterializeEvents = Iterator[dg.MaterializeResult[Any]]
@@ -66,6 +68,21 @@ def partition_results(
                 log_check(context, check.evaluation(stream, shard))
         results = joint_results(check for shard in shards for check in checks[shard])
         yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
+
+
+def reported_result(
+    stream: ShardStream, shards: Iterable[ShardId], done: PartitionResults
+) -> dg.MaterializeResult[Any]:
+    """Return the result of a run that has reported its partitions one by one.
+
+    Dagster would make a materialization of each partition of the run's range, those included that
+    other runs have reported. It makes none for a result with this metadata.
+    """
+    results = joint_results(check for shard in shards for check in done.checks(shard))
+    metadata = {_REPORTED_ALREADY: True}
+    return dg.MaterializeResult(
+        asset_key=asset_key(stream), check_results=results, metadata=metadata
+    )
 
 
 def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:

@@ -15,6 +15,10 @@ RANGE_END_TAG = "dagster/asset_partition_range_end"
 NODE_TAG = "leasehold/node"
 STREAM_TAG = "leasehold/stream"
 WORK_MAX_TAG = "leasehold/work_max_s"
+SHARE_TAG = "leasehold/share_of"
+"""Names the run of a range that asked for this one; see `assets.range_shares`."""
+SHARDS_TAG = ".dagster/leasehold_shards"
+"""Names the partitions of such a run; hidden like `PROCESS_TAG`."""
 PROCESS_TAG = ".dagster/leasehold_process"
 """Too long for people: Dagster's pages leave out tags that begin so."""
 EARLIER_PROCESS_TAG = "leasehold/process"
@@ -32,12 +36,14 @@ def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:
 
 
 def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]) -> list[str]:
-    """Return the partitions that a run was launched for: one, a range, or none.
+    """Return the partitions that a run was launched for: one, a range, a share of one, or none.
 
     Args:
         tags: of the run.
         in_order: gives all partitions in the order in which they were added.
     """
+    if SHARDS_TAG in tags:
+        return tags[SHARDS_TAG].split(", ")
     if RANGE_START_TAG not in tags or RANGE_END_TAG not in tags:
         return [tags[PARTITION_TAG]] if PARTITION_TAG in tags else []
     keys = in_order()
@@ -46,6 +52,17 @@ def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]
     except ValueError:
         return []  # somebody has deleted one
     return list(keys[first : last + 1])
+
+
+def node_of_launcher(run: dg.DagsterRun) -> str | None:
+    """Return the node that the launcher of a run named, if it did.
+
+    1. A run of a range of partitions dies at work for its second node, which its tag names by then.
+    2. Dagster repeats the run, with all its tags.
+    3. Taken for a choice, the node would be refused the shards of all others.
+    """
+    of_partitions = PARTITION_TAG in run.tags or RANGE_START_TAG in run.tags
+    return None if of_partitions and run.parent_run_id else run.tags.get(NODE_TAG)
 
 
 def definition_name(stream: ShardStream) -> str:

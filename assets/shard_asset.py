@@ -16,15 +16,19 @@ from dagster_leasehold.assets.partition_events import (
     MaterializeEvents,
     partition_results,
     report_partition,
+    reported_result,
 )
 from dagster_leasehold.assets.partitions import (
     NODE_TAG,
+    SHARE_TAG,
     asset_key,
     asset_op_name,
+    node_of_launcher,
     output_key,
     shard_partitions,
     spark_key,
 )
+from dagster_leasehold.assets.range_shares import RangeShares, asked_shards, check_asker
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import part_of_run
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
@@ -79,7 +83,8 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         check_specs=check_specs(stream),
         partitions_def=partitions,
         required_resource_keys={spark_key(stream)},
-        # One run for each unbroken range of partitions; `Siblings` joins those of a backfill.
+        # One run for each unbroken range of partitions; `Siblings` joins those of a backfill, and
+        # `RangeShares` asks for a run of each node.
         backfill_policy=dg.BackfillPolicy.single_run(),
     )
     def shard_asset(context: dg.AssetExecutionContext, config: ShardConfig) -> MaterializeEvents:
@@ -101,36 +106,63 @@ def _materialize(
     deployment: Deployment,
 ) -> MaterializeEvents:
     shards = _shards_asked_for(context, stream)
-    run_id = context.run.run_id
     siblings = Siblings(context.instance, context.run, stream)
-    done: ShardRun | ReplayedPartitions
-    if config.replay_from is not None or config.replay_to is not None or config.quarantined:
-        span = ReplaySpan.parse(
-            config.replay_from, config.replay_to, quarantined=config.quarantined
-        )
-        with tracing.span("run", stream.key, job="replay", run=run_id, shards=len(shards)):
-            done = replay_partitions(
-                context, stream, deployment, spark=spark, rounds=siblings.rounds(shards), span=span
-            )
-    else:
-        done = _consume(context, config, spark, stream, deployment, rounds=siblings.rounds(shards))
-    asked = [*shards, *siblings.shards]
-    failed = done.refusals(asked)
-    good = [shard for shard in asked if shard not in failed]
+    shares = RangeShares(context.instance, context.run, stream, deployment, context.log.info)
+    check_asker(context.instance, context.run)
+    # Dagster knows a share's first partition alone.
+    more = [shard for shard in asked_shards(context.run) if shard not in shards]
+    rounds: Iterable[Sequence[ShardId]] = [[*shards, *more]]
+    if SHARE_TAG not in context.run.tags:
+        rounds = siblings.rounds(shards)
+        if config.node is None and _named_node(context.run) is None:
+            rounds = shares.rounds(rounds)
+    with shares.ending_with_run():
+        done = _make(context, config, spark, stream, deployment, shards=shards, rounds=rounds)
+    more += siblings.shards
+    own = [shard for shard in (*shards, *more) if shard not in shares.delivered]
+    failed = done.refusals(own)
+    good = [shard for shard in own if shard not in failed]
+    together = not failed and not shares.delivered
     with stored_together(context.instance):
         # Before the run's own partitions: with those, Dagster takes the backfill for complete.
-        for shard in good if failed else siblings.shards:
+        for shard in more if together else good:
             report_partition(context, stream, done, shard)
         if isinstance(done, ShardRun):
             done.observe(context, failed)
-    if not failed:
+    if together:
         yield from partition_results(context, stream, shards, done)
+    elif not failed:
+        yield reported_result(stream, good, done)
     # Dagster has stored the events before it asks for more, so that flagging now loses nothing.
     if isinstance(done, ShardRun):
         done.mark_delivered()
-    siblings.remove(good)
+    siblings.remove([*good, *shares.delivered])
     if failed:
-        raise dg.Failure(done.refusal(asked), allow_retries=False)
+        raise dg.Failure(done.refusal(own), allow_retries=False)
+
+
+def _named_node(run: dg.DagsterRun) -> str | None:
+    """Return the node that a run has to consume for; a share is for whoever holds its shards."""
+    return None if SHARE_TAG in run.tags else node_of_launcher(run)
+
+
+def _make(
+    context: dg.AssetExecutionContext,
+    config: ShardConfig,
+    spark: SparkResource,
+    stream: ShardStream,
+    deployment: Deployment,
+    *,
+    shards: Sequence[ShardId],
+    rounds: Iterable[Sequence[ShardId]],
+) -> ShardRun | ReplayedPartitions:
+    """Consume or replay partitions, round by round, as the config says."""
+    if config.replay_from is None and config.replay_to is None and not config.quarantined:
+        return _consume(context, config, spark, stream, deployment, rounds=rounds)
+    span = ReplaySpan.parse(config.replay_from, config.replay_to, quarantined=config.quarantined)
+    run_id = context.run.run_id
+    with tracing.span("run", stream.key, job="replay", run=run_id, shards=len(shards)):
+        return replay_partitions(context, stream, deployment, spark=spark, rounds=rounds, span=span)
 
 
 def _consume(
@@ -144,7 +176,7 @@ def _consume(
 ) -> ShardRun:
     run_id = context.run.run_id
     done = ShardRun(stream, deployment.store(), run_id)
-    wanted = config.node or context.run.tags.get(NODE_TAG)
+    wanted = config.node or _named_node(context.run)
     placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=wanted)
     for shards in rounds:
         for some in placer.portions(shards, stream.shards_per_run):

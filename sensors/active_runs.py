@@ -43,6 +43,7 @@ class ActiveRun:
         ending: True if it was asked to end.
         work_max_s: the longest time that its launcher lets it work, in seconds; None for a run that
             is not at work, or has no such limit.
+        asker: the run of a range that waits for this one, its share; empty for any other run.
     """
 
     run_id: str
@@ -55,6 +56,7 @@ class ActiveRun:
     definition: str = ""
     ending: bool = False
     work_max_s: float | None = None
+    asker: str = ""
 
 
 def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[ActiveRun]:
@@ -92,6 +94,7 @@ def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[Activ
                 definition=str(config.get("definition", "")),
                 ending=FINISH_TAG in run.tags or STOP_TAG in run.tags,
                 work_max_s=_work_max_s(run),
+                asker=run.tags.get(names.SHARE_TAG, ""),
             )
         )
     return active

@@ -169,7 +169,8 @@ class RunCleaning:
         open_rows = [row for row in rows if row.consumer_run]
         free = partial(self._free, instance, open_rows, active)
         notes += self._steps.attempt("freeing what ended runs left open", free, [], at_once=True)
-        holding = {row.consumer_run for row in open_rows}
+        # A run that waits for its shares holds nothing meanwhile, for as long as they take.
+        holding = {row.consumer_run for row in open_rows} | {run.asker for run in active}
         overdue = self._holding.overdue(
             active, holding, now_s=self.clock(), grace_s=pulse.group.timeout_s
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from dagster._grpc.client import DagsterGrpcClient
 from dagster._serdes import ConfigurableClassData
 
 from dagster_leasehold.assets.deployment import instance_address
-from dagster_leasehold.assets.partitions import NODE_TAG, PARTITION_TAG, RANGE_START_TAG
+from dagster_leasehold.assets.partitions import PARTITION_TAG, RANGE_START_TAG, node_of_launcher
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -55,7 +56,7 @@ class NodeRunLauncher(DefaultRunLauncher):
             DagsterLaunchFailedError: the node is not there; one sentence says so.
         """
         run = context.dagster_run
-        node = run.tags.get(NODE_TAG) or self._holder(run)
+        node = node_of_launcher(run) or self._holder(run)
         if node is not None and withdrawn(self._instance, node):
             raise DagsterLaunchFailedError(
                 f"Node {node} takes no runs: its agent has left. `leasehold node --name {node}` "
@@ -74,6 +75,10 @@ class NodeRunLauncher(DefaultRunLauncher):
         client = DagsterGrpcClient(host=endpoint.host, port=endpoint.port)
         there = _InstanceOfNode(self._instance, home_of(self._instance, cast("str", node)))
         self.launch_run_from_grpc_client(cast("DagsterInstance", there), run, client)
+
+    def answering(self, nodes: Collection[str]) -> list[str]:
+        """Return those of some nodes whose agents take runs now."""
+        return [node for node in nodes if self._answers(node)]
 
     def terminate(self, run_id: str) -> bool:
         """Terminate a run; return False at once if the run's server does not answer."""

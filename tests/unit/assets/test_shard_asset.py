@@ -99,6 +99,15 @@ class Scene:
         """A run of a range of partitions, as the backfill daemon launches it."""
         tags = {RANGE_START_TAG: first, RANGE_END_TAG: last, BACKFILL_TAG: BACKFILL}
         ops = {asset_op_name(self.stream): {"config": config}}
+        return self.job().execute_in_process(
+            instance=self.instance,
+            asset_selection=self.selection,
+            tags=tags,
+            run_config={"ops": ops} if config else None,
+            raise_on_error=False,
+        )
+
+    def job(self) -> dg.JobDefinition:
         defs = dg.Definitions(
             assets=[self.asset, *self.others],
             resources={
@@ -106,13 +115,7 @@ class Scene:
                 output_key(self.stream): committed_input(self.stream, self.deployment),
             },
         )
-        return defs.resolve_implicit_global_asset_job_def().execute_in_process(
-            instance=self.instance,
-            asset_selection=self.selection,
-            tags=tags,
-            run_config={"ops": ops} if config else None,
-            raise_on_error=False,
-        )
+        return defs.resolve_implicit_global_asset_job_def()
 
     def queue(self, *partitions: str, **config: Any) -> list[str]:
         """Add a queued run for each of these partitions; return their ids."""

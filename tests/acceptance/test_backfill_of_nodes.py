@@ -1,0 +1,263 @@
+"""Backfills of three nodes, each with a code server of its own: a run on each, killed, canceled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Generator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, RunsFilter
+
+from dagster_leasehold.assets.backfill_siblings import BACKFILL_TAG
+from dagster_leasehold.assets.partitions import (
+    NODE_TAG,
+    SHARE_TAG,
+    asset_key,
+    asset_op_name,
+    partitions_of,
+)
+from dagster_leasehold.assets.run_process import noted_process
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.instance import nodes_text
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.acceptance import shared_definitions
+from tests.acceptance.shared_stream import KEY, STREAM, stream_of
+from tests.dagster_deployment import (
+    ROOT,
+    DagsterDeployment,
+    dagster_deployment,
+    port_open,
+    wait_for,
+)
+from tests.ports import free_port
+
+NODES = ("node-a", "node-b", "node-c")
+SHARDS, DONE_S = 60, 400.0
+LAUNCH = """mutation ($params: LaunchBackfillParams!) {
+    launchPartitionBackfill(backfillParams: $params) {
+        __typename ... on LaunchBackfillSuccess { backfillId } } }"""
+CANCEL = "mutation ($id: String!) { cancelPartitionBackfill(backfillId: $id) { __typename } }"
+STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
+    ... on PartitionBackfill { status
+        assetBackfillData { assetBackfillStatuses { ... on AssetPartitionsStatusCounts {
+            numPartitionsMaterialized numPartitionsFailed } } } } } }"""
+
+pytestmark = [
+    pytest.mark.release,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Sixty shards that three nodes hold; nobody consumes but for the runs of backfills."""
+
+    deployment: DagsterDeployment
+    instance: DagsterInstance
+    store: LeaseStore
+    log: LocalLog
+    servers: dict[str, int]
+
+    @property
+    def hold(self) -> Path:
+        """The file that keeps all batches waiting."""
+        return self.deployment.settings.home / "hold"
+
+    def append(self) -> None:
+        for number in range(SHARDS):
+            self.log.append(str(number), [b"record"])
+
+    def backfill(self, **config: Any) -> str:
+        params: dict[str, Any] = {
+            "assetSelection": [{"path": [STREAM]}],
+            "partitionNames": [str(number) for number in range(SHARDS)],
+        }
+        if config:
+            op = asset_op_name(stream_of(self.deployment.settings))
+            params["runConfigData"] = {"ops": {op: {"config": config}}}
+        answer = self.deployment.graphql(LAUNCH, params=params)["launchPartitionBackfill"]
+        return answer["backfillId"]
+
+    def status(self, backfill: str) -> dict[str, Any]:
+        return self.deployment.graphql(STATUS, id=backfill)["partitionBackfillOrError"]
+
+    def ended(self, backfill: str) -> tuple[str, int, int]:
+        """Return how a backfill ended, and how many partitions are materialized, and failed."""
+
+        def over() -> dict[str, Any] | None:
+            status = self.status(backfill)
+            return None if status["status"] in ("REQUESTED", "CANCELING", "FAILING") else status
+
+        status = wait_for("the backfill to end", over, DONE_S)
+        (counts,) = status["assetBackfillData"]["assetBackfillStatuses"]
+        return status["status"], counts["numPartitionsMaterialized"], counts["numPartitionsFailed"]
+
+    def runs(self, backfill: str) -> list[DagsterRun]:
+        return list(self.instance.get_runs(RunsFilter(tags={BACKFILL_TAG: backfill})))
+
+    def working(self, backfill: str) -> dict[str, tuple[DagsterRun, int]]:
+        """Return the run of each node and its process, once each of the nodes has one."""
+
+        def each() -> dict[str, tuple[DagsterRun, int]] | None:
+            runs: dict[str, tuple[DagsterRun, int]] = {}
+            for run in self.runs(backfill):
+                process = ProcessIdentity.parse(noted_process(run))
+                if run.status is DagsterRunStatus.STARTED and process and NODE_TAG in run.tags:
+                    runs[run.tags[NODE_TAG]] = run, process.pid
+            return runs if runs.keys() == set(NODES) else None
+
+        return wait_for("a run of each node", each, DONE_S)
+
+    def materialized(self) -> Counter[tuple[str, str]]:
+        """Count the materializations of each partition by each run."""
+        key = asset_key(stream_of(self.deployment.settings))
+        records = self.instance.fetch_materializations(key, limit=5_000).records
+        return Counter((each.run_id, str(each.partition_key)) for each in records)
+
+    def assert_each_once(self, backfill: str) -> None:
+        """Each partition was materialized once, and by the run that was asked for it."""
+        runs = {run.run_id: run for run in self.runs(backfill)}
+        made = {made: n for made, n in self.materialized().items() if made[0] in runs}
+        assert set(made.values()) == {1}
+        assert sorted(partition for _, partition in made) == sorted(map(str, range(SHARDS)))
+        for run_id, partition in made:
+            if SHARE_TAG in runs[run_id].tags:
+                assert partition in partitions_of(runs[run_id].tags, list)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Generator[Scene]:
+    home = tmp_path_factory.mktemp("three") / "home"
+    settings = Settings(home=home, nodes=NODES)
+    log = LocalLog.create(home / "logs" / STREAM, SHARDS)
+    store = open_store(settings.store_url)
+    module = shared_definitions.__name__
+    with ExitStack() as stack:
+        deployed = dagster_deployment(settings, module=module, dagster_yaml=nodes_text())
+        deployment = stack.enter_context(deployed)
+        instance = stack.enter_context(DagsterInstance.from_config(str(settings.dagster_home)))
+        servers = {node: start_server(settings, module, node, instance, stack) for node in NODES}
+
+        def held() -> bool:
+            groups = {group.key for group in store.groups()}
+            rows = store.snapshot(KEY).shards if KEY in groups else []
+            return len(rows) == SHARDS and all(row.consumer_owner for row in rows)
+
+        wait_for("owners of all shards", held, DONE_S)
+        deployment.stop_sensor(f"{STREAM}_rebalance")
+        yield Scene(deployment, instance, store, log, servers)
+
+
+def start_server(
+    settings: Settings, module: str, node: str, instance: DagsterInstance, stack: ExitStack
+) -> int:
+    """Start the code server of a node, as its agent would; return its process."""
+    port = free_port()
+    command = ("-m", "dagster", "api", "grpc", "-m", module, "--port", str(port))
+    process = ChildProcess(
+        f"code server of {node}",
+        [sys.executable, *command, "--host", "127.0.0.1", "--location-name", "leasehold"],
+        log=settings.home / f"{node}.log",
+        environment=os.environ
+        | {
+            "LEASEHOLD_HOME": str(settings.home),
+            "LEASEHOLD_NODES": json.dumps(list(NODES)),
+            "DAGSTER_HOME": str(settings.dagster_home),
+            "PYTHONPATH": str(ROOT),
+        },
+        folder=settings.home,
+    )
+    stack.enter_context(process)
+    wait_for(f"the code server of {node}", lambda: port_open(port), DONE_S)
+    publish(instance, node, Endpoint("127.0.0.1", port))
+    return process.pid
+
+
+def test_a_killed_run_of_a_node_is_made_up_for(scene: Scene) -> None:
+    """Each node has a run on its own code server; one is killed, and nothing is missing."""
+    scene.append()
+    scene.hold.touch()
+    backfill = scene.backfill()
+    working = scene.working(backfill)
+    for node, (run, pid) in working.items():
+        assert scene.servers[node] in {each.pid for each in psutil.Process(pid).parents()}, run
+    shares = [node for node, (run, _) in working.items() if SHARE_TAG in run.tags]
+    assert len(shares) == len(NODES) - 1
+    victim, pid = working[shares[0]]
+    os.kill(pid, signal.SIGKILL)
+    scene.hold.unlink()
+    assert scene.ended(backfill) == ("COMPLETED_SUCCESS", SHARDS, 0)
+    statuses = {run.run_id: run.status for run in scene.runs(backfill)}
+    assert statuses.pop(victim.run_id) is DagsterRunStatus.FAILURE
+    assert [*statuses.values()] == [DagsterRunStatus.SUCCESS] * 2
+    scene.assert_each_once(backfill)
+
+
+def test_a_backfill_with_config_replays_on_each_node(scene: Scene) -> None:
+    wait_for("the publication", lambda: not scene.store.unpublished(KEY), DONE_S)
+    backfill = scene.backfill(**{"from": "begin"})
+    assert scene.ended(backfill) == ("COMPLETED_SUCCESS", SHARDS, 0)
+    runs = scene.runs(backfill)
+    assert [run.status for run in runs] == [DagsterRunStatus.SUCCESS] * len(NODES)
+    scene.assert_each_once(backfill)
+    assert Counter(batch.generation for batch in scene.store.batches(KEY)) == {1: SHARDS}
+
+
+def test_a_killed_asker_is_charged_with_what_is_left_and_a_retry_makes_it(scene: Scene) -> None:
+    """The runs of the other nodes go on, and what they make counts."""
+    scene.append()
+    scene.hold.touch()
+    backfill = scene.backfill()
+    working = scene.working(backfill)
+    ((asker, pid),) = [each for each in working.values() if SHARE_TAG not in each[0].tags]
+    os.kill(pid, signal.SIGKILL)
+    ended = [DagsterRunStatus.FAILURE]
+    wait_for(
+        "the end of the killed run",
+        lambda: [r.status for r in scene.runs(backfill) if r.run_id == asker.run_id] == ended,
+        DONE_S,
+    )
+    scene.hold.unlink()
+    shared = {
+        partition
+        for run, _ in working.values()
+        if SHARE_TAG in run.tags
+        for partition in partitions_of(run.tags, list)
+    }
+    left = SHARDS - len(shared)
+    assert scene.ended(backfill) == ("COMPLETED_FAILED", len(shared), left)
+    again = scene.backfill()
+    assert scene.ended(again) == ("COMPLETED_SUCCESS", SHARDS, 0)
+    scene.assert_each_once(again)
+
+
+def test_a_canceled_backfill_ends_the_run_of_each_node(scene: Scene) -> None:
+    scene.append()
+    scene.hold.touch()
+    backfill = scene.backfill()
+    scene.working(backfill)
+    scene.deployment.graphql(CANCEL, id=backfill)
+    assert scene.ended(backfill) == ("CANCELED", 0, SHARDS)
+    assert {run.status for run in scene.runs(backfill)} == {DagsterRunStatus.CANCELED}
+    scene.hold.unlink()
+    again = scene.backfill()
+    assert scene.ended(again) == ("COMPLETED_SUCCESS", SHARDS, 0)
+    scene.assert_each_once(again)
+    assert verify(scene.store, KEY) == []
