@@ -106,12 +106,19 @@ def _with_fields(
     records: pa.Table, schema: str | StructType, column: str, function: str, separator: str
 ) -> Any:
     """Return an Arrow table with the fields of one of its columns, and their errors, behind it."""
-    from dagster_leasehold.assets.arrow_parsing.columns import parse_column
     from dagster_leasehold.assets.arrow_parsing.field_types import fields_of
 
     fields = fields_of(schema)
     _refuse_taken(fields.names, records.schema.names, function)
-    form = _format(fields, separator)
+    try:
+        from dagster_leasehold.assets.arrow_parsing.columns import parse_column
+
+        form = _format(fields, separator)
+    except ModuleNotFoundError as missing:
+        raise TransformError(
+            f"{function} needs the library {missing.name} for Arrow tables, and Spark's workers "
+            "have it not: let them have numpy and msgspec."
+        ) from missing
     columns, errors = parse_column(records, column, form)
     for name, values in zip([*fields.names, ERROR_COLUMN], [*columns, errors], strict=True):
         records = records.append_column(name, values)

@@ -13,9 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
@@ -26,15 +24,19 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.shard_sources.source import ShardReader, ShardSource
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 ENTRY_POINT_GROUP = "leasehold.sources"
 LOCAL_LOG = "local_log"
 # Named, not imported: a deployment pays for the source that it uses.
 _BUILT_IN = {
     "kafka": "dagster_leasehold.shard_sources.kafka.source",
     "kinesis": "dagster_leasehold.shard_sources.kinesis.source",
-    LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.log",
+    LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.kind",
     "loghub": "dagster_leasehold.shard_sources.loghub.source",
 }
+_WHERE = "let Spark's workers have it, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
         UnknownSource: there is no such source.
         InvalidSetting: an option is missing, unknown or of the wrong form; values are not shown.
     """
+    from pydantic import ValidationError
+
     model = source_kind(name).options
     try:
         return model.model_validate(dict(given))
@@ -153,17 +157,32 @@ def reader_from_options(options: Mapping[str, str]) -> ShardReader:
         SourceLibraryMissing: its client library is not installed here.
     """
     name = options.get("source", "")
-    kind = source_kind(name)
-    _check_library(name, kind)
     try:
-        return kind.reader(options)
+        return _reader_function(name)(options)
     except KeyError as missing:
         raise UnknownSource(f"The source {shown(name)} needs the option {missing}.") from None
+
+
+def _reader_function(name: str) -> Callable[[Mapping[str, str]], ShardReader]:
+    if name == LOCAL_LOG:
+        from dagster_leasehold.shard_sources.local_log.source import reader_of
+
+        # Its kind has options made with pydantic, which a worker of a cluster may lack.
+        return reader_of
+    try:
+        kind = source_kind(name)
+    except ModuleNotFoundError as missing:
+        raise SourceLibraryMissing(
+            f"The source {shown(name)} needs the library {missing.name}, which is not installed "
+            f"here: {_WHERE}."
+        ) from missing
+    _check_library(name, kind)
+    return kind.reader
 
 
 def _check_library(name: str, kind: SourceKind) -> None:
     if kind.library and find_spec(kind.library) is None:
         raise SourceLibraryMissing(
             f"The source {shown(name)} needs the library {kind.library}, which is not installed "
-            f"here: run `{kind.install}`, on Spark's workers too."
+            f"here: run `{kind.install}`, and {_WHERE}."
         )

@@ -55,7 +55,7 @@ def attempt_frames(
     attempt, folder = job.begin_attempt()
     shards = [range_.shard for range_ in ranges]
     try:
-        output = _transformed(_read(spark, job, ranges, folder), job)
+        output = _transformed(spark, _read(spark, job, ranges, folder), job)
     except LeaseholdError:
         folder.remove_empty_folder()
         raise
@@ -118,7 +118,7 @@ def _register_one(spark: SparkSession, source: type[DataSource]) -> None:
                 raise
 
 
-def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
+def _transformed(spark: SparkSession, records: DataFrame, job: SweepJob) -> DataFrame:
     """Return the output of the user's transform, checked before anything is read.
 
     Raises:
@@ -128,7 +128,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
 
     where = f"The transform of stream {job.stream}"
     transform = cast(Transform, job.transform)
-    ship_code_of(transform)
+    ship_code_of(transform, spark)
     try:
         output = cast(object, transform(records))
         # Spark checks column names only when it is asked for them.

@@ -55,7 +55,7 @@ def attempt_ranges(
         SweepInterrupted: `job.doomed` became true.
         TransformError: the transform cannot be sent to Spark.
     """
-    transform = _pickled(job)
+    transform = _pickled(spark, job)
     attempt, folder = job.begin_attempt()
     shards = [range_.shard for range_ in ranges]
     parts = parts_of(ranges, job.tasks_max, job.divide)
@@ -83,17 +83,18 @@ def attempt_ranges(
     return results
 
 
-def _pickled(job: SweepJob) -> bytes | None:
+def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
     """Return the transform with its code, as it travels.
 
     Raises:
+        SparkUnavailable: the session has other code under the same names.
         TransformError: it cannot be pickled.
     """
     from pyspark import cloudpickle
 
+    ship_code_of(job.transform, spark)
     if job.transform is None:
         return None
-    ship_code_of(job.transform)
     try:
         return cloudpickle.dumps(job.transform)
     except Exception as error:

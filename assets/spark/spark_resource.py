@@ -18,9 +18,15 @@ from pydantic import Field, PrivateAttr
 from typing_extensions import override
 
 from dagster_leasehold.assets.errors import SessionLost, SparkUnavailable
+from dagster_leasehold.assets.spark import shipped_code
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, replace_session, stop
 from dagster_leasehold.assets.spark.spark_session import builder_conf, forget, settle
-from dagster_leasehold.assets.spark.spark_settings import CONNECT, CONNECT_SCHEME, TOKEN_VARIABLE
+from dagster_leasehold.assets.spark.spark_settings import (
+    CONNECT,
+    CONNECT_SCHEME,
+    TOKEN_VARIABLE,
+    is_remote,
+)
 from dagster_leasehold.lease_store.errors import LeaseholdError
 
 if TYPE_CHECKING:
@@ -127,6 +133,8 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         try:
             session = supplier.spark_session
             settle(session, self.conf if self.mode.startswith(CONNECT_SCHEME) else {})
+            if is_remote(self.mode):
+                shipped_code.begin(session)
         except LeaseholdError:
             raise
         except Exception as error:

@@ -6,8 +6,9 @@ import re
 import sys
 from collections.abc import Callable
 
+from dagster_leasehold.assets.spark import shipped_code
+
 MESSAGE_LENGTH_MAX = 300
-_OWN_PACKAGE = __name__.partition(".")[0]
 _TRACE_BEGIN = "Traceback (most recent call last)"
 _JAVA_CALL = "An error occurred while calling "
 _RAISED = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
@@ -55,16 +56,20 @@ def _sentence(kind: str, message: str) -> str:
     return f"{kind}: {line}" if line else kind
 
 
-def ship_code_of(transform: Callable[..., object]) -> None:
-    """Send functions of the transform's own module to Spark by value, not by name.
+def ship_code_of(transform: Callable[..., object] | None, session: object) -> None:
+    """Send the user's code to a session, and functions of the transform's own module by value.
 
     A warm server's workers may be unable to import the user's module, or hold it as it was
-    before its last edit.
+    before its last edit. Without a transform there may be code of a source.
+
+    Raises:
+        SparkUnavailable: the session has other code under the same names.
     """
     from pyspark import cloudpickle
 
     name = getattr(transform, "__module__", "")
+    shipped_code.send_users_code(session, name)
     module = sys.modules.get(name)
     # What runs as a script is always sent by value; this project's modules are on every worker.
-    if module is not None and name.partition(".")[0] not in ("__main__", _OWN_PACKAGE):
+    if module is not None and name.partition(".")[0] not in ("__main__", shipped_code.OWN_PACKAGE):
         cloudpickle.register_pickle_by_value(module)

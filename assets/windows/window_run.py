@@ -246,7 +246,7 @@ def _write(
     folder = root / name
     where = f"The transform of an hour of stream {stream.name}"
     frame = parquet_frame(spark, plan, stream.key, span)
-    ship_code_of(transform)
+    ship_code_of(transform, spark)
     try:
         output = cast(object, transform(frame))
         if isinstance(output, DataFrame):

@@ -197,6 +197,7 @@ def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
     here = [platform.python_version(), *(version(name) for name in _PACKAGES)]
     names = ["Python", *_PACKAGES]
     text = ", ".join(f"{name} {number}" for name, number in zip(names, here, strict=True))
+    text += f", dagster-leasehold {version('dagster-leasehold')}"
     spark = target.settings.spark
     if spark.engine.startswith(CONNECT_SCHEME):
         require_listener(spark.engine)
@@ -223,11 +224,11 @@ def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
     )
 
 
-_PACKAGES = ("pyspark", "pyarrow", "dagster-leasehold")
+_PACKAGES = ("pyspark", "pyarrow")
 
 
 def worker_versions(session: object) -> list[str]:
-    """Return the versions of Python and of our packages in a worker of a Spark session."""
+    """Return the versions in a worker of a Spark session: of Python, and of what it has to have."""
     packages = _PACKAGES
 
     def look(batches: Iterator[object]) -> Iterator[object]:

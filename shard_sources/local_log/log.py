@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import Self
-
-from pydantic import BaseModel, ConfigDict
 
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
@@ -25,14 +23,12 @@ from dagster_leasehold.shard_sources.local_log.resharding import (
 )
 from dagster_leasehold.shard_sources.local_log.retention import retain
 from dagster_leasehold.shard_sources.local_log.segments import shard_folder
-from dagster_leasehold.shard_sources.local_log.source import LocalLogReader, LocalLogSource
+from dagster_leasehold.shard_sources.local_log.source import LocalLogSource
 from dagster_leasehold.shard_sources.local_log.writing import (
     SEGMENT_BYTES_MAX,
     AppendedRange,
     ShardWriter,
 )
-from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
-from dagster_leasehold.shard_sources.source import ShardReader
 
 SHARDS_MAX = 100_000
 _RESHARD_WAIT_S = 30.0
@@ -190,27 +186,3 @@ class LocalLog(LocalLogSource):
 
     def _retaining_writer(self, shard: ShardId) -> ShardWriter:
         return ShardWriter(self.root, shard, clock=self._clock, closing=True)
-
-
-class LocalLogOptions(BaseModel):
-    """Options of a local log.
-
-    Attributes:
-        root: the log's folder; by default `logs/STREAM` in the home.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    root: Path | None = None
-
-
-def _open(options: LocalLogOptions, place: StreamPlace) -> LocalLog:
-    """Return the log; where there is none yet, the first call that needs it says so."""
-    return LocalLog(options.root or place.folder)
-
-
-def _reader(options: Mapping[str, str]) -> ShardReader:
-    return LocalLogReader(options["root"])
-
-
-KIND = SourceKind(LocalLogOptions, _open, _reader)

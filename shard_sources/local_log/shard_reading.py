@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,6 +30,10 @@ from dagster_leasehold.shard_sources.source import (
     record_schema,
 )
 
+if TYPE_CHECKING:
+    import numpy as np
+
+_FUNCTIONS: Any = pc
 _LISTING_ATTEMPTS = 5
 
 
@@ -162,6 +165,8 @@ class ShardFolder:
 
     def plan(self, start: str, limits: Limits, *, finished: bool) -> PlannedRange:
         """Return the end of a batch: as many records as both limits allow, and at least one."""
+        import numpy as np
+
         extent = self.extent()
         first = self.offset(start, extent)
         stop = min(extent.end, first + limits.records_max)
@@ -204,13 +209,15 @@ class ShardFolder:
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
         """Stored columns with the shard and the cursors added."""
         count = rows.num_rows
-        cursors = pa.array(np.arange(offset, offset + count)).cast(pa.string())
+        # Without numpy, which Spark's workers may lack.
+        numbers = _FUNCTIONS.cumulative_sum(pa.repeat(pa.scalar(1), count), start=offset - 1)
+        cursors = numbers.cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
         return pa.record_batch(columns, schema=record_schema())
 
 
 def _payload_sizes(rows: pa.RecordBatch) -> np.ndarray:
     """Return the bytes of each row's key and value."""
-    length: Any = pc.binary_length  # pyright: ignore[reportAttributeAccessIssue]
+    length = _FUNCTIONS.binary_length
     keys, values = (length(rows.column(name)).fill_null(0) for name in ("key", "value"))
     return keys.to_numpy() + values.to_numpy()

@@ -49,6 +49,11 @@ class LocalLogReader:
         yield from self._folder(catalog.find(range_.shard).shard).read(range_)
 
 
+def reader_of(options: Mapping[str, str]) -> LocalLogReader:
+    """Return the reader that `LocalLogSource.spark_options` describes."""
+    return LocalLogReader(options["root"])
+
+
 class LocalLogSource(LocalLogReader):
     """A local log as a source; nothing is written through it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_session import NO_CONF
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -59,10 +61,13 @@ def consume(
     transform: AnyTransform = None,
     mode: str = "connect",
     follow: Follow | None = None,
+    conf: Mapping[str, str] = NO_CONF,
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards of the deployment."""
     stream = stream_of(home, transform)
-    return consume_stream(stream, home, spark_folder, run, replaces, mode=mode, follow=follow)
+    return consume_stream(
+        stream, home, spark_folder, run, replaces, mode=mode, follow=follow, conf=conf
+    )
 
 
 def consume_stream(
@@ -74,11 +79,12 @@ def consume_stream(
     *,
     mode: str = "connect",
     follow: Follow | None = None,
+    conf: Mapping[str, str] = NO_CONF,
 ) -> dict[ShardId, ConsumptionReport]:
     """One run over all shards, of a stream with settings of its own."""
     store = store_of(home)
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
-    spark = SparkResource(mode=mode, folder=str(spark_folder))
+    spark = SparkResource(mode=mode, folder=str(spark_folder), conf=dict(conf))
     consumer = Consumer(
         stream=stream,
         store=store,

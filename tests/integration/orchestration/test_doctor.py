@@ -14,5 +14,5 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
 def test_a_worker_tells_its_python_and_its_packages(connect_session: Any) -> None:
-    here = [version(name) for name in ("pyspark", "pyarrow", "dagster-leasehold")]
+    here = [version(name) for name in ("pyspark", "pyarrow")]
     assert worker_versions(connect_session) == [platform.python_version(), *here]

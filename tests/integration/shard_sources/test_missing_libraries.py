@@ -64,7 +64,7 @@ def test_nothing_starts_and_the_sentence_says_what_to_install(
     assert done.returncode != 0
     assert done.stderr.strip() == (
         f"The source '{source}' needs the library {kind.library}, which is not installed here: run "
-        f"`{kind.install}`, on Spark's workers too."
+        f"`{kind.install}`, and let Spark's workers have it, too."
     )
     assert done.stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["leasehold.toml"]

@@ -59,7 +59,7 @@ def test_a_declared_transform_bears_its_functions_name_and_is_called_like_it() -
 
 def test_a_declared_transform_travels_by_value() -> None:
     """Goal: a worker that cannot import the user's module applies it all the same."""
-    ship_code_of(clean)
+    ship_code_of(clean, object())
     try:
         assert __name__ in cloudpickle.list_registry_pickle_by_value()
         cargo = cloudpickle.dumps(clean)

@@ -74,8 +74,8 @@ def test_only_broken_pipe_traces_are_left_out_of_the_log() -> None:
 def test_only_the_users_code_travels_by_value() -> None:
     """Goal: an edited transform counts at once, and no worker gets a second copy of our classes."""
     module = __import__(__name__, fromlist=["_"])
-    ship_code_of(parse_json)
-    ship_code_of(test_the_last_line_of_a_trace_is_what_the_user_raised)
+    ship_code_of(parse_json, object())
+    ship_code_of(test_the_last_line_of_a_trace_is_what_the_user_raised, object())
     try:
         assert module.__name__ in cloudpickle.list_registry_pickle_by_value()
         assert parse_json.__module__ not in cloudpickle.list_registry_pickle_by_value()

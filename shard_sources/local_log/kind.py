@@ -1,0 +1,34 @@
+"""The local log as a kind of source, with its options.
+
+Apart from what reads it, because Spark's workers may lack pydantic.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from dagster_leasehold.shard_sources.local_log.log import LocalLog
+from dagster_leasehold.shard_sources.local_log.source import reader_of
+from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
+
+
+class LocalLogOptions(BaseModel):
+    """Options of a local log.
+
+    Attributes:
+        root: the log's folder; by default `logs/STREAM` in the home.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    root: Path | None = None
+
+
+def _open(options: LocalLogOptions, place: StreamPlace) -> LocalLog:
+    """Return the log; where there is none yet, the first call that needs it says so."""
+    return LocalLog(options.root or place.folder)
+
+
+KIND = SourceKind(LocalLogOptions, _open, reader_of)

@@ -1,0 +1,141 @@
+"""Spark that is not this project's: a standalone cluster, and a Connect server of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from dagster_leasehold.assets.spark.spark_session import spark_environment
+from dagster_leasehold.assets.spark.spark_versions import version_here
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from tests.dagster_deployment import wait_for
+from tests.own_environments import own_environment
+from tests.ports import free_port
+from tests.spark_iceberg import without_spark_connect
+
+START_S = 300.0
+OF_THIS_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV", "SPARK_HOME", "PYSPARK_PYTHON")
+
+
+def bare_python() -> Path:
+    """Return a Python that has PySpark and pyarrow, and nothing else.
+
+    Raises:
+        PackagesMissing: they cannot be installed here.
+    """
+    spark = version_here()
+    packages = (f"pyspark=={spark}", f"pyarrow=={pa.__version__}")
+    return own_environment(f"bare-worker-{spark}", packages) / "python"
+
+
+def bare_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of Spark's processes on a host that has the bare Python alone."""
+    own = without_spark_connect()
+    for name in OF_THIS_PYTHON:
+        own.pop(name, None)
+    java = spark_environment(folder, own)["JAVA_HOME"]
+    return own | {"JAVA_HOME": java, "PYSPARK_PYTHON": str(bare_python())}
+
+
+def _programs(python: Path) -> Path:
+    """Return the folder with the programs of Spark in the environment of a Python."""
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    return packages / "pyspark" / "bin"
+
+
+def spark_class(python: Path) -> Path:
+    """Return the program that starts a class of Spark."""
+    return _programs(python) / "spark-class"
+
+
+@contextmanager
+def standalone_cluster(
+    folder: Path, environment: Mapping[str, str], program: Path, workers: int
+) -> Generator[str]:
+    """Run a master and workers with one core each; yield the address.
+
+    Args:
+        folder: of the logs, `master.log` and `worker-N.log`, and of what workers write.
+        environment: of their processes.
+        program: Spark's `spark-class`.
+        workers: their number.
+    """
+    variables = {
+        # Spark would bind to the address of another interface.
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_WORKER_DIR": str(folder / "work"),
+        # Masters and workers need little; by default each asks for a gigabyte.
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+    port = free_port()
+    address = f"spark://127.0.0.1:{port}"
+    package = "org.apache.spark.deploy"
+    listening = ["--host", "127.0.0.1", "--webui-port", "0"]
+    commands = {
+        "master": [f"{package}.master.Master", *listening, "--port", str(port)],
+        **{
+            f"worker-{number}": [
+                *(f"{package}.worker.Worker", *listening),
+                *("--cores", "1", "--memory", "1g", address),
+            ]
+            for number in range(workers)
+        },
+    }
+    log = folder / "master.log"
+    with ExitStack() as stack:
+        for name, command in commands.items():
+            stack.enter_context(
+                ChildProcess(
+                    name,
+                    [str(program), *command],
+                    log=folder / f"{name}.log",
+                    environment=dict(environment) | variables,
+                    folder=folder,
+                )
+            )
+            if name == "master":
+                wait_for("the master", lambda: "Starting Spark master" in read(log), START_S)
+        # A worker that gets no answer registers again.
+        registered = re.compile(r"Registering worker (\S+)")
+        wait_for("all workers", lambda: len({*registered.findall(read(log))}) == workers, START_S)
+        yield address
+
+
+@contextmanager
+def bare_connect_server(folder: Path) -> Generator[str]:
+    """Run a Connect server whose workers have the bare Python; yield its address."""
+    port = free_port()
+    log = folder / "connect.log"
+    conf = {
+        "spark.master": "local[2]",
+        "spark.ui.enabled": "false",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.memory": "1g",
+    }
+    command = [
+        str(_programs(bare_python()) / "spark-submit"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *(word for key, value in conf.items() for word in ("--conf", f"{key}={value}")),
+        *("--name", "bare", "spark-internal"),
+    ]
+    environment = bare_environment(folder) | {"SPARK_LOCAL_IP": "127.0.0.1"}
+    with ChildProcess("connect", command, log=log, environment=environment, folder=folder):
+        wait_for("the server", lambda: "Spark Connect server started" in read(log), START_S)
+        yield f"sc://127.0.0.1:{port}"
+
+
+def read(path: Path) -> str:
+    """Return the text of a log; nothing where there is none yet."""
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def this_spark(folder: Path) -> tuple[dict[str, str], Path]:
+    """Return the environment of a cluster of this Python's Spark, and its `spark-class`."""
+    return spark_environment(folder, os.environ), spark_class(Path(sys.executable))

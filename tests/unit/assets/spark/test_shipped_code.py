@@ -1,0 +1,179 @@
+"""Code that travels with a session, seen by a session that only notes what it is sent."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.spark import shipped_code
+from dagster_leasehold.assets.spark.shipped_code import COMPANIONS, OWN_PACKAGE
+
+NAME = "shop_of_this_test"
+
+
+class Session:
+    """Notes the archives that it is given, and its configuration."""
+
+    def __init__(self, refusal: str = "") -> None:
+        self.conf: Any = self
+        self.settings: dict[str, str] = {}
+        self.archives: list[Path] = []
+        self._refusal = refusal
+
+    def get(self, key: str, default: str | None) -> str | None:
+        return self.settings.get(key, default)
+
+    def set(self, key: str, value: str) -> None:
+        self.settings[key] = value
+
+    def addArtifacts(self, path: str, *, pyfile: bool) -> None:  # noqa: N802
+        assert pyfile
+        if self._refusal:
+            raise RuntimeError(self._refusal)
+        self.archives.append(Path(path))
+
+    @property
+    def names(self) -> list[str]:
+        return [archive.name.rpartition("-")[0] for archive in self.archives]
+
+
+def begun() -> Session:
+    session: Any = Session()
+    shipped_code.begin(session)
+    return session
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of the user's that this process has loaded."""
+    package = tmp_path / NAME
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "inner" / "prices.py").write_text("PRICE = 1\n")
+    (package / "fields.json").write_text("{}")
+    (package / "huge.bin").write_bytes(b"\0" * (shipped_code.DATA_BYTES_MAX + 1))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(NAME)
+    shipped_code._archive.cache_clear()
+    yield package
+    shipped_code._archive.cache_clear()
+    assert sys.modules.pop(NAME) is module
+
+
+def python(code: str, archives: list[Path]) -> str:
+    """Return what a Python prints that has these archives and its own library alone."""
+    begin = f"import sys; sys.path[:0] = {[*map(str, archives)]!r}\n"
+    command = [sys.executable, "-I", "-S", "-c", begin + code]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_task_is_loaded_where_nothing_is_installed() -> None:
+    """Goal: what a worker imports needs no library but PySpark and pyarrow."""
+    session = begun()
+    assert session.names == [OWN_PACKAGE, *COMPANIONS]
+    code = "from dagster_leasehold.assets.consuming import range_tasks; print(range_tasks.__file__)"
+    assert python(code, session.archives).startswith(str(session.archives[0]))
+
+
+def test_the_users_modules_travel_once_with_the_data_beside_them(project: Path) -> None:
+    session = begun()
+    shipped_code.send_users_code(session, f"{NAME}.inner.prices")
+    sent = session.names
+    assert NAME in sent
+    # What the tests have loaded from outside this Python's installation is the user's too.
+    assert __name__.partition(".")[0] in sent
+    assert "pyarrow" not in sent
+    assert "pydantic" not in sent
+    shipped_code.send_users_code(session, f"{NAME}.inner.prices")
+    assert session.names == sent
+    [archive] = [path for path in session.archives if path.name.startswith(NAME)]
+    code = (
+        f"from importlib.resources import files; from {NAME}.inner.prices import PRICE\n"
+        f"print(PRICE, sorted(each.name for each in files('{NAME}').iterdir()))"
+    )
+    assert python(code, [archive]).strip() == "1 ['__init__.py', 'fields.json', 'inner']"
+
+
+def test_a_session_on_this_host_is_sent_nothing(project: Path) -> None:
+    session = Session()
+    shipped_code.send_users_code(session, NAME)
+    shipped_code.send_users_code(object(), NAME)
+    assert session.archives == []
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_installed_package_travels_with_a_transform_of_its_own(
+    project: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    monkeypatch.setattr(shipped_code, "_installation", lambda: (project.parent,) * installed)
+    session = begun()
+    shipped_code.send_users_code(session, "another.module")
+    assert (NAME in session.names) is not installed
+    shipped_code.send_users_code(session, f"{NAME}.inner")
+    assert NAME in session.names
+
+
+def test_modules_whose_files_are_gone_stay_at_home(project: Path) -> None:
+    session = begun()
+    project.rename(project.with_name("elsewhere"))
+    shipped_code.send_users_code(session, NAME)
+    assert NAME not in session.names
+
+
+def test_compiled_modules_stay_at_home(project: Path) -> None:
+    (project / "fast.so").touch()
+    session = begun()
+    shipped_code.send_users_code(session, NAME)
+    assert NAME not in session.names
+
+
+def test_the_name_of_an_archive_follows_from_what_is_in_it(tmp_path: Path) -> None:
+    write = shipped_code.write_archive
+    first = write(tmp_path, "shop", {"a.py": b"1", "b.py": b"2"})
+    content = first.read_bytes()
+    assert write(tmp_path, "shop", {"b.py": b"2", "a.py": b"1"}) == first
+    assert first.read_bytes() == content
+    assert write(tmp_path, "shop", {"a.py": b"1", "b.py": b"3"}) != first
+    assert write(tmp_path, "shop", {"a.py": b"12", "b.py": b""}) != first
+
+
+def test_a_session_that_has_other_code_is_refused() -> None:
+    """Goal: code that was changed is never mixed with what workers have imported."""
+    session = begun()
+    shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
+    assert session.names == [OWN_PACKAGE, *COMPANIONS], "another process has sent the same"
+    session.settings[f"{shipped_code.CONF_PREFIX}{OWN_PACKAGE}"] = "other.zip"
+    with pytest.raises(SparkUnavailable, match=f"other code of {OWN_PACKAGE}: take session_id out"):
+        shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_spark_that_takes_no_code_is_left_to_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    session: Any = Session("UNIMPLEMENTED: AddArtifacts")
+    shipped_code.begin(session)
+    assert "install it on its workers" in caplog.text
+    session = Session("no space left")
+    with pytest.raises(RuntimeError, match="no space left"):
+        shipped_code.begin(session)
+
+
+def test_a_source_is_found_by_the_entry_point_that_travels_with_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("shop", f"{NAME}.inner.prices:PRICE", shipped_code.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(shipped_code, "_points", lambda: (point,))
+    session = begun()
+    shipped_code.send_users_code(session, "")
+    code = (
+        "from importlib.metadata import entry_points\n"
+        f"print([point.load() for point in entry_points(group={point.group!r})])"
+    )
+    assert python(code, session.archives).strip() == "[1]"
+    assert point.name not in {each.name for each in entry_points(group=point.group)}
