@@ -1,0 +1,81 @@
+"""The systemd units: systemd's own judgement, and what a unit of ours must say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.deploy.systemd_units import FOLDER, UNITS, settings
+
+PROGRAMS = "/opt/leasehold/bin"
+
+
+def verify(folder: Path, changed: tuple[str, str] = ("", "")) -> str:
+    """Return what `systemd-analyze verify` says of copies whose programs are there to be found."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze (package systemd) is not installed")
+    copies: list[Path] = []
+    for unit in UNITS:
+        text = unit.read_text("utf-8")
+        for program in re.findall(rf"{PROGRAMS}/(\S+)", text):
+            (folder / program).write_text("#!/bin/sh\n", "utf-8")
+            (folder / program).chmod(0o755)
+        copies.append(folder / unit.name)
+        copies[-1].write_text(text.replace(PROGRAMS, str(folder)).replace(*changed), "utf-8")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *copies],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"SYSTEMD_LOG_LEVEL": "warning", "PATH": "/usr/bin:/bin"},
+    )
+    ours = [line for line in done.stderr.splitlines() if "leasehold" in line]
+    return "\n".join(ours) or ("" if done.returncode == 0 else done.stderr)
+
+
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    assert verify(tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("Restart=always", "Restart=ever", "ever"),
+        ("OOMPolicy=continue", "OOMPolice=continue", "OOMPolice"),
+        ("/leasehold node", "/absent node", "absent is not executable"),
+    ],
+)
+def test_systemd_would_find_it(tmp_path: Path, before: str, after: str, found: str) -> None:
+    assert found in verify(tmp_path, (before, after))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_what_serves_is_started_again_for_ever(unit: Path) -> None:
+    values = dict(settings(unit))
+    if values["Type"] == "oneshot":
+        assert values["Restart"] == "no"
+        return
+    assert values["Restart"] == "always"
+    assert values["StartLimitIntervalSec"] == "0"
+    assert values["WantedBy"] == "multi-user.target"
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_is_no_root_and_writes_at_home_alone(unit: Path) -> None:
+    values = dict(settings(unit))
+    assert values["User"] == values["StateDirectory"] == "leasehold"
+    assert values["ProtectSystem"] == "strict"
+    assert values["NoNewPrivileges"] == "true"
+    assert values["CapabilityBoundingSet"] == ""
+
+
+def test_the_home_of_the_environment_is_the_folder_that_units_make() -> None:
+    lines = (FOLDER / "leasehold.env").read_text("utf-8").splitlines()
+    values = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    assert values["LEASEHOLD_HOME"] == "/var/lib/leasehold"
+    assert values["DAGSTER_HOME"] == "/var/lib/leasehold/dagster"
+    assert values["LEASEHOLD_AGENTS"] == "true"
