@@ -32,6 +32,7 @@ from dagster_leasehold.assets.partitions import (
     partitions_of,
 )
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 START_MAX_S = 60.0
@@ -284,13 +285,12 @@ class RangeShares:
         while self._open:
             wanted = dg.RunsFilter(run_ids=list(self._open))
             runs = {run.run_id: run for run in self.instance.get_runs(filters=wanted)}
-            nodes = self.deployment.store().pulse(self.stream.key).nodes
-            members = {node.name for node in nodes if node.member}
+            members = self._members()
             for run_id, share in list(self._open.items()):
                 run = runs.get(run_id)
                 fate = fate_of(
                     run.status if run else None,
-                    member=share.node in members,
+                    member=members is None or share.node in members,
                     waited_s=self.clock() - since_s,
                 )
                 if fate is Fate.TAKE_BACK:
@@ -303,6 +303,17 @@ class RangeShares:
             if self._open:
                 self.sleep(LOOK_AGAIN_S)
         return left
+
+    def _members(self) -> set[str] | None:
+        """Return the nodes that are in the group; None while the lease store does not answer.
+
+        A wait of hours must not end with the store's first silence.
+        """
+        try:
+            nodes = self.deployment.store().pulse(self.stream.key).nodes
+        except StoreUnavailable:
+            return None
+        return {node.name for node in nodes if node.member}
 
     def _left_by(self, run_id: str, share: Share) -> list[ShardId]:
         key = asset_key(self.stream)
@@ -325,10 +336,14 @@ class RangeShares:
             self.instance.delete_run(run_id)
 
     def _give_up(self, run: DagsterRun, node: str) -> None:
-        """End a share whose node is gone: its leases are others' by now, and nothing is heard."""
-        with suppress(Exception):  # of whatever kind: nobody answers for the run
-            if self.instance.run_launcher.terminate(run.run_id):
-                return
+        """End a share whose node is gone: its leases are others' by now, and nothing is heard.
+
+        One that was terminated at an earlier look, and has not ended since, is failed.
+        """
+        if run.status is not DagsterRunStatus.CANCELING:
+            with suppress(Exception):  # of whatever kind: nobody answers for the run
+                if self.instance.run_launcher.terminate(run.run_id):
+                    return
         self.instance.report_run_failed(
             run, f"Node {node} of this run is gone. Run {self.run.run_id} makes what it left."
         )

@@ -33,7 +33,9 @@ from dagster_leasehold.assets.range_shares import (
     fate_of,
     shares_of,
 )
-from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Pulse
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from tests.unit.assets.test_shard_asset import ALL, BACKFILL, ORIGIN, QUEUED, Scene, sentence
 
 HOLDERS = {ShardId(str(number)): "abc"[number % 3] for number in range(9)}
@@ -107,7 +109,7 @@ class Launcher:
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self.instance = instance
         self.terminated: list[str] = []
-        self.silent = False
+        self.manner = "answers"
 
     def answering(self, nodes: list[str]) -> list[str]:
         return list(nodes)
@@ -115,9 +117,11 @@ class Launcher:
     def terminate(self, run_id: str) -> bool:
         self.terminated.append(run_id)
         run = self.instance.get_run_by_id(run_id)
-        if self.silent or run is None:
+        if self.manner == "silent" or run is None:
             return False
-        self.instance.report_run_canceled(run)
+        self.instance.report_run_canceling(run)
+        if self.manner == "answers":
+            self.instance.report_run_canceled(run)
         return True
 
 
@@ -267,10 +271,10 @@ def start(scene: SharedScene, run: dg.DagsterRun) -> None:
     scene.instance.report_dagster_event(event, run_id=run.run_id)
 
 
-@pytest.mark.parametrize("silent", [True, False])
-def test_a_share_of_a_node_that_died_is_given_up(scene: SharedScene, silent: bool) -> None:
+@pytest.mark.parametrize("manner", ["answers", "silent", "hangs"])
+def test_a_share_of_a_node_that_died_is_given_up(scene: SharedScene, manner: str) -> None:
     other, _, _ = of_other(scene)
-    scene.launcher.silent = silent
+    scene.launcher.manner = manner
 
     def die(run: dg.DagsterRun) -> None:
         start(scene, run)
@@ -286,8 +290,28 @@ def test_a_share_of_a_node_that_died_is_given_up(scene: SharedScene, silent: boo
     assert scene.made() == {result.run_id: ALL}
     (share,) = scene.shares()
     assert scene.launcher.terminated == [share.run_id]
-    ended = DagsterRunStatus.FAILURE if silent else DagsterRunStatus.CANCELED
+    ended = DagsterRunStatus.CANCELED if manner == "answers" else DagsterRunStatus.FAILURE
     assert share.status is ended, "or the backfill would wait for it"
+
+
+def test_a_wait_outlasts_a_silence_of_the_lease_store(
+    scene: SharedScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, theirs, ours = of_other(scene)
+    pulse, looks = scene.store.pulse, list[str]()
+
+    def silent_at_first(key: GroupKey) -> Pulse:
+        looks.append("look")
+        if len(looks) == 1:
+            raise StoreUnavailable("the lease store does not answer.")
+        return pulse(key)
+
+    monkeypatch.setattr(scene.store, "pulse", silent_at_first)
+    result = scene.run("0", "7")
+    assert result.success
+    assert len(looks) > 1
+    (share,) = scene.shares()
+    assert scene.made() == {result.run_id: ours, share.run_id: theirs}
 
 
 def test_a_share_whose_asker_has_ended_makes_nothing(scene: SharedScene) -> None:
