@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +48,11 @@ from tests.ports import free_port
 
 NODES = ("node-a", "node-b", "node-c")
 SHARDS, DONE_S = 60, 400.0
+RETRIES = """
+run_retries:
+  enabled: true
+  max_retries: 0
+"""
 LAUNCH = """mutation ($params: LaunchBackfillParams!) {
     launchPartitionBackfill(backfillParams: $params) {
         __typename ... on LaunchBackfillSuccess { backfillId } } }"""
@@ -84,8 +89,9 @@ class Scene:
         for number in range(SHARDS):
             self.log.append(str(number), [b"record"])
 
-    def backfill(self, **config: Any) -> str:
+    def backfill(self, tags: Mapping[str, str] | None = None, /, **config: Any) -> str:
         params: dict[str, Any] = {
+            "tags": [{"key": key, "value": text} for key, text in (tags or {}).items()],
             "assetSelection": [{"path": [STREAM]}],
             "partitionNames": [str(number) for number in range(SHARDS)],
         }
@@ -150,7 +156,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Generator[Scene]:
     store = open_store(settings.store_url)
     module = shared_definitions.__name__
     with ExitStack() as stack:
-        deployed = dagster_deployment(settings, module=module, dagster_yaml=nodes_text())
+        deployed = dagster_deployment(
+            settings, module=module, dagster_yaml=f"{nodes_text()}{RETRIES}"
+        )
         deployment = stack.enter_context(deployed)
         instance = stack.enter_context(DagsterInstance.from_config(str(settings.dagster_home)))
         servers = {node: start_server(settings, module, node, instance, stack) for node in NODES}
@@ -246,6 +254,29 @@ def test_a_killed_asker_is_charged_with_what_is_left_and_a_retry_makes_it(scene:
     again = scene.backfill()
     assert scene.ended(again) == ("COMPLETED_SUCCESS", SHARDS, 0)
     scene.assert_each_once(again)
+
+
+def test_a_killed_asker_that_dagster_repeats_waits_for_the_shares_at_work(scene: Scene) -> None:
+    """They are not asked for a second time: each partition is made once."""
+    scene.append()
+    scene.hold.touch()
+    backfill = scene.backfill({"dagster/max_retries": "1"})
+    working = scene.working(backfill)
+    ((asker, pid),) = [each for each in working.values() if SHARE_TAG not in each[0].tags]
+    os.kill(pid, signal.SIGKILL)
+
+    def adopted() -> bool:
+        runs = scene.runs(backfill)
+        repeated = [run.run_id for run in runs if run.parent_run_id == asker.run_id]
+        askers = [run.tags[SHARE_TAG] for run in runs if SHARE_TAG in run.tags]
+        return bool(repeated) and askers == repeated * (len(NODES) - 1)
+
+    wait_for("the repeated run to wait for the shares", adopted, DONE_S)
+    scene.hold.unlink()
+    assert scene.ended(backfill) == ("COMPLETED_SUCCESS", SHARDS, 0)
+    statuses = Counter(run.status for run in scene.runs(backfill))
+    assert statuses == {DagsterRunStatus.FAILURE: 1, DagsterRunStatus.SUCCESS: len(NODES)}
+    scene.assert_each_once(backfill)
 
 
 def test_a_canceled_backfill_ends_the_run_of_each_node(scene: Scene) -> None:
