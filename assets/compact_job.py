@@ -14,7 +14,7 @@ from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Comp
 from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.rewriting.yielding import Yielding, finished
-from dagster_leasehold.assets.run_process import rewriter_ended, tag_run
+from dagster_leasehold.assets.run_process import run_ended, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -85,7 +85,7 @@ def _compact(
         output_root=deployment.output_folder(key),
         run=run,
         target_bytes=config.target_bytes or stream.compact_target_bytes,
-        ended=partial(rewriter_ended, context.instance),
+        ended=partial(run_ended, context.instance),
     )
     snapshot = store.snapshot(key)
     left: dict[ShardId, str] = {}

@@ -12,7 +12,7 @@ from dagster_leasehold.assets.consuming.run_progress import PROGRESS_TAG, RunPro
 from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name, spark_key
-from dagster_leasehold.assets.run_process import tag_run
+from dagster_leasehold.assets.run_process import run_ended, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -89,6 +89,8 @@ def _consume(
             shards=[ShardId(shard) for shard in config.shards],
             after_commit=shard_run.ProgressReports(done, context, time.monotonic, every_s),
             follow=_follow(stream, context.instance, run_id) if config.follow else None,
+            tell=context.log.warning,
+            ended=lambda run: run_ended(context.instance, run),
         )
         done.add(reports, seconds=seconds)
         delivered = done.deliver(context)

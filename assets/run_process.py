@@ -79,8 +79,8 @@ def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[st
     return set(run_ids) - {run.run_id for run in runs if not run.is_finished}
 
 
-def rewriter_ended(instance: dg.DagsterInstance, run: str) -> bool:
-    """Return True if a run that rewrites is known to have ended.
+def run_ended(instance: dg.DagsterInstance, run: str) -> bool:
+    """Return True if another run is known to have ended.
 
     The instance knows no run of the command line: only the person who started it can say so.
     """

@@ -30,7 +30,7 @@ from dagster_leasehold.assets.partitions import (
 )
 from dagster_leasehold.assets.range_shares import RangeShares, asked_shards, check_asker
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
-from dagster_leasehold.assets.run_process import part_of_run
+from dagster_leasehold.assets.run_process import part_of_run, run_ended
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
 from dagster_leasehold.assets.shard_run import ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -194,6 +194,8 @@ def _consume(
                         incarnation=placement.incarnations[node],
                         run=run_id,
                         shards=held,
+                        tell=context.log.warning,
+                        ended=lambda run: run_ended(context.instance, run),
                     )
                 done.add(reports, seconds=seconds)
     return done

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partition_events import causes_of
 from dagster_leasehold.assets.rewriting.replay import ReplayReport, replay_on_spark
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
-from dagster_leasehold.assets.run_process import rewriter_ended
+from dagster_leasehold.assets.run_process import run_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.table_metadata import agreed_schema
@@ -123,7 +123,7 @@ def replay_partitions(
             session=lambda: spark.spark_session,
             output_root=deployment.output_folder(stream.key),
             run=run,
-            ended=lambda other: rewriter_ended(context.instance, other),
+            ended=lambda other: run_ended(context.instance, other),
         )
     # One line for all shards: Dagster stores each line as an event.
     context.log.info("\n".join(_outcome(report) for report in reports.values()))

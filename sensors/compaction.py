@@ -13,7 +13,7 @@ from dagster_leasehold.assets.compact_job import CompactConfig
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.rewriting.continued_compaction import old_until
 from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, finished, keepers
-from dagster_leasehold.assets.run_process import noted_process, process_gone, rewriter_ended
+from dagster_leasehold.assets.run_process import noted_process, process_gone, run_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -160,7 +160,7 @@ class CompactionRounds:
         return [
             candidate
             for candidate in chosen
-            if candidate.shard not in claims or rewriter_ended(instance, claims[candidate.shard])
+            if candidate.shard not in claims or run_ended(instance, claims[candidate.shard])
         ]
 
     def _is_old(self, store: LeaseStore, shard: ShardId, number: int) -> bool:

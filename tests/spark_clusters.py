@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from dagster_leasehold.assets.spark.spark_session import spark_environment
+from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
 from dagster_leasehold.assets.spark.spark_versions import version_here
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from tests.dagster_deployment import wait_for
+from tests.dagster_deployment import port_open, wait_for
 from tests.own_environments import own_environment
 from tests.ports import free_port
 from tests.spark_iceberg import without_spark_connect
@@ -129,6 +129,38 @@ def bare_connect_server(folder: Path) -> Generator[str]:
     with ChildProcess("connect", command, log=log, environment=environment, folder=folder):
         wait_for("the server", lambda: "Spark Connect server started" in read(log), START_S)
         yield f"sc://127.0.0.1:{port}"
+
+
+@contextmanager
+def connect_server_at(
+    folder: Path, port: int, conf: Mapping[str, str], name: str = "connect"
+) -> Generator[ChildProcess]:
+    """Run a Connect server of this Python's Spark, which asks for no token; yield its process.
+
+    Args:
+        folder: of its log, which bears its name.
+        port: where it listens, on the loopback.
+        conf: its configuration, beyond that of a local one.
+        name: of the process.
+    """
+    own = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+    }
+    settings = server_conf(folder) | own | dict(conf)
+    command = [
+        str(_programs(Path(sys.executable)) / "spark-submit"),
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
+        "spark-internal",
+    ]
+    environment = spark_environment(folder, without_spark_connect()) | {
+        "SPARK_LOCAL_IP": "127.0.0.1"
+    }
+    log = folder / f"{name}.log"
+    with ChildProcess(name, command, log=log, environment=environment, folder=folder) as server:
+        wait_for("the Connect server", lambda: port_open(port), START_S)
+        yield server
 
 
 def read(path: Path) -> str:

@@ -82,6 +82,7 @@ class Consumer:
         bootstrap: for a shard that the node pins, the cursor at which it begins, once.
         follow: the way to wait for more records; None to end once all shards are read.
         now: the time at which the age of unread records is counted, for people.
+        unfinished_by: called with the run that left a batch of a shard unfinished.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Consumer:
         bootstrap: Mapping[ShardId, str] | None = None,
         follow: Follow | None = None,
         now: Callable[[], datetime] = utc_now,
+        unfinished_by: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._stream = stream
         self._store = store
@@ -124,6 +126,7 @@ class Consumer:
             node=node,
             run=run,
             replaces=replaces or {},
+            unfinished_by=unfinished_by,
         )
         self._sizes = BatchSizes(stream.limits, stream.handoff_limit_s)
         self._planning = BatchPlanning(

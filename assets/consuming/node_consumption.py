@@ -12,6 +12,7 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.spark_sweeper import ABANDON_S, SparkSweeper
+from dagster_leasehold.assets.consuming.spark_work import STARVED_AFTER_S
 from dagster_leasehold.assets.consuming.stall_guard import (
     GuardedSweeper,
     StallGuard,
@@ -20,6 +21,7 @@ from dagster_leasehold.assets.consuming.stall_guard import (
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_settings import CONNECT
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Timing
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -39,11 +41,16 @@ def consume_shards(
     shards: Sequence[ShardId],
     after_commit: Callable[[Sequence[BatchCommit]], None] = lambda _: None,
     follow: Follow | None = None,
+    tell: Callable[[str], None] = _LOG.warning,
+    ended: Callable[[str], bool] = lambda _: False,
+    starved_after_s: float = STARVED_AFTER_S,
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; return a report per shard, and the duration in seconds.
 
     `after_commit` is called with every batch right after its commit. With `follow`, the run
-    waits for more records once all are read; without, it ends then.
+    waits for more records once all are read; without, it ends then. `tell` takes a sentence for
+    people while the run goes on, such as after `starved_after_s` seconds in which Spark runs no
+    task; `ended` tells if another run is known to have ended.
 
     The run beats for its node: should the sensor's process die, the node lives on as long as the
     run works, and no shard changes hands for nothing.
@@ -68,13 +75,17 @@ def consume_shards(
             doomed=lambda: guard.ending or not heartbeat.trusted,
             progressed=guard.progressed,
             renewed=spark.renewed_session,
+            where=spark.mode,
+            starved_after_s=starved_after_s,
+            tell=tell,
+            ended=ended,
         )
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),
             store=store,
             node=node,
             run=run,
-            sweeper=GuardedSweeper(sweeper, guard),
+            sweeper=GuardedSweeper(sweeper, guard, lambda: sweeper.awaited),
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
@@ -83,12 +94,18 @@ def consume_shards(
             ),
             bootstrap=bootstrap_cursors(pulse, node),
             follow=follow and _guarded(follow, guard),
+            unfinished_by=sweeper.succeed,
         )
         reports = consumer.consume(shards)
-    # The shards are free by now: whoever takes them must not find a Spark that stands still.
-    if guard.stalled is not None and not sweeper.abandon() and spark.end_server():
-        _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
+    if guard.stalled is not None:
+        _abandon(sweeper, spark)
     return list(reports.values()), time.monotonic() - started_s
+
+
+def _abandon(sweeper: SparkSweeper, spark: SparkResource) -> None:
+    # The shards are free by now: whoever takes them must not find a Spark that stands still.
+    if not sweeper.abandon(ours=spark.mode == CONNECT) and spark.end_server():
+        _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
 
 
 def _guarded(follow: Follow, guard: StallGuard) -> Follow:

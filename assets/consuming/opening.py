@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -54,6 +54,7 @@ class Opening:
         node: the node that holds the shards.
         run: the unique id of the run.
         replaces: for a shard, the run that had it open and is known to have ended.
+        unfinished_by: called with the run that left a batch of a shard unfinished.
     """
 
     stream: ShardStream
@@ -64,6 +65,7 @@ class Opening:
     node: NodeName
     run: str
     replaces: Mapping[ShardId, str]
+    unfinished_by: Callable[[str], None] = lambda _: None
 
     def open(self, shards: Sequence[ShardId]) -> None:
         """Open these shards and find out where each begins; one that fails is reported.
@@ -141,6 +143,8 @@ class Opening:
             case Opened(tenure, check_point, sequence, intent):
                 start = resumption(check_point, intent)
                 report = ConsumptionReport(shard, StopReason.INTERRUPTED, start=start, end=start)
+                if intent is not None:
+                    self.unfinished_by(intent.run)
                 self.shards.add(OpenShard(tenure, sequence, intent, intent is not None, report))
             case OpenByOther(run):
                 sentence = f"Shard {shard} is being consumed by run {run}: wait until it ends."

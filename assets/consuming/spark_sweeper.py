@@ -19,7 +19,12 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.frame_job import attempt_frames
 from dagster_leasehold.assets.consuming.range_job import attempt_ranges, takes_ranges
-from dagster_leasehold.assets.consuming.spark_work import JobFailed, ShardsFailed, SweepJob
+from dagster_leasehold.assets.consuming.spark_work import (
+    STARVED_AFTER_S,
+    JobFailed,
+    ShardsFailed,
+    SweepJob,
+)
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import SessionLost, TransformError
 from dagster_leasehold.assets.output.attempts import attempt_name
@@ -41,6 +46,7 @@ RANGE_TASKS_PER_CORE = 1
 """Each task costs Spark's worker some hundredths of a second, as much as 100,000 records do on the
 Arrow way, where long ranges are divided anyway."""
 ABANDON_S = 60.0
+INTERRUPT_S = 5.0
 SAME_FAILURE_MAX = 4
 """So many shards that fail alone with one sentence, and none that succeeds: so will the rest."""
 
@@ -113,6 +119,10 @@ class SparkSweeper:
         session: gives the Spark session; called for each sweep.
         renewed: gives another one in place of a session that is gone, or None where there can be
             none in this process.
+        where: the mode or address of Spark, for messages.
+        starved_after_s: after how many seconds in which no task runs the run says so.
+        tell: takes a sentence for whoever looks at the run.
+        ended: tells if another run is known to have ended.
         output_root: the folder of the stream's and group's output.
         run: the id of the run, for the tag of its jobs.
         doomed: asked while a job runs; once it is true, the job is interrupted.
@@ -134,10 +144,19 @@ class SparkSweeper:
         new_attempt: Callable[[], str] | None = None,
         tasks_max: int | None = None,
         renewed: Callable[[], SparkSession | None] = lambda: None,
+        where: str = "",
+        starved_after_s: float = STARVED_AFTER_S,
+        tell: Callable[[str], None] = _LOG.warning,
+        ended: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._session = session
         self._renewed = renewed
         self._opened: SparkSession | None = None
+        self._where = f"Spark ({where})" if where else "Spark"
+        self._starved = False
+        self._tell = tell
+        self._ended = ended
+        self._predecessors: set[str] = set()
         ranges = takes_ranges(stream.transform)
         per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
         self._job = SweepJob(
@@ -151,6 +170,8 @@ class SparkSweeper:
             doomed=doomed,
             progressed=progressed,
             divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,
+            starved=self._note_starved,
+            starved_after_s=starved_after_s,
         )
 
     def __call__(
@@ -164,6 +185,7 @@ class SparkSweeper:
         """
         with span("session"):
             session = self._opened = self._session()
+        self._interrupt_predecessors(session)
         try:
             return run_sweep(session, self._job, ranges, numbers)
         except SessionLost as lost:
@@ -175,11 +197,48 @@ class SparkSweeper:
             self._opened = session
         return run_sweep(session, self._job, ranges, numbers)
 
-    def abandon(self) -> bool:
+    @property
+    def awaited(self) -> str:
+        """The answer that a sweep waits for, as part of a sentence."""
+        return f"a free core of {self._where}" if self._starved else "Spark"
+
+    def succeed(self, run: str) -> None:
+        """Take note of an earlier run of which a batch was left unfinished.
+
+        1. A run is killed, or its host dies, in the middle of a Spark job.
+        2. The Connect server goes on with the job: it holds cores, and writes what nobody names.
+        3. This run opens the shard, and finds what was intended.
+        4. If the other run is known to have ended, its job is interrupted, in the session that
+           runs share. In a session of its own, a Connect server ends what nobody asks for.
+        """
+        self._predecessors.add(run)
+
+    def _interrupt_predecessors(self, session: SparkSession) -> None:
+        while self._predecessors:
+            run = self._predecessors.pop()
+            # It only frees cores sooner.
+            with suppress(Exception):
+                if self._ended(run):
+                    session.interruptTag(run_tag(run))
+
+    def _note_starved(self, starved: bool) -> None:
+        self._starved = starved
+        if not starved:
+            return
+        sentence = (
+            f"{self._where} has run no task of stream {self._job.stream} for "
+            f"{self._job.starved_after_s:g} s, as if it had no free core: add workers, or give "
+            "other applications fewer cores. The run waits, for stall_limit_s at most."
+        )
+        # On a thread of its own: whoever is told may hang, and the job must be watched.
+        threading.Thread(target=self._tell, args=(sentence,), name="tell", daemon=True).start()
+
+    def abandon(self, *, ours: bool = True) -> bool:
         """Interrupt the sweeps that still run; return True if Spark answers and works.
 
-        It is asked for a small job of its own, because a Spark whose Python workers stand still
-        takes an interruption like any other. A busy one may take a while.
+        If the server is `ours`, it is asked for a small job of its own, because a Spark whose
+        Python workers stand still takes an interruption like any other. A busy one may take a
+        while. From another Spark nothing is expected but to take the interruption.
         """
         session = self._opened
         if session is None:
@@ -189,12 +248,13 @@ class SparkSweeper:
         def ask() -> None:
             with suppress(Exception):
                 session.interruptTag(self._job.tag)
-                # Under no tag: a watch over the given-up job goes on interrupting what has its tag.
-                session.range(1).mapInArrow(_as_they_are, "id bigint").collect()
+                if ours:
+                    # Under no tag: a watch over the given-up job goes on interrupting its tag.
+                    session.range(1).mapInArrow(_as_they_are, "id bigint").collect()
                 answered.set()
 
         threading.Thread(target=ask, name=f"abandon {self._job.tag}", daemon=True).start()
-        return answered.wait(ABANDON_S)
+        return answered.wait(ABANDON_S if ours else INTERRUPT_S)
 
 
 def _as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

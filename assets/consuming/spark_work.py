@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
+from dagster_leasehold.assets.consuming.running_tasks import running_tasks
 from dagster_leasehold.assets.consuming.task_packing import Divide
 from dagster_leasehold.assets.errors import (
     SessionLost,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WATCH_S = 0.25
+STARVED_AFTER_S = 60.0
 EXECUTOR_LOST = "ExecutorLostFailure"
 
 
@@ -50,6 +52,8 @@ class SweepJob:
         progressed: called while a job makes progress, and when one begins.
         divide: cuts a range into parts that tasks may read side by side; None where ranges stay
             whole.
+        starved: called with True when no task has run for a while, and with False once one does.
+        starved_after_s: how long that while is, in seconds.
     """
 
     stream: StreamName
@@ -62,6 +66,8 @@ class SweepJob:
     doomed: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
     divide: Divide | None = None
+    starved: Callable[[bool], None] = lambda _: None
+    starved_after_s: float = STARVED_AFTER_S
 
     def begin_attempt(self) -> tuple[str, OutputPlace]:
         """Return the name of a new attempt, relative to the output, and its folder, made now."""
@@ -126,44 +132,63 @@ def explained(
 
 @contextmanager
 def watched(spark: SparkSession, job: SweepJob, folder: OutputPlace) -> Generator[None]:
-    """Tag the work inside, note its progress, and interrupt it when it is doomed.
+    """Tag the work inside, note its progress and a lack of cores, and interrupt it when doomed.
 
     Killing a client does not stop its job on a Connect server, so leaving early must say so.
     """
     done = threading.Event()
 
-    def watch() -> None:
+    def watch(running: Callable[[], bool]) -> None:
         signs = folder.signs_of_work()
         look_s = folder.watch_every_s
-        waited_s = 0.0
+        waited_s = idle_s = 0.0
+        starved = False
         while not done.wait(WATCH_S):
             waited_s += WATCH_S
+            idle_s = 0.0 if _is_running(running) else idle_s + WATCH_S
+            if starved is not (idle_s >= job.starved_after_s):
+                starved = not starved
+                job.starved(starved)
             if job.doomed():
-                spark.interruptTag(job.tag)
+                # Again and again: it may come before the job, or not get through.
+                with suppress(Exception):
+                    spark.interruptTag(job.tag)
             elif waited_s >= look_s:
                 waited_s = 0.0
                 now = folder.signs_of_work()
                 if now != signs:
                     signs = now
                     job.progressed()
+        if starved:
+            job.starved(False)
 
-    watcher = threading.Thread(target=watch, name=f"watch {job.tag}", daemon=True)
     spark.addTag(job.tag)
-    watcher.start()
+    with running_tasks(spark) as running:
+        name = f"watch {job.tag}"
+        watcher = threading.Thread(target=watch, args=(running,), name=name, daemon=True)
+        watcher.start()
+        try:
+            with _failpoint_during_write(folder):
+                yield
+        except Exception:
+            raise
+        except BaseException:
+            # This process is on its way out, even if Spark does not hear of it any more.
+            with suppress(Exception):
+                spark.interruptTag(job.tag)
+            raise
+        finally:
+            done.set()
+            watcher.join()
+            spark.removeTag(job.tag)
+
+
+def _is_running(running: Callable[[], bool]) -> bool:
     try:
-        with _failpoint_during_write(folder):
-            yield
+        return running()
     except Exception:
-        raise
-    except BaseException:
-        # This process is on its way out, even if Spark does not hear of it any more.
-        with suppress(Exception):
-            spark.interruptTag(job.tag)
-        raise
-    finally:
-        done.set()
-        watcher.join()
-        spark.removeTag(job.tag)
+        # The job itself fails as well then, and says why.
+        return True
 
 
 @contextmanager

@@ -111,11 +111,11 @@ class StallGuard:
         """Take note that the call at work has moved on."""
         self._progress_at = self._clock()
 
-    def call(self, what: str, work: Callable[[], T]) -> T:
+    def call(self, what: str | Callable[[], str], work: Callable[[], T]) -> T:
         """Carry out some work, and wait for its result while it makes progress.
 
         Args:
-            what: the awaited answer, as part of a sentence.
+            what: the awaited answer, as part of a sentence, or what gives that once it is needed.
             work: the call; whatever it raises is raised here.
 
         Raises:
@@ -133,11 +133,12 @@ class StallGuard:
             while not call.done.wait(min(POLL_S, self._limit_s)):
                 if self._clock() - self._progress_at > self._limit_s:
                     self._ending.set()
+                    awaited = what if isinstance(what, str) else what()
                     self._stalled = RunStalled(
                         f"This run made no progress for {self._limit_s:g} s while it waited for "
-                        f"{what}, so that it gave its shards up: the next run goes on from their "
-                        "checkpoints. Let that answer sooner, or raise stall_limit_s if work may "
-                        "take so long."
+                        f"{awaited}, so that it gave its shards up: the next run goes on from "
+                        "their checkpoints. Let that answer sooner, or raise stall_limit_s if "
+                        "work may take so long."
                     )
                     raise self._stalled
         except RunStalled:
@@ -169,15 +170,18 @@ class StallGuard:
 class GuardedSweeper:
     """A sweeper that is waited for while it makes progress."""
 
-    def __init__(self, sweeper: Sweeper, guard: StallGuard) -> None:
+    def __init__(
+        self, sweeper: Sweeper, guard: StallGuard, awaited: Callable[[], str] = lambda: "Spark"
+    ) -> None:
         self._sweeper = sweeper
         self._guard = guard
+        self._awaited = awaited
 
     def __call__(
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
         """Carry out a sweep; see `assets.consuming.sweep.Sweeper`."""
-        return self._guard.call("Spark", lambda: self._sweeper(ranges, numbers))
+        return self._guard.call(self._awaited, lambda: self._sweeper(ranges, numbers))
 
 
 class GuardedSource(ShardSource):

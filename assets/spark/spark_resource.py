@@ -19,7 +19,12 @@ from typing_extensions import override
 
 from dagster_leasehold.assets.errors import SessionLost, SparkUnavailable
 from dagster_leasehold.assets.spark import shipped_code
-from dagster_leasehold.assets.spark.connect_server import ConnectServer, replace_session, stop
+from dagster_leasehold.assets.spark.connect_server import (
+    ConnectServer,
+    replace_session,
+    running,
+    stop,
+)
 from dagster_leasehold.assets.spark.spark_session import builder_conf, forget, settle
 from dagster_leasehold.assets.spark.spark_settings import (
     CONNECT,
@@ -91,12 +96,19 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         return self._supplier.spark_session
 
     def renewed_session(self) -> SparkSession | None:
-        """Return a session in place of the one that is gone; None where this process is the driver.
+        """Return a session in place of the one that is gone.
+
+        1. The settings of Spark change while run A works; run B begins with the new ones.
+        2. B ends the server, and starts another; A finds its session gone.
+        3. Were A to start one with its old settings, it would end B's, and B then A's again.
+
+        Returns:
+            None where this process is the driver, or a server with other settings runs by now.
 
         Raises:
             SparkUnavailable: Spark does not start or answer.
         """
-        if not self._is_client:
+        if not self._is_client or self._superseded:
             return None
         lost, self._supplier = self._supplier, None
         if lost is not None:
@@ -108,6 +120,12 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     def _is_client(self) -> bool:
         """True if sessions are with a Connect server."""
         return self.mode == CONNECT or self.mode.startswith(CONNECT_SCHEME)
+
+    @property
+    def _superseded(self) -> bool:
+        ours: ConnectServer | None = self._server
+        now = running(Path(self.folder)) if ours is not None else None
+        return ours is not None and now is not None and now.version != ours.version
 
     def _replace_shared_session(self) -> bool:
         """Have runs share another session; return False if the embedded server is not at work.

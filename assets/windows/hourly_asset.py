@@ -17,7 +17,7 @@ from dagster_leasehold.assets.output.table.columns import columns_of, stored_sch
 from dagster_leasehold.assets.partitions import asset_key, spark_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.assets.run_process import rewriter_ended
+from dagster_leasehold.assets.run_process import run_ended
 from dagster_leasehold.assets.shard_stream import (
     KINDS_DEFAULT,
     ShardStream,
@@ -228,7 +228,7 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
                 session=lambda: spark.spark_session,
                 out_of_order=timedelta(seconds=hourly.out_of_order_s),
                 even_if_incomplete=config.even_if_incomplete,
-                ended=lambda other: rewriter_ended(context.instance, other),
+                ended=lambda other: run_ended(context.instance, other),
             )
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

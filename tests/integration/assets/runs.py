@@ -85,18 +85,21 @@ def consume_stream(
     store = store_of(home)
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
     spark = SparkResource(mode=mode, folder=str(spark_folder), conf=dict(conf))
+    sweeper = SparkSweeper(
+        stream=stream,
+        session=lambda: spark.spark_session,
+        renewed=spark.renewed_session,
+        ended=lambda earlier: earlier == replaces,
+        output_root=local_place(home / "output"),
+        run=run,
+    )
     consumer = Consumer(
         stream=stream,
         store=store,
         node=NODE,
         run=run,
-        sweeper=SparkSweeper(
-            stream=stream,
-            session=lambda: spark.spark_session,
-            renewed=spark.renewed_session,
-            output_root=local_place(home / "output"),
-            run=run,
-        ),
+        sweeper=sweeper,
+        unfinished_by=sweeper.succeed,
         heartbeat=Beat(),
         clock=time.monotonic,
         replaces=dict.fromkeys(shards, replaces) if replaces else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
-from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
+from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE, SparkSettings
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
@@ -145,6 +146,26 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     assert until(lambda: group_of(second.pid) == [])
     assert not (folder / connect_server.TOKEN_FILE).exists()
     assert not stop(folder)
+
+
+def test_other_settings_end_the_server_and_start_one_with_them(folder: Path) -> None:
+    """Method: the heap is on Java's command line; a session tells the rest."""
+    ask = (
+        "import json, sys; from dagster_leasehold.assets.spark.spark_resource import SparkResource;"
+        "resource = SparkResource(folder=sys.argv[1], conf=json.loads(sys.argv[2]));"
+        "print(resource.spark_session.conf.get('spark.sql.shuffle.partitions'))"
+    )
+    servers: list[ConnectServer] = []
+    for memory, partitions in (("600m", "5"), ("700m", "6")):
+        settings = SparkSettings(memory=memory, conf={"spark.sql.shuffle.partitions": partitions})
+        answer = python(ask, str(folder), json.dumps(settings.whole_conf))
+        assert answer.stdout.strip() == partitions, answer.stderr[-1000:]
+        server = running(folder)
+        assert server is not None
+        [java] = [each for each in group_of(server.pid) if "java" in each.name()]
+        assert f"-Xmx{memory}" in java.cmdline()
+        servers.append(server)
+    assert group_of(servers[0].pid) == []
 
 
 def test_a_server_that_ends_at_once_says_so_with_its_last_words(folder: Path) -> None:
