@@ -10,6 +10,7 @@ from filelock import FileLock
 
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, LOCATION, Settings
+from dagster_leasehold.orchestration.supervision.sensor_ticks import forget_later_ticks
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -195,25 +196,7 @@ def _create_tables(home: Path) -> None:
         instance.get_runs_count()
         instance.get_dynamic_partitions("-")
         _carry_over(instance)
-        _forget_later_ticks(instance, time.time())
-
-
-def _forget_later_ticks(instance: DagsterInstance, now_s: float) -> None:
-    """Forget the last ticks of sensors that came later than now: the clock was set back.
-
-    Dagster's daemon leaves a sensor alone until its interval since then is over, which would be
-    when the clock has caught up.
-    """
-    from dagster._core.scheduler.instigation import SensorInstigatorData
-
-    for state in instance.all_instigator_state():
-        data = state.instigator_data
-        if not isinstance(data, SensorInstigatorData):
-            continue
-        ticks = (data.last_tick_timestamp or 0.0, data.last_tick_start_timestamp or 0.0)
-        if max(ticks) > now_s:
-            forgotten = data._replace(last_tick_timestamp=None, last_tick_start_timestamp=None)
-            instance.update_instigator_state(state.with_data(forgotten))
+        forget_later_ticks(instance, time.time())
 
 
 def _carry_over(instance: DagsterInstance) -> None:

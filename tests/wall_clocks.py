@@ -1,12 +1,16 @@
-"""Wall clocks of their own for processes, by a library of Debian's that is loaded before others.
+"""Wall clocks of their own for processes, by a library that is loaded before all others.
 
-It is fetched into a cache folder and not installed. What it shifts is the time of day, as programs
-and time stamps of files show it; monotonic clocks stay as they are.
+What it shifts is the time of day that Python's code sees, in every process of a host; monotonic
+clocks stay as they are. Debian's `libfaketime` does so for all libraries, and hands each wait that
+has a limit a wrong time: a thread of Python that waits for its turn then never sleeps, a process of
+several threads is held up for minutes, and `time.sleep` fails or returns at once.
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
+import shutil
+import struct
 import subprocess
 from dataclasses import dataclass
 from functools import cache
@@ -17,40 +21,29 @@ from filelock import FileLock
 
 from tests.database_server import cache_folder
 
-PACKAGE = "libfaketime"
-FETCH_TIMEOUT_S = 120
-_SLEEP = """\
-# The library hands Python's own sleep, until a time of the monotonic clock, a wrong time.
-import select
-import time
-
-time.sleep = lambda seconds: select.select([], [], [], seconds) and None
-"""
+SOURCE = Path(__file__).with_name("wall_clock.c")
+COMPILE_TIMEOUT_S = 120
 
 
 @cache
 def wall_clock_library() -> Path:
-    """Return the library; skip the test where it cannot be had."""
-    folder = cache_folder("faketime")
+    """Return the library, compiled once; skip the test where there is no compiler."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("the library of wall clocks needs a compiler: `cc` is not on the path")
+    folder = cache_folder("wall-clock")
     folder.mkdir(parents=True, exist_ok=True)
+    library = folder / f"{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
     with FileLock(folder / "lock"):
-        if not (there := sorted(folder.rglob("libfaketimeMT.so.1"))):
-            _fetch(folder)
-            there = sorted(folder.rglob("libfaketimeMT.so.1"))
-    return there[0]
-
-
-def _fetch(folder: Path) -> None:
-    try:
-        for command in (
-            ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", PACKAGE],
-            ["sh", "-c", f"dpkg-deb -x {PACKAGE}_*.deb root"],
-        ):
+        if not library.exists():
+            draft = library.with_suffix(".draft")
             subprocess.run(
-                command, cwd=folder, check=True, capture_output=True, timeout=FETCH_TIMEOUT_S
+                [compiler, "-shared", "-fPIC", "-O2", "-o", draft, SOURCE, "-ldl"],
+                check=True,
+                timeout=COMPILE_TIMEOUT_S,
             )
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"{PACKAGE} can be fetched on Debian only, with apt: {error}")
+            draft.replace(library)
+    return library
 
 
 @dataclass(frozen=True)
@@ -59,35 +52,19 @@ class WallClock:
 
     Attributes:
         library: that shows it.
-        folder: of the file that holds its offset, and of what its Python loads first.
+        offset: the file that says how far it is ahead of this machine's.
     """
 
     library: Path
-    folder: Path
-
-    @property
-    def _offset(self) -> Path:
-        return self.folder / "offset"
+    offset: Path
 
     @property
     def variables(self) -> dict[str, str]:
         """The variables of the host's processes; their children inherit them."""
-        return {
-            "LD_PRELOAD": str(self.library),
-            "FAKETIME_TIMESTAMP_FILE": str(self._offset),
-            "FAKETIME_CACHE_DURATION": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            # Each look at a clock costs them far more under the library: a Spark takes minutes.
-            "FAKETIME_SKIP_CMDS": "java,mariadbd",
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(self.folder), os.environ.get("PYTHONPATH")))
-            ),
-        }
+        return {"LD_PRELOAD": str(self.library), "TEST_WALL_CLOCK": str(self.offset)}
 
     def step(self, *, minutes: int) -> None:
         """Set the clock that far ahead of this machine's, or behind it."""
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "sitecustomize.py").write_text(_SLEEP)
-        draft = self.folder / "draft"
-        draft.write_text(f"{minutes:+d}m\n")
-        draft.replace(self._offset)
+        # Processes have the file mapped: it is written in place.
+        with self.offset.open("r+b" if self.offset.exists() else "wb", buffering=0) as file:
+            file.write(struct.pack("q", minutes * 60))

@@ -22,6 +22,7 @@ from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
+from dagster_leasehold.orchestration.supervision.sensor_ticks import SensorTicks, forget_later_ticks
 
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 20
@@ -78,12 +79,6 @@ class SteadyServer:
                 return
             time.sleep(POLL_S)
 
-    def keep(self) -> NoReturn:
-        """Keep the server running; to be called on a thread of its own."""
-        while True:
-            time.sleep(HEARTBEAT_S)
-            self.look()
-
     def look(self) -> None:
         """Beat for the server's daemon; start the server if that is due, and end one that hangs."""
         now = steady_clock()
@@ -118,6 +113,21 @@ class SteadyServer:
         return True
 
 
+def _keep(server: SteadyServer, ticks: SensorTicks) -> NoReturn:
+    """Keep the server running and sensors ticking; to be called on a thread of its own."""
+    while True:
+        time.sleep(HEARTBEAT_S)
+        server.look()
+        ticks.look()
+
+
+def _forget_later_ticks(now_s: float) -> None:
+    from dagster import DagsterInstance
+
+    with DagsterInstance.get() as instance:
+        forget_later_ticks(instance, now_s)
+
+
 def main() -> None:
     """Start the server, and run the daemon until it is told to end."""
     # As the daemon does once it runs: SIGTERM ends the block, and its folder goes.
@@ -132,7 +142,9 @@ def main() -> None:
             from dagster._daemon.cli import main as run_daemon
 
             server.wait_until_ready()
-            threading.Thread(target=server.keep, name="code server", daemon=True).start()
+            ticks = SensorTicks(time.time, steady_clock, _forget_later_ticks)
+            keep = threading.Thread(target=_keep, args=(server, ticks), daemon=True)
+            keep.start()
             sys.argv = [sys.argv[0], "run", "-w", str(workspace)]
             run_daemon()
         finally:

@@ -11,7 +11,17 @@ from urllib.request import urlopen
 import pytest
 
 from dagster_leasehold.orchestration.supervision.dagster_processes import DAEMON
-from tests.acceptance.leasehold_process import Running, assert_nothing_runs, leasehold, running
+from tests.acceptance.leasehold_process import Running, assert_nothing_runs, leasehold
+from tests.acceptance.node_hosts import (
+    CHANGE_S,
+    END_S,
+    NODES,
+    START_S,
+    Hosts,
+    wait_for_all_records,
+    wait_for_progress,
+    wait_until_shared,
+)
 from tests.acceptance.node_scene import (
     KEY,
     SHARDS,
@@ -20,20 +30,13 @@ from tests.acceptance.node_scene import (
     Watched,
     Writer,
     files_of_runs,
-    join_dagster,
-    make_home,
-    variables_of_servers,
 )
 from tests.kafka_broker import KafkaBroker
-from tests.object_store import ENVIRONMENT, new_bucket
-from tests.ports import free_port
+from tests.object_store import ENVIRONMENT
 from tests.unit.docs.recorded_output import assert_printed
 
-START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0
 SLOW_MACHINE_S = 30.0
 """The time by which a tick may be late on a machine that has other work."""
-NODES = ("node-a", "node-b", "node-c")
-"""The first one beside Dagster's daemon, on the host of the database."""
 
 pytestmark = [
     pytest.mark.long,
@@ -41,61 +44,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(1800),
 ]
-
-
-class Hosts:
-    """The hosts and the commands that run on them.
-
-    Args:
-        folder: of all homes.
-        broker: of the topic.
-        stack: ends the commands.
-    """
-
-    def __init__(self, folder: Path, broker: KafkaBroker, stack: ExitStack) -> None:
-        self._stack = stack
-        self.homes = {node: folder / f"host-of-{node}" for node in NODES}
-        output = f"s3://{new_bucket()}/lake"
-        for home in self.homes.values():
-            make_home(home, output, broker.address)
-        self.first, *self._others = self.homes.values()
-        self.watched = Watched(self.first, self.homes)
-        self._variables = dict(ENVIRONMENT)
-
-    def start_first(self) -> Running:
-        """Start Dagster, the database and the first node; return when the pages answer."""
-        words = ("up", "--nodes", 1, "--home", self.first, "--port", free_port())
-        up = self._stack.enter_context(running(*words, folder=self.first, **self._variables))
-        up.until(lambda: "Open http://" in up.text, START_S)
-        self._variables |= variables_of_servers(self.first)
-        for home in self._others:
-            join_dagster(home)
-        return up
-
-    def start(self, node: str) -> Running:
-        """Start a node on its own host."""
-        home = self.homes[node]
-        words = ("node", "--name", node, "--home", home, "--port", free_port())
-        return self._stack.enter_context(running(*words, folder=home, **self._variables))
-
-    def refusal_of_twin(self, node: str) -> str:
-        """Start another agent of a node on its host; return how it is refused."""
-        home = self.homes[node]
-        twin = leasehold("node", "--name", node, "--home", home, folder=home, **self._variables)
-        assert twin.code == 2
-        return twin.err
-
-
-def wait_until_shared(watched: Watched, command: Running, *names: str) -> None:
-    command.until(lambda: watched.shared_by(*names), CHANGE_S)
-
-
-def wait_for_progress(watched: Watched, command: Running) -> None:
-    """Every shard commits something more than it has now."""
-    before = watched.check_points()
-    command.until(
-        lambda: all(now > before[shard] for shard, now in watched.check_points().items()), CHANGE_S
-    )
 
 
 def assert_runs_are_where_their_shards_are(watched: Watched, command: Running) -> None:
@@ -132,10 +80,7 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
             kill_what_is_looked_after(watched, up)
             b = kill_and_start_again(hosts, up)
             leave(hosts, up, c)
-        everything = {writer.written}
-        up.until(lambda: set(watched.check_points().values()) == everything, CHANGE_S)
-        up.until(lambda: len(watched.published()) >= len(writer.expected()), CHANGE_S)
-        assert watched.published() == writer.expected()
+        wait_for_all_records(watched, up, writer)
         for node, home in hosts.homes.items():
             others = set().union(*(watched.runs_of(other) for other in NODES if other != node))
             assert files_of_runs(home, watched.runs_of(node)), f"of {node}"

@@ -94,6 +94,9 @@ def network_world(home: Path, network: Network) -> Generator[NetworkWorld]:
             _start_node(world, node)
         stack.enter_context(writer)
         world.wait("all nodes to join", lambda: joined(world, len(NODES)), START_S)
+        # The first batch of a Spark server that has just started takes longer than a recovery.
+        begun = writer.written()
+        world.wait("the first records", lambda: not world.unread(begun), START_S)
         yield world
 
 

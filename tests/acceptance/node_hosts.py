@@ -1,0 +1,103 @@
+"""Hosts of a deployment as the commands that run on them, and what a test waits for.
+
+The first one has the database, Dagster's daemon and a node; each of the others has a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.acceptance.leasehold_process import Running, leasehold, running
+from tests.acceptance.node_scene import (
+    Watched,
+    Writer,
+    join_dagster,
+    make_home,
+    variables_of_servers,
+)
+from tests.kafka_broker import KafkaBroker
+from tests.object_store import ENVIRONMENT, new_bucket
+from tests.ports import free_port
+
+START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0
+NODES = ("node-a", "node-b", "node-c")
+"""The first one beside Dagster's daemon, on the host of the database."""
+
+
+class Hosts:
+    """The hosts and the commands that run on them.
+
+    Args:
+        folder: of all homes.
+        broker: of the topic.
+        stack: ends the commands.
+        variables: those that the processes of a node's host have beside the others.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        broker: KafkaBroker,
+        stack: ExitStack,
+        variables: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        self._stack = stack
+        self.homes = {node: folder / f"host-of-{node}" for node in NODES}
+        output = f"s3://{new_bucket()}/lake"
+        for home in self.homes.values():
+            make_home(home, output, broker.address)
+        self.first, *self._others = self.homes.values()
+        self.watched = Watched(self.first, self.homes)
+        self._shared = dict(ENVIRONMENT)
+        self._own = variables or {}
+
+    def start_first(self) -> Running:
+        """Start Dagster, the database and the first node; return when the pages answer."""
+        words = ("up", "--nodes", 1, "--home", self.first, "--port", free_port())
+        variables = self._variables(NODES[0])
+        up = self._stack.enter_context(running(*words, folder=self.first, **variables))
+        up.until(lambda: "Open http://" in up.text, START_S)
+        self._shared |= variables_of_servers(self.first)
+        for home in self._others:
+            join_dagster(home)
+        return up
+
+    def start(self, node: str) -> Running:
+        """Start a node on its own host."""
+        home = self.homes[node]
+        words = ("node", "--name", node, "--home", home, "--port", free_port())
+        variables = self._variables(node)
+        return self._stack.enter_context(running(*words, folder=home, **variables))
+
+    def refusal_of_twin(self, node: str) -> str:
+        """Start another agent of a node on its host; return how it is refused."""
+        home = self.homes[node]
+        variables = self._variables(node)
+        twin = leasehold("node", "--name", node, "--home", home, folder=home, **variables)
+        assert twin.code == 2
+        return twin.err
+
+    def _variables(self, node: str) -> dict[str, str]:
+        return {**self._shared, **self._own.get(node, {})}
+
+
+def wait_until_shared(watched: Watched, command: Running, *names: str) -> None:
+    command.until(lambda: watched.shared_by(*names), CHANGE_S)
+
+
+def wait_for_progress(watched: Watched, command: Running) -> None:
+    """Every shard commits something more than it has now."""
+    before = watched.check_points()
+    command.until(
+        lambda: all(now > before[shard] for shard, now in watched.check_points().items()), CHANGE_S
+    )
+
+
+def wait_for_all_records(watched: Watched, command: Running, writer: Writer) -> None:
+    """Each record that was written is committed, and in the table once."""
+    written = {writer.written}
+    command.until(lambda: set(watched.check_points().values()) == written, CHANGE_S)
+    command.until(lambda: len(watched.published()) >= len(writer.expected()), CHANGE_S)
+    assert watched.published() == writer.expected()

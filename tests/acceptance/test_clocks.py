@@ -1,0 +1,75 @@
+"""Nodes whose hosts' wall clocks are hours apart and step while records flow."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold
+from tests.acceptance.node_hosts import (
+    END_S,
+    NODES,
+    Hosts,
+    wait_for_all_records,
+    wait_for_progress,
+    wait_until_shared,
+)
+from tests.acceptance.node_scene import SHARDS, Writer
+from tests.kafka_broker import KafkaBroker
+from tests.object_store import ENVIRONMENT
+from tests.wall_clocks import WallClock, wall_clock_library
+
+pytestmark = [
+    pytest.mark.release,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(1500),
+]
+
+APART = (0, 60, -60)
+STEPS = ((75, -60, 30), (-90, 60, 120))
+"""The minutes by which the clock of each host is wrong, at first and then one after the other."""
+
+
+def test_nodes_whose_clocks_step_by_hours_keep_their_shards(tmp_path: Path) -> None:
+    """Goal: clocks that are apart and step change no owner, and each record is in the table once.
+
+    Every process of a host has its clock, but for Spark's Java and the database.
+    """
+    clocks = {node: WallClock(wall_clock_library(), tmp_path / f"clock-{node}") for node in NODES}
+
+    def set_clocks(minutes: tuple[int, ...]) -> None:
+        for clock, wrong_by in zip(clocks.values(), minutes, strict=True):
+            clock.step(minutes=wrong_by)
+
+    set_clocks(APART)
+    with KafkaBroker() as broker, ExitStack() as stack:
+        writer = Writer(broker)
+        variables = {node: clock.variables for node, clock in clocks.items()}
+        hosts = Hosts(tmp_path, broker, stack, variables)
+        watched = hosts.watched
+        up = hosts.start_first()
+        with writer:
+            wait_until_shared(watched, up, "node-a")
+            others = [hosts.start(node) for node in NODES[1:]]
+            wait_until_shared(watched, up, *NODES)
+            wait_for_progress(watched, up)
+            at = watched.last_entry()
+            for minutes in STEPS:
+                set_clocks(minutes)
+                wait_for_progress(watched, up)
+                wait_for_progress(watched, up)
+                assert watched.shared_by(*NODES)
+            assert watched.kinds_after(at) == [], "nothing moved, and no node was missed"
+            assert sum(watched.counts().values()) == SHARDS
+        wait_for_all_records(watched, up, writer)
+        for other in others:
+            assert other.end(signal.SIGTERM, END_S) == 0, other.text
+        assert up.end(signal.SIGINT, END_S) == 0, up.text
+        for home in hosts.homes.values():
+            assert_nothing_runs(home)
+        verified = leasehold("verify", "--home", hosts.first, folder=tmp_path, **ENVIRONMENT)
+        assert verified.code == 0, verified.out
