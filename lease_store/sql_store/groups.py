@@ -117,7 +117,7 @@ class SqlGroups(SqlVerbs, Groups):
             for look in range(SNAPSHOT_LOOKS):
                 group = self._group(tx, key, lock=look == SNAPSHOT_LOOKS - 1)
                 nodes = tx.rows(group_statements.select_nodes(key)).all()
-                shards = tx.rows(shard_statements.select_shards(key)).all()
+                shards = self._shard_rows(tx, key)
                 if look == SNAPSHOT_LOOKS - 1 or self._group(tx, key) == group:
                     return group, nodes, shards
             raise AssertionError("The last look returns.")
@@ -133,7 +133,7 @@ class SqlGroups(SqlVerbs, Groups):
     @override
     def draining(self, key: GroupKey) -> Draining:
         def work(tx: Transaction) -> Draining:
-            shards = tx.all(shard_statements.select_shards(key, lock=True), mapping.SHARD.read)
+            shards = self._all_shards(tx, key, lock=True)
             newest = self._newest(tx, key, [row.shard for row in shards]).values()
             intents = [batch for batch in newest if batch.state is BatchState.INTENT]
             return draining_of(self._group(tx, key), shards, intents)

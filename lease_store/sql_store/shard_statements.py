@@ -34,6 +34,11 @@ def select_shards(key: GroupKey, *, lock: bool = False) -> Select[Any]:
     return shards.order_by(shard_lease.c.shard_id)
 
 
+def select_page(key: GroupKey, after: str, limit: int, *, lock: bool = False) -> Select[Any]:
+    """The next shards of a group, behind one of them, by id."""
+    return select_shards(key, lock=lock).where(shard_lease.c.shard_id > after).limit(limit)
+
+
 def select_named(key: GroupKey, shards: Collection[ShardId], *, lock: bool = False) -> Select[Any]:
     """Some shards by id; locked in that order, two transactions cannot cross."""
     return select_shards(key, lock=lock).where(shard_lease.c.shard_id.in_(sorted(shards)))

@@ -17,7 +17,6 @@ from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
-from dagster_leasehold.lease_store.sql_store import shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import rows_of
 from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
@@ -43,7 +42,7 @@ class SqlShards(SqlVerbs, Shards):
 
         def look(tx: Transaction) -> Sequence[RowMapping]:
             self._group(tx, key)
-            return tx.rows(shard_statements.select_shards(key)).all()
+            return self._shard_rows(tx, key)
 
         rows = {row.shard: row for row in map(SHARD.read, self._read("sync_shards", look))}
         differing = [
@@ -184,7 +183,7 @@ class SqlShards(SqlVerbs, Shards):
         def steps(tx: Transaction, *, lock: bool) -> list[Step]:
             ordered = self._group(tx, key).ordered
             members = self._members(tx, key)
-            shards = tx.all(shard_statements.select_shards(key, lock=lock), SHARD.read)
+            shards = self._all_shards(tx, key, lock=lock)
             freed = [step for row in shards if (step := transitions.orphan_freed(row, members))]
             return freed + lineage.freed_to_start(
                 shards, ordered=ordered, reason=lineage.PARENTS_OVER

@@ -34,6 +34,7 @@ from dagster_leasehold.lease_store.tables import consumer_group, lease_journal, 
 from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Transaction, Work
 
 SHARDS_PER_STATEMENT = 500
+SHARDS_PER_PAGE = 10_000
 SELECTS_PER_STATEMENT = 100
 ROWS_PER_STATEMENT = 16
 """The same for whole ledger rows: the process of a run is young, and every form of a statement must
@@ -95,8 +96,27 @@ class SqlVerbs(SqlReadiness):
             for name in tx.connection.execute(group_statements.select_members(key)).scalars()
         }
 
-    def _all_shards(self, tx: Transaction, key: GroupKey) -> list[ShardLease]:
-        return tx.all(shard_statements.select_shards(key), SHARD.read)
+    def _all_shards(
+        self, tx: Transaction, key: GroupKey, *, lock: bool = False
+    ) -> list[ShardLease]:
+        return [SHARD.read(row) for row in self._shard_rows(tx, key, lock=lock)]
+
+    def _shard_rows(
+        self, tx: Transaction, key: GroupKey, *, lock: bool = False
+    ) -> list[RowMapping]:
+        """Return the rows of all shards, read page by page.
+
+        A process that takes a hundred thousand rows at once is busy for seconds, in which its
+        session stands still; the server ends a transaction that does so for too long.
+        """
+        rows, after = list[RowMapping](), ""
+        while True:
+            statement = shard_statements.select_page(key, after, SHARDS_PER_PAGE, lock=lock)
+            page = tx.rows(statement).all()
+            rows += page
+            if len(page) < SHARDS_PER_PAGE:
+                return rows
+            after = page[-1]["shard_id"]
 
     def _shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]

@@ -74,13 +74,14 @@ def test_a_long_shard_list_is_added_in_portions(
 ) -> None:
     """No transaction takes longer with the list; a parent of another portion is waited for."""
     monkeypatch.setattr(verbs, "SHARDS_PER_STATEMENT", 10)
+    monkeypatch.setattr(verbs, "SHARDS_PER_PAGE", 5)  # the list ends with a page
     store = open_store(f"sqlite:///{tmp_path}/leases.db")
     store.create_group(Group(KEY))
     names = [ShardId(f"{number:02}") for number in range(25)]
     listing = [ShardListing(names[0], parents=(names[-1],)), *map(ShardListing, names[1:])]
     synced = store.sync_shards(KEY, listing, observer="test")
     snapshot = store.snapshot(KEY)
-    assert synced.added == tuple(names)
+    assert synced.added == tuple(names) == tuple(row.shard for row in snapshot.shards)
     assert snapshot.group.generation == 3
     assert [row.shard for row in snapshot.shards if row.state is ShardState.WAIT] == names[:1]
     assert store.sync_shards(KEY, listing, observer="test") == ShardsSynced()
