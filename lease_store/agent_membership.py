@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from dagster_leasehold.lease_store import group_rows
 from dagster_leasehold.lease_store.errors import StoreError, UnknownGroup
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.membership import Membership
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -23,6 +24,8 @@ BEAT_EARLY = 0.7
 """A beat is sent after this part of its interval, because the caller's rounds take time, too."""
 PLANNER_SILENT_TIMEOUTS = 2.0
 """After so many timeouts without a tick of its planner a node takes no more shards."""
+PLANNER_LATE_TIMEOUTS = 0.5
+"""After so much of a timeout without a tick, a node that leaves waits for no plan any more."""
 PLANNER_LOOK_S = 2.0
 """The interval of the caller's looks for the planner's mark; twice that counts at most of one.
 
@@ -177,6 +180,27 @@ class AgentMembership:
             return [row.shard for row in self._member.progress() if row.consumer_run]
         except UnknownGroup:
             return []
+
+    def hands_over(self) -> bool:
+        """Return True while other nodes are still to get shards of this one, which takes no runs.
+
+        It is False where nobody would take them: no other node takes runs, nobody plans, or the
+        group is paused or says by name which node has what.
+
+        Raises:
+            StoreError: the store does not answer.
+        """
+        late = self._planner.silent_s > PLANNER_LATE_TIMEOUTS * self._timeout_s
+        try:
+            if not self.joined or late or not self._member.progress():
+                return False
+            pulse = self._store.pulse(self._key)
+        except UnknownGroup:
+            return False
+        if pulse.group.paused or pulse.group.assignment is not AssignmentMode.BALANCED:
+            return False
+        others = (node for node in pulse.nodes if node.name != self._settings.name)
+        return any(node.member and node.accepts_runs for node in others)
 
     def leave(self) -> str:
         """Free all that the node holds at once; return a sentence about that.

@@ -61,13 +61,15 @@ def node(
     leave_timeout_s: Annotated[
         float,
         typer.Option(
-            "--leave-timeout", min=0, help="How long its runs may take to stop, in seconds."
+            "--leave-timeout",
+            min=0,
+            help="How long handing over and ending its runs may take, in seconds.",
         ),
     ] = LEAVE_TIMEOUT_S,
 ) -> None:
     """Run this host's node: keep its code server and Spark running, and beat for it.
 
-    SIGTERM or Ctrl-C lets its runs reach a checkpoint, frees its shards, and ends it.
+    SIGTERM or Ctrl-C hands its shards over, lets its runs reach a checkpoint, and ends it.
     """
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone

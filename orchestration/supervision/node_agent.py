@@ -2,8 +2,9 @@
 
 It keeps the host's code server running, which takes the node's runs, and Spark warm for them. It
 beats for the node as long as it lives itself, and tells the group when its code server takes no
-runs, so that the shards go elsewhere by transfer. Told to end, it lets the runs reach the end of
-their batches, frees the shards, and only then stops what it started.
+runs, so that the shards go elsewhere by transfer. Told to end, it hands the shards over to other
+nodes, lets the runs reach the end of their batches, frees what is left, and only then stops what it
+started.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 KEEP_S = 0.5
 RUNS_LOOK_S = 5.0
+HAND_OVER_FRACTION = 0.5
+"""The part of the time for leaving in which other nodes may take the shards over."""
 SILENT_MAX_S = 10.0
 """After how long without an answer of its code server a node gives its shards away, in seconds."""
 
@@ -56,7 +59,7 @@ class NodeAgent:
         spark: keeps its Spark warm; None where somebody else does.
         folder: of its state.
         advertised: where Dagster's daemon reaches the code server.
-        leave_timeout_s: how long its runs may take to reach the end of a batch, in seconds.
+        leave_timeout_s: how long handing its shards over and ending its runs may take, in seconds.
         clock: monotonic seconds.
     """
 
@@ -227,18 +230,21 @@ class NodeAgent:
     # -- leaving --------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Let all runs reach the end of their batches, then free the shards.
+        """Hand the shards over, let all runs reach the end of their batches, and free the rest.
 
         1. No launcher finds the node any more, and its runs that still wait are canceled.
-        2. The mark tells the runs at work to stop at their next checkpoint.
-        3. Once no run has a shard open, all shards are freed in one transaction, so that the
-           other nodes claim them at their next tick instead of after the timeout.
+        2. The group is told that the node takes no runs; while others do, its runs go on, and
+           each shard has an owner until it is with the next one.
+        3. The mark tells the runs that are still at work to stop at their next checkpoint.
+        4. Once no run has a shard open, all shards that are left are freed in one transaction, so
+           that nodes claim them at their next tick instead of after the timeout.
         """
-        say(f"Node {self._node} is leaving: its runs stop at their next checkpoint.")
+        say(f"Node {self._node} is leaving: its shards go to other nodes.")
         self._accepts_runs = False
-        self._mark.touch()
         self._tolerantly(self._cancel_waiting)
         deadline = self._clock() + self._leave_timeout_s
+        self._hand_over(self._clock() + self._leave_timeout_s * HAND_OVER_FRACTION)
+        self._mark.touch()
         while self._busy() and self._clock() < deadline:
             self._tolerantly(self._runs.fail_dead)
             self._left.wait(KEEP_S)
@@ -250,6 +256,20 @@ class NodeAgent:
                 say(f"Node {self._node} {membership.leave()}.")
             except StoreError as error:
                 say(f"The lease store did not let node {self._node} go: {error}")
+
+    def _hand_over(self, deadline: float) -> None:
+        """Return once no other node is to get a shard of this one, or it has become late."""
+        while self._clock() < deadline and self._hands_over():
+            self._tolerantly(self._runs.fail_dead)
+            self._look_for_ticks()
+            self._left.wait(LOOK_S)
+
+    def _hands_over(self) -> bool:
+        try:
+            return any(membership.hands_over() for membership in self._memberships)
+        except StoreError as error:
+            say(f"The lease store does not tell who has the shards of node {self._node}: {error}")
+            return True
 
     def _cancel_waiting(self) -> None:
         withdraw(self._instance, self._node)

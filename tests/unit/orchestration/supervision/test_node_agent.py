@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,15 @@ import pytest
 
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.lease_store.errors import NodeNameTaken
-from dagster_leasehold.lease_store.group_rows import Group, Node
+from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer
 from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.supervision import node_agent
 from dagster_leasehold.orchestration.supervision.code_server import (
@@ -61,10 +64,10 @@ class Server(CodeServer):
 class Scene:
     """A group of two shards, and an agent at work for node `a`."""
 
-    def __init__(self, folder: Path, instance: dg.DagsterInstance) -> None:
+    def __init__(self, folder: Path, instance: dg.DagsterInstance, timeout_s: float = 1.0) -> None:
         self.folder, self.instance = folder, instance
         self.store, self.server = MemoryStore(), Server()
-        self.store.create_group(Group(KEY, timeout_s=1.0))
+        self.store.create_group(Group(KEY, timeout_s=timeout_s))
         self.store.sync_shards(KEY, [ShardListing(shard) for shard in SHARDS], observer="test")
         self.agent = NodeAgent(
             A,
@@ -109,10 +112,11 @@ def until(reached: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Scene]:
+    """A scene whose group has a timeout of one second, or of as many as a test asks for."""
     with dg.DagsterInstance.ephemeral() as instance:
         ensure_instance_address(instance)
-        yield Scene(tmp_path, instance)
+        yield Scene(tmp_path, instance, getattr(request, "param", 1.0))
 
 
 def test_it_is_found_once_its_code_server_answers(scene: Scene) -> None:
@@ -185,6 +189,55 @@ def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene
     assert not row.member
     assert {lease.consumer_owner for lease in scene.store.snapshot(KEY).shards} == {None}
     assert not (scene.folder / "leaving").exists()
+
+
+@pytest.mark.parametrize("scene", [20.0], indirect=True)
+def test_told_to_end_it_hands_its_shards_to_a_node_that_takes_runs(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shard is without an owner, and the run goes on with its own until the next one has it."""
+    monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
+    planner = Rebalancer(
+        scene.store,
+        KEY,
+        serves=(B,),
+        timing=Timing(),
+        observer="planner",
+        incarnation_of=lambda name: f"{name}-1",
+    )
+    with scene.at_work() as stopping:
+        until(lambda: scene.row is not None and scene.row.member)
+        scene.claim(A)
+        opened = scene.store.open_tenure(KEY, SHARDS[0], A, "run-1")
+        assert isinstance(opened, Opened)
+
+        def handed_over() -> bool:
+            planner.tick()
+            rows = {row.shard: row for row in scene.store.snapshot(KEY).shards}
+            if rows[SHARDS[0]].state is ShardState.TRANSFER:
+                assert not (scene.folder / "leaving").exists()
+                scene.store.close_tenure(opened.tenure, reason="transfer")
+            return scene.row is not None and not scene.row.member
+
+        stopping.set()
+        until(handed_over)
+    edges = [entry.edge for entry in scene.store.journal(KEY) if entry.edge is not None]
+    assert {lease.consumer_owner for lease in scene.store.snapshot(KEY).shards} == {B}
+    assert Counter(edges) == {1: 2, 3: 2, 5: 2, 6: 2}, "edge 4 would leave a shard without an owner"
+
+
+def test_told_to_end_where_nobody_plans_it_does_not_wait_for_a_plan(scene: Scene) -> None:
+    def tick() -> None:
+        with dg.build_sensor_context(instance=scene.instance) as context:
+            leave_tick_mark(context, KEY)
+
+    tick()
+    with scene.at_work() as stopping:
+        until(lambda: scene.row is not None and scene.row.member)
+        scene.store.register(KEY, Node(B, 0, "b-1"), observer="test")
+        scene.claim(A)
+        stopping.set()
+        until(lambda: scene.row is not None and not scene.row.member)
 
 
 def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scene) -> None:
