@@ -53,4 +53,5 @@ def spark_of(settings: Settings) -> SparkResource:
         folder=str(settings.spark_folder),
         conf=spark.whole_conf,
         certificate=str(spark.certificate.absolute()) if spark.certificate else "",
+        environment_archive=str(spark.environment_archive or ""),
     )

@@ -41,18 +41,29 @@ COMPILED = (".so", ".pyd", ".dylib")
 CACHE_FOLDER = "__pycache__"
 CONF_PREFIX = "leasehold.code."
 HASH_LENGTH = 16
+ENVIRONMENT = "environment"
+WORKERS_PYTHON_KEY = "spark.sql.execution.pyspark.python"
+WORKERS_PYTHON = f"{ENVIRONMENT}/bin/python"
+"""Where workers find the Python of an archive that Spark has unpacked for them."""
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 _TAKES_NO_CODE = ("UNIMPLEMENTED", "not implemented")
 
 _sent: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
 
-def begin(session: SparkSession) -> None:
+def begin(session: SparkSession, environment: str = "") -> None:
     """Send the project's own code to a session whose workers are elsewhere, and remember it.
+
+    Args:
+        session: a new one, or one that other processes share.
+        environment: the file of the environment whose Python the workers run; empty for theirs.
 
     Raises:
         SparkUnavailable: the session has other code under these names.
     """
+    if environment and session.conf.get(WORKERS_PYTHON_KEY, None) != WORKERS_PYTHON:
+        session.addArtifacts(f"{environment}#{ENVIRONMENT}", archive=True)
+        session.conf.set(WORKERS_PYTHON_KEY, WORKERS_PYTHON)
     _sent[session] = set()
     _send(session, [OWN_PACKAGE, *COMPANIONS])
 

@@ -60,12 +60,14 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         folder: where the embedded server keeps its state and a shim for Java may be written.
         conf: the user's configuration of Spark; it holds no secrets.
         certificate: the file with the certificates to trust at `sc://…`; empty for gRPC's own.
+        environment_archive: the file of the workers' environment; empty where they have their own.
     """
 
     mode: str = CONNECT
     folder: str
     conf: dict[str, str] = Field(default_factory=dict)
     certificate: str = ""
+    environment_archive: str = ""
     _supplier: Any = PrivateAttr(default=None)
     _server: Any = PrivateAttr(default=None)
     _imports: Any = PrivateAttr(default=None)
@@ -152,7 +154,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
             session = supplier.spark_session
             settle(session, self.conf if self.mode.startswith(CONNECT_SCHEME) else {})
             if is_remote(self.mode):
-                shipped_code.begin(session)
+                shipped_code.begin(session, self.environment_archive)
         except LeaseholdError:
             raise
         except Exception as error:

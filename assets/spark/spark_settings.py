@@ -17,6 +17,7 @@ CONNECT_SCHEME = "sc://"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 MEMORY_KEY = "spark.driver.memory"
 MEMORY_MIN_MIB = 512
+ARCHIVES = (".tar.gz", ".tgz")
 _MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
 _MEMORY = re.compile(r"([1-9]\d*)([mg])")
 _SECRET = re.compile(r"(?i)secret|password|token|credential|access[.-]?key|account[.-]?key")
@@ -102,6 +103,8 @@ class SparkSettings(pydantic.BaseModel):
         tls: True if the connection to `sc://…` is encrypted.
         certificate: the whole path of a file with the certificates to trust at `sc://…`, in PEM,
             instead of those that gRPC brings along.
+        environment_archive: the whole path of a packed environment, a .tar.gz, whose Python the
+            workers of a cluster or of an `sc://` server run.
         conf: Spark's configuration, passed on as it is.
     """
 
@@ -112,6 +115,7 @@ class SparkSettings(pydantic.BaseModel):
     memory: str | None = None
     tls: bool = False
     certificate: Path | None = None
+    environment_archive: Path | None = None
     conf: Mapping[str, str] = {}
 
     @pydantic.model_validator(mode="before")
@@ -153,6 +157,8 @@ class SparkSettings(pydantic.BaseModel):
             raise InvalidSetting(
                 f"spark.certificate is {shown(self.certificate)}: name a file by its whole path"
             )
+        if self.environment_archive is not None:
+            _check_archive(self.environment_archive, remote=is_remote(engine))
         if self.memory is not None:
             _check_memory(self.memory, served=served)
 
@@ -183,6 +189,19 @@ def _entries(table: Mapping[str, Any], before: str) -> list[tuple[str, object]]:
         else:
             entries.append((name, str(value) if isinstance(value, int | float) else value))
     return entries
+
+
+def _check_archive(archive: Path, *, remote: bool) -> None:
+    if not remote:
+        raise InvalidSetting(
+            "spark.environment_archive is for a Spark with an address: on this host its workers "
+            "run the Python of Leasehold"
+        )
+    if not (archive.is_absolute() and archive.is_file() and archive.name.endswith(ARCHIVES)):
+        raise InvalidSetting(
+            f"spark.environment_archive is {shown(archive)}: name a {' or '.join(ARCHIVES)} file "
+            "by its whole path"
+        )
 
 
 def _check_memory(memory: str, *, served: bool) -> None:

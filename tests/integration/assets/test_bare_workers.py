@@ -6,17 +6,19 @@ import importlib
 import os
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, new_home, store_of, stream_of
 from tests.ledger_output import ledger_records
-from tests.own_environments import PackagesMissing
+from tests.own_environments import PackagesMissing, own_environment
 from tests.spark_clusters import (
     bare_connect_server,
     bare_environment,
@@ -38,6 +40,14 @@ def arrow(table):
     from shop.prices import PRICE
 
     return table.append_column("price", pa.array([PRICE] * table.num_rows))
+
+
+@arrow_transform
+def libraries(table):
+    import msgspec, numpy
+
+    names = f"{msgspec.__name__} {numpy.__name__}"
+    return table.append_column("price", pa.array([names] * table.num_rows))
 
 
 def frames(rows):
@@ -78,12 +88,27 @@ def spark(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield address
 
 
-def start_run(home: Path, project: Path, spark: str, way: str, run: str) -> subprocess.Popen[str]:
+@pytest.fixture(scope="session")
+def environment_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A packed environment with libraries that bare workers lack."""
+    try:
+        programs = own_environment("worker-environment", ("pyarrow", "numpy", "msgspec"))
+    except PackagesMissing as missing:
+        pytest.skip(str(missing))
+    archive = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        packed.add(programs.parent, ".")
+    return archive
+
+
+def start_run(
+    home: Path, project: Path, spark: str, way: str, run: str, archive: str = ""
+) -> subprocess.Popen[str]:
     """Start a run over all shards, as a process that has the user's project on its path."""
     path = os.pathsep.join([str(project), str(PROJECT)])
     variables = {"PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
     return subprocess.Popen(
-        [sys.executable, "-m", __name__, str(home), str(home / "spark"), spark, way, run],
+        [sys.executable, "-m", __name__, str(home), str(home / "spark"), spark, way, run, archive],
         cwd=PROJECT,
         env=os.environ | variables,
         stdout=subprocess.PIPE,
@@ -151,14 +176,28 @@ def test_code_travels_and_is_renewed_and_is_each_deployments_own(
     assert committed(b) == expected("dear", "dear")
 
 
-def main(home: Path, folder: Path, spark: str, way: str, run: str) -> None:
+def test_libraries_travel_in_an_environment(
+    spark: str, tmp_path: Path, environment_archive: Path
+) -> None:
+    home, project = new_home(tmp_path / "a"), write_project(tmp_path / "project", "cheap")
+    finish(start_run(home, project, spark, "libraries", "run-1", str(environment_archive)))
+    assert committed(home) == expected("msgspec numpy")
+    append(home)
+    finish(start_run(home, project, spark, "frames", "run-2", str(environment_archive)))
+    assert committed(home) == expected("msgspec numpy", "cheap")
+
+
+def main(home: Path, folder: Path, spark: str, way: str, run: str, archive: str) -> None:
     transform = None
     if way != "none":
         transform = getattr(importlib.import_module("shop.transforms"), way)
     # A run's own Python is not the workers'. Two applications share the cluster.
     conf = {"spark.sql.execution.pyspark.python": str(bare_python()), "spark.cores.max": "1"}
-    if spark.startswith("sc://"):
+    if spark.startswith("sc://") or archive:
         conf = {}
+    if archive:
+        own = SparkResource(mode=spark, folder=str(folder), environment_archive=archive)
+        assert own.spark_session is not None, "the runs of this process have this session"
     consume(home, folder, run, transform=transform, mode=spark, conf=conf)
 
 

@@ -26,6 +26,7 @@ class Session:
         self.conf: Any = self
         self.settings: dict[str, str] = {}
         self.archives: list[Path] = []
+        self.environments: list[str] = []
         self._refusal = refusal
 
     def get(self, key: str, default: str | None) -> str | None:
@@ -34,8 +35,13 @@ class Session:
     def set(self, key: str, value: str) -> None:
         self.settings[key] = value
 
-    def addArtifacts(self, path: str, *, pyfile: bool) -> None:  # noqa: N802
-        assert pyfile
+    def addArtifacts(  # noqa: N802
+        self, path: str, *, pyfile: bool = False, archive: bool = False
+    ) -> None:
+        assert pyfile is not archive
+        if archive:
+            self.environments.append(path)
+            return
         if self._refusal:
             raise RuntimeError(self._refusal)
         self.archives.append(Path(path))
@@ -153,6 +159,14 @@ def test_a_session_that_has_other_code_is_refused() -> None:
     session.settings[f"{shipped_code.CONF_PREFIX}{OWN_PACKAGE}"] = "other.zip"
     with pytest.raises(SparkUnavailable, match=f"other code of {OWN_PACKAGE}: take session_id out"):
         shipped_code.begin(session)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_environment_is_unpacked_once_and_its_python_is_the_workers() -> None:
+    session: Any = Session()
+    for _ in range(2):
+        shipped_code.begin(session, "/srv/environment.tar.gz")
+    assert session.environments == ["/srv/environment.tar.gz#environment"]
+    assert session.settings[shipped_code.WORKERS_PYTHON_KEY] == "environment/bin/python"
 
 
 def test_a_spark_that_takes_no_code_is_left_to_its_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -83,6 +83,8 @@ def test_keys_without_quotes_and_values_that_are_no_text_are_sparks_all_the_same
         ({"memory": "511m"}, "use 512m or more"),
         ({"tls": True}, "for an sc:// address"),
         ({"address": "sc://h:1", "certificate": "/nowhere.pem"}, "name a file by its whole path"),
+        ({"address": "sc://h:1", "environment_archive": "/nowhere.tar.gz"}, "by its whole path"),
+        ({"environment_archive": "/nowhere.tar.gz"}, "for a Spark with an address"),
         ({"conf": {"executor.cores": "1"}}, "begin with 'spark.'"),
         ({"conf": {"spark.hadoop.fs.s3a.secret.key": "S3CRET"}}, "holds a secret"),
         ({"conf": {"spark.connect.authenticate.token": "S3CRET"}}, "holds a secret"),
