@@ -81,6 +81,13 @@ class AgentMembership:
         silent_s = self._planner.silent_s
         return silent_s if silent_s > PLANNER_SILENT_TIMEOUTS * self._timeout_s else 0.0
 
+    @property
+    def trusted(self) -> bool:
+        """True if the node is a member whose last beat is recent enough to rely on."""
+        beaten_at = self._member.beaten_at
+        trust_s = self._timeout_s * group_rows.TRUST_FRACTION
+        return self.joined and beaten_at is not None and self._clock() - beaten_at < trust_s
+
     def see_planner(self, mark: str | None) -> None:
         """Take note of the mark that the last tick of the node's planner left.
 

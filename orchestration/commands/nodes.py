@@ -57,6 +57,14 @@ def node(
             help="Address at which Dagster's daemon reaches it, if that is another one.",
         ),
     ] = None,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            "--health",
+            metavar="HOST:PORT",
+            help="Address of the pages /healthz and /readyz (default: none).",
+        ),
+    ] = None,
     module: DefinitionsModule = None,
     leave_timeout_s: Annotated[
         float,
@@ -74,6 +82,11 @@ def node(
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+    from dagster_leasehold.orchestration.supervision.health_pages import (
+        HEALTH,
+        READINESS,
+        health_pages,
+    )
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
@@ -101,6 +114,10 @@ def node(
                 advertised=advertised,
                 leave_timeout_s=leave_timeout_s,
             )
+            if health:
+                checks = {HEALTH: agent.unhealthy, READINESS: agent.not_ready}
+                pages = held.enter_context(health_pages(Endpoint.parse(health), checks))
+                say(f"Health of node {named} at http://{pages}{HEALTH} and {READINESS}.")
             say(f"Starting node {named} on {listen} …")
             sys.stdout.flush()
             agent.run(stop)

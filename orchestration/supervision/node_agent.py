@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 KEEP_S = 0.5
 RUNS_LOOK_S = 5.0
+LOOKED, BEATEN = "looked at its code server", "tried to beat"
+TURN_MAX_S = 120.0
+"""The longest that a turn of the agent's loops takes, with a database that answers late."""
 HAND_OVER_FRACTION = 0.5
 """The part of the time for leaving in which other nodes may take the shards over."""
 SILENT_MAX_S = 10.0
@@ -99,6 +102,7 @@ class NodeAgent:
         self._runs_seen_at = float("-inf")
         self._marks_seen_at = float("-inf")
         self._silent: set[GroupKey] = set()
+        self._turned_at: dict[str, float] = {}
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set, then leave.
@@ -124,6 +128,27 @@ class NodeAgent:
             self._mark.unlink(missing_ok=True)
         AgentState.forget(self._folder)
 
+    # -- health -----------------------------------------------------------------------------------
+
+    def unhealthy(self) -> str:
+        """Return the sentence that says why the agent is to be started again; empty if it is well.
+
+        Both of its loops have to turn; a database that does not answer is no reason.
+        """
+        for loop, turned_at in self._turned_at.items():
+            if (silent_s := self._clock() - turned_at) > TURN_MAX_S:
+                return f"The agent of node {self._node} has not {loop} for {silent_s:.0f} s."
+        return ""
+
+    def not_ready(self) -> str:
+        """Return the sentence that says why the node takes no shards; empty if it does."""
+        if not self._published or not self._accepts_runs:
+            return f"The code server of node {self._node} takes no runs."
+        for membership in self._memberships:
+            if not membership.trusted:
+                return f"Node {self._node} has no recent beat in group {membership.key}."
+        return ""
+
     def _succeed(self) -> str:
         """End the processes of a killed predecessor; return the incarnation to continue under."""
         self._mark.unlink(missing_ok=True)
@@ -136,6 +161,7 @@ class NodeAgent:
         return former.incarnation
 
     def _look(self) -> None:
+        self._turned_at[LOOKED] = self._clock()
         healthy = self._server.look()
         if self._spark is not None:
             self._spark.look()
@@ -203,6 +229,7 @@ class NodeAgent:
     def _keep_all(self) -> None:
         """Beat in every group, on a thread of its own: nothing else may delay a beat."""
         while not self._left.wait(KEEP_S):
+            self._turned_at[BEATEN] = self._clock()
             for membership in self._memberships:
                 try:
                     if change := self._beat(membership):
@@ -246,6 +273,7 @@ class NodeAgent:
         self._hand_over(self._clock() + self._leave_timeout_s * HAND_OVER_FRACTION)
         self._mark.touch()
         while self._busy() and self._clock() < deadline:
+            self._turned_at[LOOKED] = self._clock()
             self._tolerantly(self._runs.fail_dead)
             self._left.wait(KEEP_S)
         self._left.set()
@@ -260,6 +288,7 @@ class NodeAgent:
     def _hand_over(self, deadline: float) -> None:
         """Return once no other node is to get a shard of this one, or it has become late."""
         while self._clock() < deadline and self._hands_over():
+            self._turned_at[LOOKED] = self._clock()
             self._tolerantly(self._runs.fail_dead)
             self._look_for_ticks()
             self._left.wait(LOOK_S)

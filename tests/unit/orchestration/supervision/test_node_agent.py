@@ -240,6 +240,34 @@ def test_told_to_end_where_nobody_plans_it_does_not_wait_for_a_plan(scene: Scene
         until(lambda: scene.row is not None and not scene.row.member)
 
 
+def test_it_is_ready_while_it_takes_runs_and_beats(scene: Scene) -> None:
+    assert scene.agent.not_ready() == "The code server of node a takes no runs."
+    with scene.at_work():
+        until(lambda: not scene.agent.not_ready())
+        scene.server.answers, scene.server.silence_s = False, 11.0
+        until(lambda: scene.agent.not_ready() == "The code server of node a takes no runs.")
+        assert scene.agent.unhealthy() == ""
+
+
+def test_it_is_unhealthy_once_a_loop_turns_no_more(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beating, resumed = threading.Event(), threading.Event()
+
+    def hangs(*_: object) -> str:
+        beating.set()
+        resumed.wait(DEADLINE_S)
+        return ""
+
+    monkeypatch.setattr(NodeAgent, "_beat", hangs)
+    monkeypatch.setattr(node_agent, "TURN_MAX_S", 3.0)
+    with scene.at_work():
+        assert beating.wait(DEADLINE_S)
+        until(lambda: "node a has not tried to beat for" in scene.agent.unhealthy())
+        resumed.set()
+        until(lambda: not scene.agent.unhealthy())
+
+
 def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scene) -> None:
     AgentState(current_place(), "of-the-first").write(scene.folder)
     with scene.at_work():
