@@ -84,8 +84,8 @@ def send_users_code(session: object, module: str) -> None:
     """
     if session not in _sent:
         return
-    loaded = {name: found for name, found in [*sys.modules.items()] if "." not in name}
-    own = [name for name, found in loaded.items() if not _installed(found)]
+    loaded = {name: code for name, code in [*sys.modules.items()] if "." not in name}
+    own = [name for name, code in loaded.items() if not _installed(code)]
     installed = [module.partition(".")[0], *_sources()]
     names = dict.fromkeys([*own, *(name for name in installed if name in loaded)])
     _send(session, [name for name in names if name not in (OWN_PACKAGE, *NEVER)])
@@ -98,14 +98,14 @@ def _send(session: Any, names: Iterable[str]) -> None:
             sent.add(name)
             continue
         key = f"{CONF_PREFIX}{name}"
-        known = session.conf.get(key, None)
-        if known not in (None, archive.name):
+        version = session.conf.get(key, None)
+        if version not in (None, archive.name):
             # Its workers would keep the modules that they have imported.
             raise SparkUnavailable(
                 f"The Spark session already has other code of {name}: take session_id out of the "
                 "address of Spark, so that each run has a session of its own."
             )
-        if known is None:
+        if version is None:
             _add(session, archive)
             session.conf.set(key, archive.name)
         sent.add(name)

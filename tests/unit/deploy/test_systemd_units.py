@@ -42,15 +42,15 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "found"),
+    ("before", "after", "sentence"),
     [
         ("Restart=always", "Restart=ever", "ever"),
         ("OOMPolicy=continue", "OOMPolice=continue", "OOMPolice"),
         ("/leasehold node", "/absent node", "absent is not executable"),
     ],
 )
-def test_systemd_would_find_it(tmp_path: Path, before: str, after: str, found: str) -> None:
-    assert found in verify(tmp_path, (before, after))
+def test_systemd_would_find_it(tmp_path: Path, before: str, after: str, sentence: str) -> None:
+    assert sentence in verify(tmp_path, (before, after))
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
