@@ -11,26 +11,27 @@ import yaml
 
 from dagster_leasehold.orchestration.instance import production_text
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, LOCATION, Settings
-from tests.unit.deploy import compose_file, systemd_units
+from tests.unit.deploy import compose_file, manifests, systemd_units
 from tests.unit.deploy.command_lines import HOME, LineRefused, Program, parsed
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 AFTER_LIMIT_S = 60
 """How much longer than its runs an agent may take: to hand over, to end its servers, and to go."""
-PROGRAMS = [*systemd_units.programs(), *compose_file.programs()]
+PROGRAMS = [*systemd_units.programs(), *compose_file.programs(), *manifests.programs()]
 CHECKS = {"dagster api grpc-health-check", "dagster-daemon liveness-check"}
 FILES = [
     path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and "monitoring" not in path.parts
 ]
 WEIGHED = re.compile(
     r"\s*(- )?(\w*(Sec|Max|NOFILE|Policy|Mode)=|Type=oneshot|Restart=)"
-    r"|\s*(stop_grace_period|mem_limit|interval|timeout|retries|start_period|restart|ports|test):"
+    r"|\s*(stop_grace_period|mem_limit|interval|timeout|retries|start_period|restart|ports|test|replicas|minReadySeconds|maxUnavailable"
+    r"|terminationGracePeriodSeconds|resources|startupProbe|livenessProbe|readinessProbe|backoffLimit):"
 )
 """Keys whose values somebody weighed."""
 COMMENT_ABOVE = 4
 """A comment stands at most so many lines above its value."""
 PASSWORD = re.compile(r"""(?ix)
-    \w*(password|secret|token|credential)\w* \s* [:=] \s* ["']? (?!\s|$|\{|"|'|\$|\?)\S
+    \w*(password|secret|token|credential)\w* \s* [:=] \s* ["']? (?!\s|$|\{|"|'|\$|\?|false$)\S
     | ://[^/\s:]+:(?!\$\{)[^@\s]+@
     | -----BEGIN
 """)
@@ -71,7 +72,7 @@ def test_a_wrong_command_line_would_be_found(line: str) -> None:
         parsed(line.split())
 
 
-@pytest.mark.parametrize("folder", ["systemd", "compose"])
+@pytest.mark.parametrize("folder", ["systemd", "compose", "kubernetes"])
 def test_every_part_of_a_deployment_is_started(folder: str) -> None:
     names = {each.parsed[0] for each in PROGRAMS if each.where.startswith(folder)}
     assert names - CHECKS == {
