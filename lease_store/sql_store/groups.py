@@ -142,11 +142,13 @@ class SqlGroups(SqlVerbs, Groups):
 
     @override
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
-        def work(tx: Transaction) -> dict[ShardId, Progress]:
+        def work(tx: Transaction) -> Sequence[RowMapping]:
             rows = tx.rows(shard_statements.progress(key, nodes)).all()
             if not rows:
                 raise refusals.unknown_group(key)
-            served = [mapping.PROGRESS.read(row) for row in rows if row["shard_id"] is not None]
-            return {row.shard: row for row in served}
+            return rows
 
-        return self._read("progress", work)
+        # Outside of the transaction, which would stand still meanwhile.
+        rows = self._read("progress", work)
+        served = [mapping.PROGRESS.read(row) for row in rows if row["shard_id"] is not None]
+        return {row.shard: row for row in served}
