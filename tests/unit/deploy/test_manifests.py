@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS
 from tests.own_environments import PackagesMissing, own_environment
 from tests.unit.deploy.command_lines import parsed
 from tests.unit.deploy.manifests import DEPLOY, FOLDER, containers, manifests, pods, probes
@@ -67,10 +68,19 @@ def test_probes_ask_at_ports_that_the_commands_open() -> None:
             for probe in probes(container):
                 [place] = [probe[key] for key in ("grpc", "httpGet", "exec") if key in probe]
                 if "port" in place:
-                    assert place["port"] == options[PORTS[name]]
-                    assert [each["containerPort"] for each in container["ports"]] == [place["port"]]
+                    opened = {options[PORTS[name]]}
+                    if options.get("health"):
+                        opened.add(int(options["health"].rpartition(":")[2]))
+                    assert place["port"] in opened
+                    assert {each["containerPort"] for each in container["ports"]} == opened
                     asked += 1
-    assert asked == 6
+    assert asked == 7
+
+
+def test_the_pages_of_an_agent_are_asked_for_what_they_tell() -> None:
+    [agent] = next(pod for name, pod in pods() if name == "leasehold-node")["containers"]
+    assert agent["readinessProbe"]["httpGet"]["path"] == READINESS
+    assert agent["livenessProbe"]["httpGet"]["path"] == HEALTH
 
 
 def test_no_container_is_root_or_without_limits() -> None:

@@ -18,7 +18,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 AFTER_LIMIT_S = 60
 """How much longer than its runs an agent may take: to hand over, to end its servers, and to go."""
 PROGRAMS = [*systemd_units.programs(), *compose_file.programs(), *manifests.programs()]
-CHECKS = {"dagster api grpc-health-check", "dagster-daemon liveness-check"}
+CHECKS = {"dagster-daemon liveness-check"}
 FILES = [
     path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and "monitoring" not in path.parts
 ]
