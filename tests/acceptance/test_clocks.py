@@ -62,8 +62,14 @@ def test_nodes_whose_clocks_step_by_hours_keep_their_shards(tmp_path: Path) -> N
                 set_clocks(minutes)
                 wait_for_progress(watched, up)
                 wait_for_progress(watched, up)
-                assert watched.shared_by(*NODES)
-            assert watched.kinds_after(at) == [], "nothing moved, and no node was missed"
+                # A code server of Dagster's compares its heartbeats by the wall clock: after a step
+                # ahead it may end, and take no runs until its agent has started it again.
+                wait_until_shared(watched, up, *NODES)
+            changes = watched.kinds_after(at)
+            assert not [change for change in changes if change.startswith(("evict", "leave"))]
+            assert "edge 4" not in changes, "nothing was taken from anybody"
+            if not any(change.startswith("resume") for change in changes):
+                assert changes == [], "nothing moved"
             assert sum(watched.counts().values()) == SHARDS
         wait_for_all_records(watched, up, writer)
         for other in others:
