@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +20,8 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from dagster import DagsterInstance
 
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
@@ -35,6 +37,15 @@ CodeServerPort = Annotated[
         min=1,
         max=65535,
         help="Port of its code server (default: the first free one from 4201).",
+    ),
+]
+
+HealthAddress = Annotated[
+    str | None,
+    typer.Option(
+        "--health",
+        metavar="HOST:PORT",
+        help="Address of the pages /healthz and /readyz (default: none).",
     ),
 ]
 
@@ -57,14 +68,7 @@ def node(
             help="Address at which Dagster's daemon reaches it, if that is another one.",
         ),
     ] = None,
-    health: Annotated[
-        str | None,
-        typer.Option(
-            "--health",
-            metavar="HOST:PORT",
-            help="Address of the pages /healthz and /readyz (default: none).",
-        ),
-    ] = None,
+    health: HealthAddress = None,
     module: DefinitionsModule = None,
     leave_timeout_s: Annotated[
         float,
@@ -82,11 +86,6 @@ def node(
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
-    from dagster_leasehold.orchestration.supervision.health_pages import (
-        HEALTH,
-        READINESS,
-        health_pages,
-    )
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
@@ -115,9 +114,7 @@ def node(
                 leave_timeout_s=leave_timeout_s,
             )
             if health:
-                checks = {HEALTH: agent.unhealthy, READINESS: agent.not_ready}
-                pages = held.enter_context(health_pages(Endpoint.parse(health), checks))
-                say(f"Health of node {named} at http://{pages}{HEALTH} and {READINESS}.")
+                held.enter_context(_health_pages(agent, named, Endpoint.parse(health)))
             say(f"Starting node {named} on {listen} …")
             sys.stdout.flush()
             agent.run(stop)
@@ -158,6 +155,20 @@ def _agent(
         advertised=advertised,
         leave_timeout_s=leave_timeout_s,
     )
+
+
+@contextmanager
+def _health_pages(agent: NodeAgent, node: NodeName, listen: Endpoint) -> Generator[None]:
+    from dagster_leasehold.orchestration.supervision.health_pages import (
+        HEALTH,
+        READINESS,
+        health_pages,
+    )
+
+    checks = {HEALTH: agent.unhealthy, READINESS: agent.not_ready}
+    with health_pages(listen, checks) as pages:
+        say(f"Health of node {node} at http://{pages}{HEALTH} and {READINESS}.")
+        yield
 
 
 def _check_instance(settings: Settings) -> None:

@@ -22,6 +22,7 @@ from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.partitions import consume_op_name
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.event_frontier import HOUR
 from dagster_leasehold.assets.windows.hourly_asset import KEY_FORMAT
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -92,8 +93,15 @@ class SweeperDouble:
             self._time.sleep(LOOK_S)
         raise SweepInterrupted("The Spark job was interrupted.")
 
-    def abandon(self) -> bool:
+    awaited = "Spark"
+    """As of the real one, where Spark has a free core."""
+
+    def succeed(self, run: str) -> None:
+        """Take note of a run that left a batch unfinished; it has no job here to interrupt."""
+
+    def abandon(self, *, ours: bool) -> bool:
         """Interrupt what still runs; Spark itself is well."""
+        del ours
         return True
 
     def _result(self, range_: ReadRange) -> SweepResult:
@@ -194,9 +202,9 @@ class RunDouble:
         ops: Any = self.run.run_config["ops"]
         config = ConsumeConfig(**ops[consume_op_name(place.stream)]["config"])
         context: Any = _RunContext(self.deployment.instance, self.run)
-        nothing: Any = None
+        unused = SparkResource(folder=str(self.deployment.folder))
         try:
-            consume_job._consume(context, config, nothing, place.stream, self._own_deployment())
+            consume_job._consume(context, config, unused, place.stream, self._own_deployment())
         except (dg.Failure, LeaseholdError) as error:
             return str(getattr(error, "description", "") or error)
         return ""

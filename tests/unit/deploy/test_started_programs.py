@@ -24,8 +24,9 @@ FILES = [
 ]
 WEIGHED = re.compile(
     r"\s*(- )?(\w*(Sec|Max|NOFILE|Policy|Mode)=|Type=oneshot|Restart=)"
-    r"|\s*(stop_grace_period|mem_limit|interval|timeout|retries|start_period|restart|ports|test|replicas|minReadySeconds|maxUnavailable"
-    r"|terminationGracePeriodSeconds|resources|startupProbe|livenessProbe|readinessProbe|backoffLimit):"
+    r"|\s*(stop_grace_period|mem_limit|interval|timeout|retries|start_period|restart|ports|test"
+    r"|replicas|minReadySeconds|maxUnavailable|terminationGracePeriodSeconds|resources"
+    r"|startupProbe|livenessProbe|readinessProbe|backoffLimit):"
 )
 """Keys whose values somebody weighed."""
 COMMENT_ABOVE = 4
