@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 import psutil
+from pydantic import SecretStr
 
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG
 from dagster_leasehold.lease_store import open_store
@@ -127,12 +128,15 @@ class Watched:
     Args:
         home: of the host of Dagster's daemon.
         homes: of the host of each node.
+        database_url: of the lease store; None where the home has its own.
     """
 
-    def __init__(self, home: Path, homes: Mapping[str, Path]) -> None:
+    def __init__(
+        self, home: Path, homes: Mapping[str, Path], database_url: SecretStr | None = None
+    ) -> None:
         self.home = home
         self.homes = homes
-        self.settings = Settings(home=home)
+        self.settings = Settings(home=home, database_url=database_url)
 
     @cached_property
     def store(self) -> LeaseStore:

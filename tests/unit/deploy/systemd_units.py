@@ -28,16 +28,27 @@ def seconds(span: str) -> float:
     return float(number) * SECONDS[unit]
 
 
+def commands(unit: Path, instance: str, host: str = HOST) -> Iterator[tuple[str, ...]]:
+    """Yield what a unit starts, one after the other, with systemd's placeholders filled in."""
+    for key, value in settings(unit):
+        if key == "ExecStart":
+            yield tuple(shlex.split(value.replace("%i", instance).replace("%H", host)))
+
+
+def stop_s(unit: Path) -> float | None:
+    """Return the seconds between SIGTERM and SIGKILL; None where the unit does not say."""
+    stop = dict(settings(unit)).get("TimeoutStopSec")
+    return seconds(stop) if stop else None
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that all units have in common."""
+    lines = (FOLDER / "leasehold.env").read_text("utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+
+
 def programs() -> Iterator[Program]:
-    """Yield what the units start, with systemd's own placeholders filled in."""
+    """Yield what the units start."""
     for unit in UNITS:
-        values = dict(settings(unit))
-        stop = values.get("TimeoutStopSec")
-        for key, value in settings(unit):
-            if key == "ExecStart":
-                line = value.replace("%i", "east").replace("%H", HOST)
-                yield Program(
-                    f"systemd/{unit.name}",
-                    tuple(shlex.split(line)),
-                    seconds(stop) if stop else None,
-                )
+        for arguments in commands(unit, "east"):
+            yield Program(f"systemd/{unit.name}", arguments, stop_s(unit))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.deploy.systemd_units import FOLDER, UNITS, settings
+from tests.unit.deploy.systemd_units import UNITS, environment, settings
 
 PROGRAMS = "/opt/leasehold/bin"
 
@@ -74,8 +74,7 @@ def test_a_unit_is_no_root_and_writes_at_home_alone(unit: Path) -> None:
 
 
 def test_the_home_of_the_environment_is_the_folder_that_units_make() -> None:
-    lines = (FOLDER / "leasehold.env").read_text("utf-8").splitlines()
-    values = dict(line.split("=", 1) for line in lines if line and line[0] != "#")
+    values = environment()
     assert values["LEASEHOLD_HOME"] == "/var/lib/leasehold"
     assert values["DAGSTER_HOME"] == "/var/lib/leasehold/dagster"
     assert values["LEASEHOLD_AGENTS"] == "true"

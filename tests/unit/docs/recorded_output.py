@@ -39,9 +39,9 @@ Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.""",
 Starting node node-a on 127.0.0.1:4201 …
 The code server of node node-a answers at 127.0.0.1:4201.
 …
-Node node-a is leaving: its runs stop at their next checkpoint.
+Node node-a is leaving: its shards go to other nodes.
 …
-Node node-a left group demo/default and freed 3 shards.""",
+Node node-a left group demo/default and freed 0 shards.""",
     ),
     ("up",): (
         "leasehold up --nodes 3",

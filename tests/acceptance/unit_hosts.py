@@ -1,0 +1,135 @@
+"""Hosts on which the commands of the shipped systemd units run, without systemd.
+
+Each unit's words, environment and time to stop are those of its file. Only what an operator names
+is the test's: addresses, folders, and ports, since the hosts are homes on one machine.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path, PurePosixPath
+from urllib.request import urlopen
+
+from pydantic import SecretStr
+
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.health_pages import READINESS
+from tests.acceptance.leasehold_process import Running, leasehold, processes_of, running
+from tests.acceptance.node_hosts import CHANGE_S, NODES, START_S
+from tests.acceptance.node_scene import Watched, join_dagster, make_home
+from tests.kafka_broker import KafkaBroker
+from tests.mariadb import MariaDB
+from tests.object_store import ENVIRONMENT, new_bucket
+from tests.ports import free_port
+from tests.unit.deploy import systemd_units
+
+UPGRADE, DAEMON, NODE = (
+    systemd_units.FOLDER / f"leasehold-{name}.service" for name in ("upgrade", "daemon", "node@")
+)
+CODE_PORT, HEALTH_PORT = "4201", "4202"
+"""The ports in the unit of a node."""
+HOST = "127.0.0.1"
+
+
+class UnitHosts:
+    """One host with the daemon, and one for each node.
+
+    Args:
+        folder: of all homes.
+        broker: of the topic.
+        database: of leases and of Dagster's storage.
+        stack: ends the commands.
+    """
+
+    def __init__(
+        self, folder: Path, broker: KafkaBroker, database: MariaDB, stack: ExitStack
+    ) -> None:
+        self._stack = stack
+        self.homes = {node: folder / f"host-of-{node}" for node in NODES}
+        self.first = folder / "host-of-daemon"
+        output = f"s3://{new_bucket()}/lake"
+        for home in (self.first, *self.homes.values()):
+            make_home(home, output, broker.address)
+            join_dagster(home)
+        url = database.create_database("leases")
+        database.create_database("dagster")
+        self.variables = systemd_units.environment() | {
+            **ENVIRONMENT,
+            "LEASEHOLD_DATABASE_URL": url,
+            "LEASEHOLD_OUTPUT": output,
+            "DAGSTER_MYSQL_HOSTNAME": HOST,
+            "DAGSTER_MYSQL_PORT": str(database.port),
+            "DAGSTER_MYSQL_USERNAME": database.user,
+            "DAGSTER_MYSQL_PASSWORD": database.password,
+            "DAGSTER_MYSQL_DATABASE": "dagster",
+        }
+        self.watched = Watched(self.first, self.homes, SecretStr(url))
+        self._ports = {node: (free_port(), free_port()) for node in NODES}
+
+    def of_home(self, home: Path) -> dict[str, str]:
+        """Return the environment of the units on the host of a home."""
+        dagster_home = str(Settings(home=home).dagster_home)
+        return self.variables | {"LEASEHOLD_HOME": str(home), "DAGSTER_HOME": dagster_home}
+
+    def upgrade(self) -> None:
+        """Run the unit of the upgrade to its end."""
+        for words in systemd_units.commands(UPGRADE, ""):
+            variables = self.of_home(self.first)
+            done = leasehold(
+                *words[1:],
+                folder=self.first,
+                timeout_s=START_S,
+                program=[_program(words)],
+                **variables,
+            )
+            assert done.code == 0, done.out + done.err
+
+    def start_daemon(self) -> Running:
+        """Start the unit of the daemon."""
+        [words] = systemd_units.commands(DAEMON, "")
+        return self._start(words, self.first)
+
+    def start(self, node: str) -> Running:
+        """Start the unit of a node on the node's host."""
+        [words] = systemd_units.commands(NODE, node, HOST)
+        for port, own in zip((CODE_PORT, HEALTH_PORT), self._ports[node], strict=True):
+            assert any(port in word for word in words)
+            words = tuple(word.replace(port, str(own)) for word in words)
+        return self._start(words, self.homes[node])
+
+    def wait_until_ready(self, node: str, command: Running) -> None:
+        """Wait for the page by which an orchestrator goes on with the next node."""
+        _, port = self._ports[node]
+
+        def ready() -> bool:
+            # A status of 503 is an OSError of urllib's.
+            with suppress(OSError), urlopen(f"http://{HOST}:{port}{READINESS}", timeout=5) as page:
+                return page.status == 200
+            return False
+
+        command.until(ready, START_S)
+
+    def stop(self, node: str, command: Running) -> None:
+        """Tell a node's agent alone to end, as the unit does, and let it end what it started."""
+        stop_s = systemd_units.stop_s(NODE)
+        assert stop_s is not None
+        assert command.end(signal.SIGTERM, stop_s) == 0, command.text
+        assert processes_of(self.homes[node]) == [], "nothing is left to be killed"
+
+    def wait_until_shared(self, command: Running) -> None:
+        """Wait until all nodes are members, and have the same number of shards."""
+        command.until(lambda: self.watched.shared_by(*NODES), CHANGE_S)
+
+    def _start(self, words: tuple[str, ...], home: Path) -> Running:
+        variables = self.of_home(home)
+        program = [_program(words)]
+        return self._stack.enter_context(
+            running(*words[1:], folder=home, program=program, **variables)
+        )
+
+
+def _program(words: tuple[str, ...]) -> Path:
+    """Return the program of this environment that a unit has in its own."""
+    return Path(sys.executable).with_name(PurePosixPath(words[0]).name)
