@@ -18,6 +18,9 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 RECENT_PUBLICATIONS = 16
 """The number of newest publications whose ids are remembered, to settle lost replies."""
 
+LATE_S = 300.0
+"""The time after which committed output that waits for its table is behind, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableName:
@@ -215,6 +218,10 @@ class PublicationLag:
     def seconds(self, now: datetime) -> float:
         """Return for how long the oldest of it has waited."""
         return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
+
+    def late(self, now: datetime) -> bool:
+        """Return True if the oldest of it has waited for too long: publishing does not work."""
+        return self.seconds(now) > LATE_S
 
     def __str__(self) -> str:
         if self.since is None:

@@ -1,4 +1,4 @@
-"""Two pages that tell an orchestrator how an agent does: `/healthz` and `/readyz`.
+"""Two pages that tell an orchestrator how a process does: `/healthz` and `/readyz`.
 
 The names and the meaning are those of Kubernetes' probes: who is not healthy is started again, who
 is not ready is waited for. Each page is one line of text, with the status 200 or 503.

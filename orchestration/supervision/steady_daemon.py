@@ -3,7 +3,8 @@
 Told to load a module, Dagster's daemon starts a new code server every minute and ends the one
 before it: two seconds of processor time each time, whether there are records or not. As a program
 (`python -m` this module, with the module of definitions), this one starts the server itself, at a
-socket that only its user can reach, and then becomes the daemon.
+socket that only its user can reach, and then becomes the daemon. With `--health HOST:PORT` it
+serves the pages by which an orchestrator knows how it does.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import suppress
+from argparse import ArgumentParser
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
+from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
+from dagster_leasehold.orchestration.supervision.daemon_health import SERVER, daemon_pages
+from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.sensor_ticks import SensorTicks, forget_later_ticks
 
 HEARTBEAT_S = 5.0
@@ -113,9 +119,10 @@ class SteadyServer:
         return True
 
 
-def _keep(server: SteadyServer, ticks: SensorTicks) -> NoReturn:
+def _keep(server: SteadyServer, ticks: SensorTicks, turned: Callable[[str], object]) -> NoReturn:
     """Keep the server running and sensors ticking; to be called on a thread of its own."""
     while True:
+        turned(SERVER)
         time.sleep(HEARTBEAT_S)
         server.look()
         ticks.look()
@@ -128,27 +135,44 @@ def _forget_later_ticks(now_s: float) -> None:
         forget_later_ticks(instance, now_s)
 
 
+def arguments() -> ArgumentParser:
+    """Return the parser of the command line."""
+    parser = ArgumentParser(prog="steady_daemon", description="Dagster's daemon.")
+    parser.add_argument("module", help="module of definitions")
+    parser.add_argument(
+        "--health", metavar="HOST:PORT", help="address of the pages /healthz and /readyz"
+    )
+    return parser
+
+
 def main() -> None:
     """Start the server, and run the daemon until it is told to end."""
+    given = arguments().parse_args()
     # As the daemon does once it runs: SIGTERM ends the block, and its folder goes.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    with suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="leasehold-") as folder:
-        server = SteadyServer(sys.argv[1], Path(folder))
-        try:
-            workspace = Path(folder) / "workspace.yaml"
-            workspace.write_text(server.workspace, encoding="utf-8")
-            # While the server loads the definitions, this process loads Dagster.
-            from dagster._daemon.cli import main as run_daemon
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-")))
+        turned: Callable[[str], object] = lambda _: None  # noqa: E731
+        if given.health:
+            try:
+                health = stack.enter_context(daemon_pages(Endpoint.parse(given.health)))
+            except LeaseholdError as error:
+                sys.exit(str(error))
+            turned = health.turned
+        server = SteadyServer(given.module, folder)
+        stack.callback(server.end)
+        workspace = folder / "workspace.yaml"
+        workspace.write_text(server.workspace, encoding="utf-8")
+        # While the server loads the definitions, this process loads Dagster.
+        from dagster._daemon.cli import main as run_daemon
 
-            server.wait_until_ready()
-            ticks = SensorTicks(time.time, steady_clock, _forget_later_ticks)
-            keep = threading.Thread(target=_keep, args=(server, ticks), daemon=True)
-            keep.start()
-            sys.argv = [sys.argv[0], "run", "-w", str(workspace)]
-            run_daemon()
-        finally:
-            server.end()
+        server.wait_until_ready()
+        ticks = SensorTicks(time.time, steady_clock, _forget_later_ticks)
+        keep = threading.Thread(target=_keep, args=(server, ticks, turned), daemon=True)
+        keep.start()
+        sys.argv = [sys.argv[0], "run", "-w", str(workspace)]
+        run_daemon()
 
 
 if __name__ == "__main__":

@@ -43,14 +43,15 @@ def test_no_shard_is_without_an_owner_for_longer_than_a_tick(
         nodes = {node: hosts.start(node) for node in NODES}
         with writer:
             for node, command in nodes.items():
-                hosts.wait_until_ready(node, command)
+                hosts.wait_until_ready(hosts.homes[node], command)
+            hosts.wait_until_ready(hosts.first, daemon)
             hosts.wait_until_shared(daemon)
             wait_for_progress(watched, daemon)
             at = watched.last_entry()
             for node in NODES:
                 hosts.stop(node, nodes[node])
                 nodes[node] = hosts.start(node)
-                hosts.wait_until_ready(node, nodes[node])
+                hosts.wait_until_ready(hosts.homes[node], nodes[node])
             hosts.wait_until_shared(daemon)
             wait_for_progress(watched, daemon)
             entries = list(watched.store.journal(KEY, after=at))

@@ -28,8 +28,8 @@ from tests.unit.deploy import systemd_units
 UPGRADE, DAEMON, NODE = (
     systemd_units.FOLDER / f"leasehold-{name}.service" for name in ("upgrade", "daemon", "node@")
 )
-CODE_PORT, HEALTH_PORT = "4201", "4202"
-"""The ports in the unit of a node."""
+PORTS = ("4201", "4202", "4203")
+"""Those in the units: code server and pages of a node, and pages of the daemon."""
 HOST = "127.0.0.1"
 
 
@@ -66,7 +66,7 @@ class UnitHosts:
             "DAGSTER_MYSQL_DATABASE": "dagster",
         }
         self.watched = Watched(self.first, self.homes, SecretStr(url))
-        self._ports = {node: (free_port(), free_port()) for node in NODES}
+        self._health: dict[Path, int] = {}
 
     def of_home(self, home: Path) -> dict[str, str]:
         """Return the environment of the units on the host of a home."""
@@ -94,18 +94,15 @@ class UnitHosts:
     def start(self, node: str) -> Running:
         """Start the unit of a node on the node's host."""
         [words] = systemd_units.commands(NODE, node, HOST)
-        for port, own in zip((CODE_PORT, HEALTH_PORT), self._ports[node], strict=True):
-            assert any(port in word for word in words)
-            words = tuple(word.replace(port, str(own)) for word in words)
         return self._start(words, self.homes[node])
 
-    def wait_until_ready(self, node: str, command: Running) -> None:
-        """Wait for the page by which an orchestrator goes on with the next node."""
-        _, port = self._ports[node]
+    def wait_until_ready(self, home: Path, command: Running) -> None:
+        """Wait for the page by which an orchestrator goes on."""
+        page_at = f"http://{HOST}:{self._health[home]}{READINESS}"
 
         def ready() -> bool:
             # A status of 503 is an OSError of urllib's.
-            with suppress(OSError), urlopen(f"http://{HOST}:{port}{READINESS}", timeout=5) as page:
+            with suppress(OSError), urlopen(page_at, timeout=5) as page:
                 return page.status == 200
             return False
 
@@ -123,8 +120,11 @@ class UnitHosts:
         command.until(lambda: self.watched.shared_by(*NODES), CHANGE_S)
 
     def _start(self, words: tuple[str, ...], home: Path) -> Running:
-        variables = self.of_home(home)
-        program = [_program(words)]
+        for port in PORTS:
+            own = str(free_port())
+            words = tuple(word.replace(port, own) for word in words)
+        self._health[home] = int(words[words.index("--health") + 1].rpartition(":")[2])
+        program, variables = [_program(words)], self.of_home(home)
         return self._stack.enter_context(
             running(*words[1:], folder=home, program=program, **variables)
         )

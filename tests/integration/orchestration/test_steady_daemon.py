@@ -5,18 +5,28 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import psutil
 import pytest
 
 from dagster_leasehold.orchestration.instance import create_instance
-from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment, daemon
+from dagster_leasehold.orchestration.supervision.dagster_processes import (
+    DAEMON,
+    LOOPBACK,
+    child_environment,
+)
+from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS
 from tests.acceptance.leasehold_process import assert_nothing_runs
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0
@@ -36,13 +46,23 @@ def servers(background: ChildProcess) -> list[psutil.Process]:
     return [child for child in children if "grpc" in child.cmdline()]
 
 
+def ready(pages: str) -> bool:
+    with suppress(HTTPError), urlopen(f"http://{pages}{READINESS}", timeout=5) as page:
+        return page.status == 200
+    return False
+
+
 def test_its_sensors_tick_on_the_one_server_also_after_that_was_killed(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     create_instance(settings)
     environment = child_environment(settings, os.environ) | {"TMPDIR": str(tmp_path)}
     log = settings.home / "daemon.log"
-    with daemon(settings, environment) as background:
+    pages = f"{LOOPBACK}:{free_port()}"
+    command = [sys.executable, "-m", DAEMON, DEFINITIONS_MODULE, "--health", pages]
+    with ChildProcess("the daemon", command, log=log, environment=environment) as background:
         until(lambda: log.exists() and TICKED in log.read_text("utf-8"))
+        assert urlopen(f"http://{pages}{HEALTH}", timeout=5).status == 200
+        until(lambda: ready(pages))
         (first,) = servers(background)
         first.send_signal(signal.SIGKILL)
         until(lambda: "The code server ended with code -9" in log.read_text("utf-8"))

@@ -93,7 +93,13 @@ def _options(command: Any, name: str, rest: list[str]) -> tuple[str, dict[str, A
 
 
 def _module(rest: list[str]) -> tuple[str, dict[str, Any]]:
-    _, module, definitions = rest
-    if rest[:1] != ["-m"] or module != steady_daemon.__name__ or find_spec(definitions) is None:
+    _, module, *words = rest
+    if rest[:1] != ["-m"] or module != steady_daemon.__name__:
         raise LineRefused(f"python {' '.join(rest)} is no program of Leasehold.")
-    return "steady_daemon", {"module": definitions}
+    try:
+        given = vars(steady_daemon.arguments().parse_args(words))
+    except SystemExit as error:
+        raise LineRefused(f"{module} takes no {' '.join(words)}.") from error
+    if find_spec(given["module"]) is None:
+        raise LineRefused(f"There is no module {given['module']}.")
+    return "steady_daemon", given

@@ -18,7 +18,6 @@ from tests.unit.deploy.manifests import DEPLOY, FOLDER, containers, manifests, p
 VALIDATOR = ("kubernetes-validate==1.37.0",)
 # The oldest that knows all fields in use, and the newest of the validator.
 VERSIONS = ("1.29", "1.37")
-PORTS = {"leasehold node": "port", "leasehold metrics": "port", "dagster-webserver": "port"}
 
 
 @pytest.mark.long
@@ -64,23 +63,26 @@ def test_probes_ask_at_ports_that_the_commands_open() -> None:
     asked = 0
     for _, pod in pods():
         for container in containers(pod):
-            name, options = parsed(container["args"])
+            _, options = parsed(container["args"])
             for probe in probes(container):
                 [place] = [probe[key] for key in ("grpc", "httpGet", "exec") if key in probe]
                 if "port" in place:
-                    opened = {options[PORTS[name]]}
+                    opened = {options["port"]} if "port" in options else set[int]()
                     if options.get("health"):
                         opened.add(int(options["health"].rpartition(":")[2]))
                     assert place["port"] in opened
                     assert {each["containerPort"] for each in container["ports"]} == opened
                     asked += 1
-    assert asked == 7
+    assert asked == 10
 
 
-def test_the_pages_of_an_agent_are_asked_for_what_they_tell() -> None:
-    [agent] = next(pod for name, pod in pods() if name == "leasehold-node")["containers"]
-    assert agent["readinessProbe"]["httpGet"]["path"] == READINESS
-    assert agent["livenessProbe"]["httpGet"]["path"] == HEALTH
+def test_health_pages_are_asked_for_what_they_tell() -> None:
+    by_name = {each["name"]: each for _, pod in pods() for each in pod["containers"]}
+    for name in ("agent", "daemon"):
+        assert by_name[name]["readinessProbe"]["httpGet"]["path"] == READINESS
+        assert by_name[name]["livenessProbe"]["httpGet"]["path"] == HEALTH
+    # A backlog of an hour makes a new daemon not ready, and is no reason to end it.
+    assert by_name["daemon"]["startupProbe"]["httpGet"]["path"] == HEALTH
 
 
 def test_no_container_is_root_or_without_limits() -> None:

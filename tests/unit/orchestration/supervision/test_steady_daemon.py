@@ -32,9 +32,10 @@ class Scene:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[FakeProcess] = []
         self.now, self.answers = 1000.0, True
+        # First of all, since it loads Dagster, which starts a process as it is loaded.
+        monkeypatch.setattr("dagster._grpc.client.DagsterGrpcClient.heartbeat", self.heartbeat)
         monkeypatch.setattr(subprocess, "Popen", self.start)
         monkeypatch.setattr(steady_daemon, "steady_clock", lambda: self.now)
-        monkeypatch.setattr("dagster._grpc.client.DagsterGrpcClient.heartbeat", self.heartbeat)
         self.server = SteadyServer(DEFINITIONS_MODULE, folder)
 
     def start(self, command: list[str], **named: Any) -> FakeProcess:

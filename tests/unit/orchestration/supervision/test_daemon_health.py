@@ -1,0 +1,138 @@
+"""The pages of Dagster's daemon, with beats, storage and clock of the test's."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from pathlib import Path
+
+from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.publication_rows import LATE_S, PublicationLag
+from dagster_leasehold.orchestration.supervision.daemon_health import (
+    LOOK_S,
+    SERVER,
+    SILENT_MAX_S,
+    TURN_MAX_S,
+    DaemonHealth,
+)
+from tests.sources.world import START
+
+KEY = GroupKey.parse("default", "orders")
+RULES = Path(__file__).parents[4] / "deploy/monitoring/leasehold.rules.yml"
+
+
+class Scene:
+    """A daemon that beats at each look, until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.seconds, self.beats, self.beating = 0.0, 0, True
+        self.storage_error: Exception | None = None
+        self.store_error: Exception | None = None
+        self.waiting = PublicationLag.of([])
+        self.health = DaemonHealth(
+            self.beat,
+            self.lags,
+            clock=lambda: self.seconds,
+            now=lambda: START + timedelta(seconds=self.seconds),
+        )
+
+    def beat(self) -> str:
+        if self.storage_error:
+            raise self.storage_error
+        self.beats += self.beating
+        return str(self.beats)
+
+    def lags(self) -> dict[GroupKey, PublicationLag]:
+        if self.store_error:
+            raise self.store_error
+        return {KEY: self.waiting}
+
+    def look_for(self, seconds: float) -> None:
+        until = self.seconds + seconds
+        while self.seconds < until:
+            self.seconds += LOOK_S
+            self.health.look()
+
+    @property
+    def pages(self) -> tuple[str, str]:
+        return self.health.unhealthy(), self.health.not_ready()
+
+
+def test_it_is_ready_once_it_has_beaten_and_not_by_the_beat_of_one_before_it() -> None:
+    scene = Scene()
+    scene.beating = False
+    assert scene.pages == ("", "Dagster's daemon has run no sensors yet.")
+    scene.look_for(60.0)
+    assert scene.pages == ("", "Dagster's daemon has run no sensors yet.")
+    scene.beating = True
+    scene.look_for(LOOK_S)
+    assert scene.pages == ("", "")
+
+
+def test_it_is_to_be_started_again_once_it_has_not_beaten_for_long() -> None:
+    scene = Scene()
+    scene.look_for(30.0)
+    scene.beating = False
+    scene.look_for(SILENT_MAX_S)
+    assert scene.pages == ("", "")
+    scene.look_for(LOOK_S)
+    assert scene.pages == ("Dagster's daemon has run no sensors for 310 s.",) * 2
+
+
+def test_it_never_beat_and_is_to_be_started_again() -> None:
+    scene = Scene()
+    scene.beating = False
+    scene.look_for(SILENT_MAX_S + 2 * LOOK_S)
+    assert scene.health.unhealthy()
+
+
+def test_a_storage_that_is_away_is_no_reason_to_start_it_again() -> None:
+    scene = Scene()
+    scene.look_for(30.0)
+    scene.storage_error = OSError("gone")
+    scene.look_for(2 * SILENT_MAX_S)
+    assert scene.pages == ("", "Dagster's storage did not answer: OSError.")
+    scene.storage_error = None
+    scene.look_for(LOOK_S)
+    assert scene.pages == ("", "")
+
+
+def test_a_loop_that_does_not_turn_is_a_reason() -> None:
+    scene = Scene()
+    scene.health.turned(SERVER)
+    scene.look_for(TURN_MAX_S)
+    assert scene.health.unhealthy() == ""
+    scene.look_for(LOOK_S)
+    silent = "Dagster's daemon has not looked after its code server for 130 s."
+    assert scene.pages == (silent, silent)
+
+
+def test_a_table_that_is_behind_is_not_ready_and_no_reason_to_start_anything_again() -> None:
+    scene = Scene()
+    scene.look_for(30.0)
+    scene.waiting = PublicationLag(2, 40, START + timedelta(seconds=scene.seconds), more=False)
+    scene.look_for(LATE_S)
+    assert scene.pages == ("", "")
+    scene.look_for(LOOK_S)
+    healthy, not_ready = scene.pages
+    assert healthy == ""
+    assert not_ready == (
+        "The table of orders/default is behind: 2 committed batches with 40 records wait since "
+        f"{START + timedelta(seconds=30):%Y-%m-%d %H:%M:%S} UTC."
+    )
+
+
+def test_a_lease_store_that_is_away_is_said_as_it_says_it() -> None:
+    scene = Scene()
+    scene.store_error = StoreUnavailable("The lease store does not answer.")
+    scene.look_for(30.0)
+    assert scene.pages == ("", "The lease store does not answer.")
+    scene.store_error = OSError("Dagster's storage is gone")
+    scene.look_for(LOOK_S)
+    assert scene.pages == ("", "Dagster's storage did not answer: OSError.")
+
+
+def test_the_alert_and_the_page_agree_on_when_a_table_is_behind() -> None:
+    [limit] = re.findall(r"leasehold_publication_lag_seconds > (\d+)", RULES.read_text("utf-8"))
+    assert float(limit) == LATE_S
