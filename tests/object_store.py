@@ -48,19 +48,28 @@ def serve() -> Any:
 
 def new_bucket() -> str:
     """The name of a new bucket."""
-    import boto3
-
     serve()
     name = f"bucket-{uuid.uuid4().hex}"
-    client = boto3.client(
+    _client().create_bucket(Bucket=name)
+    return name
+
+
+def keys(bucket: str) -> set[str]:
+    """The keys of all objects in a bucket."""
+    pages = _client().get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    return {each["Key"] for page in pages for each in page.get("Contents", ())}
+
+
+def _client() -> Any:
+    import boto3
+
+    return boto3.client(
         "s3",
         endpoint_url=ENVIRONMENT["AWS_ENDPOINT_URL_S3"],
         region_name=ENVIRONMENT["AWS_DEFAULT_REGION"],
         aws_access_key_id=ENVIRONMENT["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=ENVIRONMENT["AWS_SECRET_ACCESS_KEY"],
     )
-    client.create_bucket(Bucket=name)
-    return name
 
 
 class StoreClock:

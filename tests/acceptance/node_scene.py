@@ -50,16 +50,26 @@ batch_records_max = 50
 run_budget_s = 20
 commit_interval_s = 0.5
 idle_limit_s = 2
-
+{more}
 [streams.options]
 bootstrap_servers = "{broker}"
 """
 
 
-def make_home(home: Path, output: str, broker: str) -> None:
-    """Make a host's home: what it consumes, in small batches, and where output goes."""
+def make_home(home: Path, output: str, broker: str, transform: str = "") -> None:
+    """Make a host's home: what it consumes, in small batches, and where output goes.
+
+    Args:
+        home: the new folder.
+        output: the place of all committed output.
+        broker: of the topic.
+        transform: of records, as `module.function`; records stay as they are without one.
+    """
     home.mkdir()
-    text = SETTINGS.format(output=output, timeout_s=TIMEOUT_S, stream=STREAM, broker=broker)
+    more = f'transform = "{transform}"\n' if transform else ""
+    text = SETTINGS.format(
+        output=output, timeout_s=TIMEOUT_S, stream=STREAM, broker=broker, more=more
+    )
     (home / "leasehold.toml").write_text(text)
 
 
@@ -256,7 +266,8 @@ class Watched:
 def _is_agent(process: psutil.Process, node: str, home: str) -> bool:
     with suppress(psutil.Error):
         line = process.cmdline()
-        return "node" in line and node in line and home in line
+        own = home in line or process.environ().get("LEASEHOLD_HOME") == home
+        return own and "node" in line and "--name" in line and node in line
     return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold
-from tests.acceptance.node_hosts import END_S, NODES, wait_for_all_records, wait_for_progress
+from tests.acceptance.node_hosts import NODES, wait_for_all_records, wait_for_progress
 from tests.acceptance.node_scene import KEY, SHARDS, TICK_S, Writer
 from tests.acceptance.ownership import seconds_without_owner, seconds_without_run
 from tests.acceptance.unit_hosts import UnitHosts
@@ -67,14 +65,7 @@ def test_no_shard_is_without_an_owner_for_longer_than_a_tick(
             show("without a run", seconds_without_run(entries))
         assert len(ownerless) == SHARDS
         assert {shard: s for shard, s in ownerless.items() if s > TICK_S} == {}
-        for node, command in nodes.items():
-            hosts.stop(node, command)
-        daemon.end(signal.SIGTERM, END_S)
-        for home in (hosts.first, *hosts.homes.values()):
-            assert_nothing_runs(home)
-        variables = hosts.of_home(hosts.first)
-        verified = leasehold("verify", folder=hosts.first, **variables)
-        assert verified.code == 0, verified.out
+        hosts.end(daemon, nodes)
 
 
 def show(what: str, seconds: Mapping[ShardId, float]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from urllib.request import urlopen
@@ -16,8 +17,14 @@ from pydantic import SecretStr
 
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.health_pages import READINESS
-from tests.acceptance.leasehold_process import Running, leasehold, processes_of, running
-from tests.acceptance.node_hosts import CHANGE_S, NODES, START_S
+from tests.acceptance.leasehold_process import (
+    Running,
+    assert_nothing_runs,
+    leasehold,
+    processes_of,
+    running,
+)
+from tests.acceptance.node_hosts import CHANGE_S, END_S, NODES, START_S
 from tests.acceptance.node_scene import Watched, join_dagster, make_home
 from tests.kafka_broker import KafkaBroker
 from tests.mariadb import MariaDB
@@ -41,17 +48,27 @@ class UnitHosts:
         broker: of the topic.
         database: of leases and of Dagster's storage.
         stack: ends the commands.
+        transform: of the stream, as `module.function`.
+        variables: those that the units have beside the others.
     """
 
     def __init__(
-        self, folder: Path, broker: KafkaBroker, database: MariaDB, stack: ExitStack
+        self,
+        folder: Path,
+        broker: KafkaBroker,
+        database: MariaDB,
+        stack: ExitStack,
+        *,
+        transform: str = "",
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._stack = stack
         self.homes = {node: folder / f"host-of-{node}" for node in NODES}
         self.first = folder / "host-of-daemon"
-        output = f"s3://{new_bucket()}/lake"
+        self.bucket = new_bucket()
+        output = f"s3://{self.bucket}/lake"
         for home in (self.first, *self.homes.values()):
-            make_home(home, output, broker.address)
+            make_home(home, output, broker.address, transform)
             join_dagster(home)
         url = database.create_database("leases")
         database.create_database("dagster")
@@ -64,6 +81,7 @@ class UnitHosts:
             "DAGSTER_MYSQL_USERNAME": database.user,
             "DAGSTER_MYSQL_PASSWORD": database.password,
             "DAGSTER_MYSQL_DATABASE": "dagster",
+            **(variables or {}),
         }
         self.watched = Watched(self.first, self.homes, SecretStr(url))
         self._health: dict[Path, int] = {}
@@ -114,6 +132,16 @@ class UnitHosts:
         assert stop_s is not None
         assert command.end(signal.SIGTERM, stop_s) == 0, command.text
         assert processes_of(self.homes[node]) == [], "nothing is left to be killed"
+
+    def end(self, daemon: Running, nodes: Mapping[str, Running]) -> None:
+        """End all units; nothing runs any more, and journal and ledger keep the promises."""
+        for node, command in nodes.items():
+            self.stop(node, command)
+        daemon.end(signal.SIGTERM, END_S)
+        for home in (self.first, *self.homes.values()):
+            assert_nothing_runs(home)
+        verified = leasehold("verify", folder=self.first, **self.of_home(self.first))
+        assert verified.code == 0, verified.out
 
     def wait_until_shared(self, command: Running) -> None:
         """Wait until all nodes are members, and have the same number of shards."""
