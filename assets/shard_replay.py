@@ -121,6 +121,7 @@ def replay_partitions(
             shards,
             span,
             session=lambda: spark.spark_session,
+            renewed=spark.renewed_session,
             output_root=deployment.output_folder(stream.key),
             run=run,
             ended=lambda other: run_ended(context.instance, other),

@@ -99,12 +99,16 @@ def replay_on_spark(
     ended: Ended,
     of_settings: bool = False,
     progress: Callable[[int], None] = lambda _: None,
+    renewed: Callable[[], SparkSession | None] = lambda: None,
 ) -> dict[ShardId, ReplayReport]:
     """Replay a span of some shards with Spark; see `Replayer` for the arguments.
 
-    `session` gives the Spark session; it is called for the first sweep.
+    `session` gives the Spark session; it is called for the first sweep. `renewed` gives another one
+    in place of a session that is gone.
     """
-    sweeper = SparkSweeper(stream=stream, session=session, output_root=output_root, run=run)
+    sweeper = SparkSweeper(
+        stream=stream, session=session, renewed=renewed, output_root=output_root, run=run
+    )
     replayer = Replayer(
         stream=stream,
         store=store,

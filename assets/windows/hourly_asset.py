@@ -226,6 +226,7 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
                 end=start + HOUR,
                 run=context.run.run_id,
                 session=lambda: spark.spark_session,
+                renewed=spark.renewed_session,
                 out_of_order=timedelta(seconds=hourly.out_of_order_s),
                 even_if_incomplete=config.even_if_incomplete,
                 ended=lambda other: run_ended(context.instance, other),

@@ -111,6 +111,7 @@ def make_window(
     end: datetime,
     run: str,
     session: Callable[[], SparkSession],
+    renewed: Callable[[], SparkSession | None] = lambda: None,
     out_of_order: timedelta = timedelta(0),
     even_if_incomplete: bool = False,
     ended: Ended = lambda _: False,
@@ -122,6 +123,7 @@ def make_window(
     lack records that somebody counted in, and are made again. The attempt is in the store before
     its first file, and ends with the write of the row: vacuum leaves its files alone until then.
     `ended` returns True for a run that has certainly ended: its attempts are then forgotten.
+    `renewed` gives another session, once, in place of one that is gone, or None.
 
     Raises:
         WindowIncomplete: a shard may still deliver records of the window.
@@ -134,12 +136,10 @@ def make_window(
     store, root = deployment.store(), deployment.output_folder(stream.key)
     if not even_if_incomplete:
         _check_complete(store, stream, asset=asset, start=start, end=end, out_of_order=out_of_order)
-    for each in store.window_attempts(stream.key):
-        if ended(each.run):
-            store.end_window(stream.key, each.attempt)
+    _forget_ended(store, stream, ended)
+    spark: SparkSession | None = None
     for _ in range(TRIES_MAX):
-        overlapping = store.windows(stream.key, asset, since=start, until=end)
-        before = next((window for window in overlapping if window.start == start), None)
+        before = _window_made(store, stream, asset=asset, start=start, end=end)
         span = EventSpan(start, end)
         plan, covered = _planned(deployment, stream, span)
         name = attempt_name(run)
@@ -149,13 +149,15 @@ def make_window(
         try:
             if plan.files:
                 # An hour without records has no columns either that a transform could work on.
-                files = _make_files(
-                    session(), stream, plan, span, transform=transform, root=root, name=attempt
-                )
-        except BaseException:
+                work = (spark or session(), stream, plan, span)
+                files = _make_files(*work, transform=transform, root=root, name=attempt)
+        except BaseException as error:
             # A store that does not answer keeps the attempt until a later run finds this one ended.
             with suppress(StoreError):
                 store.end_window(stream.key, name)
+            # The server may still write into this attempt's folder: the next one has its own.
+            if spark is None and isinstance(error, errors.SessionLost) and (spark := renewed()):
+                continue
             raise
         window = _window_row(before, asset, start, end, run=run, files=files, covered=covered)
         replaced = before.files if before else ()
@@ -169,6 +171,19 @@ def make_window(
         f"The hour {time_text(start)} of {asset} changed {TRIES_MAX} times while this run made "
         "it: it stays as the others left it."
     )
+
+
+def _forget_ended(store: Windows, stream: ShardStream, ended: Ended) -> None:
+    for each in store.window_attempts(stream.key):
+        if ended(each.run):
+            store.end_window(stream.key, each.attempt)
+
+
+def _window_made(
+    store: Windows, stream: ShardStream, *, asset: str, start: datetime, end: datetime
+) -> EventWindow | None:
+    overlapping = store.windows(stream.key, asset, since=start, until=end)
+    return next((window for window in overlapping if window.start == start), None)
 
 
 def _window_row(
@@ -257,7 +272,7 @@ def _write(
     except Exception as error:
         folder.remove_folder()
         if session_is_gone(error):
-            raise errors.SparkUnavailable(
+            raise errors.SessionLost(
                 f"Spark does not answer ({users_error(error)}): see the Spark server's log; "
                 "materialize the hour again."
             ) from error

@@ -86,6 +86,7 @@ def replay_shards(
             shards,
             span,
             session=lambda: resource.spark_session,
+            renewed=resource.renewed_session,
             output_root=target.settings.output_folder(stream.key.stream, stream.key.group),
             run=run,
             ended=lambda former: former == replaces,

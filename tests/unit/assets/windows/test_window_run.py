@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.errors import OutputUnreadable, TransformError
+from dagster_leasehold.assets.errors import OutputUnreadable, SessionLost, TransformError
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
@@ -33,9 +33,12 @@ class Hour:
         self.world.consume()
         self.key, self.store = self.world.key, self.world.store
         self.meanwhile: Callable[[], None] = lambda: None
+        self.sessions: list[str] = []
+        self.renewed: Callable[[], Any] = lambda: None
         monkeypatch.setattr(window_run, "_write", self._write)
 
-    def _write(self, *_: object, root: OutputPlace, name: str, **__: object) -> None:
+    def _write(self, session: str, *_: object, root: OutputPlace, name: str, **__: object) -> None:
+        self.sessions.append(session)
         path = Path(str(root / name))
         path.mkdir()
         pq.write_table(pa.table({"value": [1, 2]}), path / "part-0.parquet")
@@ -52,7 +55,8 @@ class Hour:
             start=datetime(2000, 1, 1, tzinfo=UTC),
             end=datetime(2100, 1, 1, tzinfo=UTC),
             run=run,
-            session=lambda: cast(Any, None),
+            session=lambda: cast(Any, "first"),
+            renewed=self.renewed,
             even_if_incomplete=True,
             ended=ended.__contains__,
         )
@@ -118,6 +122,28 @@ def test_a_run_that_was_taken_for_dead_writes_no_row_over_removed_files(hour: Ho
     hour.meanwhile = taken_for_dead
     (file,) = hour.make().window.files
     assert (hour.world.output / file.path).name == "part-0.parquet", "it was made again, as a whole"
+    assert hour.attempts() == []
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_an_hour_is_made_once_more_in_a_new_session(hour: Hour, lost: int) -> None:
+    """Goal: what the lost session wrote, or still writes, is in no row."""
+
+    def fails() -> None:
+        if len(hour.sessions) <= lost:
+            raise SessionLost("Spark does not answer.")
+
+    hour.meanwhile, hour.renewed = fails, lambda: "second"
+    if lost == 2:
+        with pytest.raises(SessionLost):
+            hour.make()
+        assert hour.store.windows(hour.key) == []
+    else:
+        (file,) = hour.make().window.files
+        *others, made = sorted(hour.world.output.rglob("part-0.parquet"), key=str)
+        assert len(others) == 1
+        assert hour.world.output / file.path in {made, *others}
+    assert hour.sessions == ["first", "second"]
     assert hour.attempts() == []
 
 
