@@ -109,6 +109,7 @@ shard_lease = sa.Table(
     count_column("ledger_rows"),
     *times(),
     sa.Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
+    sa.Index("shard_lease_by_next_owner", "consume_group", "logstream_sig", "lease_owner"),
     *grammar_checks("shard_lease", "shard_id"),
     **TABLE_OPTIONS,
 )

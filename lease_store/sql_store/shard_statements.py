@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Select, Update, and_, bindparam, or_, select, tuple_, update
+from sqlalchemy import CompoundSelect, Select, Update, and_, bindparam, or_, select, tuple_, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
@@ -47,10 +47,14 @@ def select_named(key: GroupKey, shards: Collection[ShardId], *, lock: bool = Fal
     return select_shards(key, lock=lock).where(shard_lease.c.shard_id.in_(sorted(shards)))
 
 
-def select_shards_of(key: GroupKey, node: NodeName) -> Select[Any]:
-    """Ids of the shards that a node may consume or waits for."""
-    owned = (shard_lease.c.consumer_owner == node) | (shard_lease.c.lease_owner == node)
-    return select(shard_lease.c.shard_id).where(of_group(shard_lease, key), owned)
+def select_shards_of(key: GroupKey, node: NodeName) -> CompoundSelect[Any]:
+    """Ids of the shards that a node may consume or waits for, each once."""
+    held, awaited = (
+        select(shard_lease.c.shard_id).where(of_group(shard_lease, key), owner == node)
+        for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
+    )
+    # Servers read the whole group for a condition on either column; here each has its index.
+    return held.union(awaited)
 
 
 def progress(key: GroupKey, nodes: Collection[NodeName]) -> Select[*tuple[Any, ...]]:
