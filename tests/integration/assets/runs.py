@@ -113,10 +113,16 @@ def new_home(home: Path) -> Path:
     log = LocalLog.create(home / "log", 3)
     for listing in log.list_shards():
         log.append(listing.shard, [b"%s:%d" % (listing.shard.encode(), n) for n in range(RECORDS)])
-    stream, store = stream_of(home), store_of(home)
+    claim_all(stream_of(home), home)
+    return home
+
+
+def claim_all(stream: ShardStream, home: Path) -> None:
+    """Make the group of a stream, and have one node claim all its shards."""
+    store = store_of(home)
     store.create_group(stream.new_group(20.0))
     store.register(stream.key, Node(NODE, 0, "a-1"), observer="test")
-    store.sync_shards(stream.key, log.list_shards(), observer="test")
+    store.sync_shards(stream.key, stream.source.list_shards(), observer="test")
     leases = store.snapshot(stream.key).shards
     store.claim(
         stream.key,
@@ -124,4 +130,3 @@ def new_home(home: Path) -> Path:
         observer="test",
         reason="test",
     )
-    return home

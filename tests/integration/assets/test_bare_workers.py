@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import subprocess
 import sys
-import tarfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
-from tests.integration.assets.runs import PROJECT, RECORDS, consume, new_home, store_of, stream_of
+from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
+from dagster_leasehold.shard_sources.source import Limits
+from tests.integration.assets.runs import (
+    PROJECT,
+    RECORDS,
+    claim_all,
+    consume_stream,
+    new_home,
+    store_of,
+    stream_of,
+)
+from tests.kafka_broker import KafkaBroker, Partition
+from tests.kafka_wire import Stored
 from tests.ledger_output import ledger_records
-from tests.own_environments import PackagesMissing, own_environment
+from tests.own_environments import PackagesMissing
 from tests.spark_clusters import (
     bare_connect_server,
     bare_environment,
@@ -26,9 +39,11 @@ from tests.spark_clusters import (
     spark_class,
     standalone_cluster,
 )
+from tests.unit.docs.test_docs import DOCS, fences
 
 pytestmark = [pytest.mark.release, pytest.mark.spark, pytest.mark.timeout(1200)]
 RUN_S = 600.0
+TOPIC = "orders"
 TRANSFORMS = """
 import pyarrow as pa
 from dagster_leasehold import arrow_transform
@@ -90,15 +105,19 @@ def spark(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def environment_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A packed environment with libraries that bare workers lack."""
-    try:
-        programs = own_environment("worker-environment", ("pyarrow", "numpy", "msgspec"))
-    except PackagesMissing as missing:
-        pytest.skip(str(missing))
-    archive = tmp_path_factory.mktemp("packed") / "environment.tar.gz"
-    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
-        packed.add(programs.parent, ".")
-    return archive
+    """An environment with libraries that bare workers lack, packed as the page says."""
+    folder = tmp_path_factory.mktemp("packed")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    [block] = fences(DOCS / "how-to/spark-cluster.md", "console")
+    for line in block.splitlines():
+        command = shlex.split(line.removeprefix("$ "))
+        done = subprocess.run(
+            command, cwd=folder, env=os.environ | {"PATH": path}, capture_output=True, check=False
+        )
+        if done.returncode and "install" in command:
+            pytest.skip(f"pip could not install what {line} names")
+        assert done.returncode == 0, done.stderr[-2000:]
+    return folder / "environment.tar.gz"
 
 
 def start_run(
@@ -187,10 +206,30 @@ def test_libraries_travel_in_an_environment(
     assert committed(home) == expected("msgspec numpy", "cheap")
 
 
+def test_a_client_library_travels_in_the_environment(
+    spark: str, tmp_path: Path, environment_archive: Path
+) -> None:
+    """Goal: workers without the client of Kafka read a topic."""
+    home = tmp_path / "a"
+    home.mkdir()
+    with KafkaBroker() as broker:
+        partitions = [Partition() for _ in "012"]
+        broker.topics[TOPIC] = partitions
+        for number, partition in enumerate(partitions):
+            partition.append(Stored(0, 0, b"%d:%d" % (number, n)) for n in range(RECORDS))
+        claim_all(topic_stream(broker.address), home)
+        way = f"topic at {broker.address}"
+        finish(start_run(home, tmp_path, spark, way, "run-1", str(environment_archive)))
+    assert committed(home) == expected(None)
+
+
+def topic_stream(address: str) -> ShardStream:
+    """Return a stream whose name and group are those of the others, and whose source is Kafka."""
+    source = KafkaSource(KafkaOptions(bootstrap_servers=address, topic=TOPIC), TOPIC)
+    return ShardStream(name="orders", source=source, limits=Limits(records_max=12))
+
+
 def main(home: Path, folder: Path, spark: str, way: str, run: str, archive: str) -> None:
-    transform = None
-    if way != "none":
-        transform = getattr(importlib.import_module("shop.transforms"), way)
     # A run's own Python is not the workers'. Two applications share the cluster.
     conf = {"spark.sql.execution.pyspark.python": str(bare_python()), "spark.cores.max": "1"}
     if spark.startswith("sc://") or archive:
@@ -198,7 +237,13 @@ def main(home: Path, folder: Path, spark: str, way: str, run: str, archive: str)
     if archive:
         own = SparkResource(mode=spark, folder=str(folder), environment_archive=archive)
         assert own.spark_session is not None, "the runs of this process have this session"
-    consume(home, folder, run, transform=transform, mode=spark, conf=conf)
+    if way.startswith("topic at "):
+        stream = topic_stream(way.removeprefix("topic at "))
+    else:
+        named = way != "none"
+        transform = getattr(importlib.import_module("shop.transforms"), way) if named else None
+        stream = stream_of(home, transform)
+    consume_stream(stream, home, folder, run, mode=spark, conf=conf)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,9 @@ def test_every_command_exists(page: Path) -> None:
         elif program == "leasehold":
             check_leasehold(words[1:], offered, command)
         else:
-            assert program in ("cd", "create-dagster", "dg", "export", "python"), command
+            assert program in ("cd", "create-dagster", "dg", "export", "python", "venv-pack"), (
+                command
+            )
 
 
 def check_leasehold(words: list[str], offered: dict[tuple[str, ...], Any], command: str) -> None:
