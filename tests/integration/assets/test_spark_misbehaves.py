@@ -2,7 +2,7 @@
 
 Each run is a process of its own, as Dagster has it. It stops where the scene wants it to: in the
 middle of its Spark job while the home has a file `hold`, after its first commit while it has
-`pause-1`.
+`pause-1`; a replay, after its first batch.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.rewriting.replay import replay_on_spark
+from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.spark.connect_server import running, stop
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
@@ -198,6 +200,27 @@ def test_a_session_that_expires_and_a_server_that_restarts_cost_no_run(
     world.check()
 
 
+def test_a_server_that_restarts_costs_no_replay(world: World, tmp_path: Path) -> None:
+    """Method: the replay pauses between two of its sweeps, while the server changes."""
+    port = free_port()
+    address = f"sc://127.0.0.1:{port}"
+    with ExitStack() as first, ExitStack() as runs:
+        first.enter_context(connect_server_at(tmp_path, port, {}))
+        with world.run(address) as run:
+            world.catches_up(run)
+        (world.home / "pause-3").touch()
+        replay = runs.enter_context(world.run(address, "replay"))
+        world.until((world.home / "replayed-3").exists, replay)
+        first.close()
+        with connect_server_at(tmp_path, port, {}, "again"):
+            (world.home / "pause-3").unlink()
+            assert world.outcome(replay) == {shard: ["3 batches", ""] for shard in "012"}
+    store, key = store_of(world.home), stream_of(world.home).key
+    for shard in "012":
+        assert [batch.generation for batch in store.batches(key, ShardId(shard))] == [1, 1, 1]
+    world.check()
+
+
 def test_a_cluster_without_a_free_core_is_named_and_left_and_serves_again_when_it_has_one(
     world: World, tmp_path: Path
 ) -> None:
@@ -307,7 +330,7 @@ class Runner:
         self.folder = Path(settings["folder"])
         self.run, self.mode, self.way = settings["run"], settings["mode"], settings["way"]
         self.stall_limit_s: float = settings["stall_limit_s"]
-        self.commits = 0
+        self.steps = 0
 
     def consume(self) -> dict[str, list[str]]:
         """Consume all shards; return why each stopped, and its error."""
@@ -332,6 +355,23 @@ class Runner:
         )
         return {report.shard: [report.stopped.value, report.error] for report in done}
 
+    def replay(self) -> dict[str, list[str]]:
+        """Replay all shards; return how many batches of each were made anew, and its error."""
+        spark = SparkResource(mode=self.mode, folder=str(self.folder))
+        reports = replay_on_spark(
+            stream_of(self.home),
+            store_of(self.home),
+            [ShardId(shard) for shard in "012"],
+            ReplaySpan(),
+            session=lambda: spark.spark_session,
+            renewed=spark.renewed_session,
+            output_root=local_place(self.home / "output"),
+            run=self.run,
+            ended=lambda _: False,
+            progress=lambda _: self._pause("replayed"),
+        )
+        return {shard: [f"{each.batches} batches", each.error] for shard, each in reports.items()}
+
     def _transform(self) -> Any:
         held_stream.HELD_MAX_S = HELD_MAX_S
         if self.way == "hold while reading":
@@ -341,10 +381,10 @@ class Runner:
             return lambda rows: held(rows.repartition(2))
         return None
 
-    def _pause(self) -> None:
-        self.commits += 1
-        (self.home / f"committed-{self.commits}").touch()
-        while (self.home / f"pause-{self.commits}").exists():
+    def _pause(self, done: str = "committed") -> None:
+        self.steps += 1
+        (self.home / f"{done}-{self.steps}").touch()
+        while (self.home / f"pause-{self.steps}").exists():
             time.sleep(0.05)
 
     def _tell(self, sentence: str) -> None:
@@ -353,7 +393,9 @@ class Runner:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(Runner(**json.loads(sys.argv[1])).consume()) + "\n")
+    runner = Runner(**json.loads(sys.argv[1]))
+    outcome = runner.replay() if runner.way == "replay" else runner.consume()
+    sys.stdout.write(json.dumps(outcome) + "\n")
     sys.stdout.flush()
     # Without the farewell of Spark's client to a server that may be gone.
     os._exit(0)
