@@ -52,7 +52,7 @@ def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
     """Return the checks of a stream's asset, with one result per partition."""
     described = {
         NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
-        LAG: f"At most {_limits(stream)} unread in the shard, and that is known.",
+        LAG: _lag_rule(stream),
         QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
     }
     partitions = shard_partitions(stream)
@@ -95,13 +95,22 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
         description = "A committed batch does not start where the one before it ends."
     elif gaps:
         description = (
-            f"{len(gaps)} ranges were never consumed, and nobody has accepted that: {spans}. "
+            f"Records were never consumed, and nobody has accepted that: {spans}. "
             "Accept it with `leasehold gap ack`; the check passes with the next run."
         )
     else:
         description = "Every batch starts where the one before it ends."
     passed = contiguous and not gaps
     return ShardCheck(NO_GAP, passed, description, {"gaps": len(gaps)}, blocking=True)
+
+
+def _lag_rule(stream: ShardStream) -> str:
+    if stream.lag_max_s is None:
+        return f"At most {stream.lag_max} records are unread. An unknown number does not pass."
+    return (
+        f"No record is unread for more than {stream.lag_max_s:g} s; of those that are counted, at "
+        f"most {stream.lag_max} are unread. An unknown age does not pass."
+    )
 
 
 def _limits(stream: ShardStream) -> str:

@@ -90,6 +90,7 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
     holdings = recent_holdings(store, snapshot, now)
     points = recent_growth(store, stream.key)
     counted = [lag for lag in lags.values() if lag is not None]
+    complete = len(counted) == len(lags)
     ownership = pictures.as_markdown(pictures.ownership_picture(holdings), "Who held which shard")
     committed = pictures.as_markdown(pictures.growth_picture(points), "Committed records")
     shards = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
@@ -107,7 +108,8 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
         "dagster/row_count": len(shards),
         "shard_count": len(shards),
         "node_count": sum(node.member for node in snapshot.nodes),
-        "lag": sum(counted),
+        "lag_known": complete,
+        **({"lag": sum(counted)} if complete else {}),
         "records": points[-1][1] if points else 0,
         "generation": snapshot.group.generation,
     }
@@ -177,7 +179,7 @@ def _shard_row(lease: ShardLease, lag: int | None) -> dg.TableRecord:
             "state": lease.state.value,
             "owner": owner,
             "checkpoint": lease.check_point or "",
-            "lag": -1 if lag is None else lag,
+            "lag": "unknown" if lag is None else str(lag),
             "epoch": lease.consumer_epoch,
         }
     )

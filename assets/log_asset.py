@@ -54,6 +54,8 @@ def log_observation(
     """
     counted = [lag for lag in lags.records.values() if lag is not None]
     complete = len(counted) == len(lags.records)
+    # The oldest of some is no age of the log: a shard that does not answer may have older ones.
+    aged = lags.records.keys() <= ages.keys()
     most = sorted(leases, key=lambda lease: lags.records.get(lease.shard) or 0, reverse=True)
     rows = [
         dg.TableRecord(
@@ -76,7 +78,8 @@ def log_observation(
             "shards_behind": len(lags.behind),
             "lag_known": complete,
             **({"lag": sum(counted)} if complete else {}),
-            **({"lag_seconds": round(max(ages.values()), 3)} if ages else {}),
+            "lag_seconds_known": aged,
+            **({"lag_seconds": round(max(ages.values(), default=0.0), 3)} if aged else {}),
             **({"bounds": dg.MetadataValue.table(rows[:SHARDS_SHOWN_MAX])} if rows else {}),
         },
     )

@@ -19,7 +19,7 @@ from dagster_leasehold.orchestration.commands.other_consumers import (
     other_consumers,
 )
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import listed, tell
+from dagster_leasehold.orchestration.presentation import counted, listed, tell
 from dagster_leasehold.shard_sources.consumer_groups import GroupProgress, TakesCheckpoints
 from dagster_leasehold.shard_sources.source import Limits
 
@@ -150,7 +150,7 @@ def import_(
         forced(target, key, shard, cursor, reason="imported", reopen=Reopening.REFUSE)
     tell(
         {"group": str(key), "consumer_group": name, "imported": taking.moved},
-        f"Imported {len(taking.moved)} checkpoints of {shown(name)} into {key}.",
+        f"Imported {counted(len(taking.moved), 'checkpoint')} of {shown(name)} into {key}.",
         *_left("Unchanged shards", taking.unchanged),
         *_left("Shards whose first unread records are gone", taking.expired),
         *_left("Shards without a checkpoint there", progress.unstored),
@@ -207,7 +207,7 @@ def export(
     consumers.store(cursors, timeout_s=settings.timeout_s, ordered=settings.ordered)
     tell(
         {"group": str(key), "consumer_group": name, "exported": list(cursors)},
-        f"Exported {len(cursors)} checkpoints of {key} to {shown(name)}.",
+        f"Exported {counted(len(cursors), 'checkpoint')} of {key} to {shown(name)}.",
         *_left("Shards that begin their LogGroup again", within),
         *_left(
             "Shards without a checkpoint here",

@@ -104,13 +104,28 @@ def test_the_table_shows_shards_nodes_and_lag_and_proves_the_history() -> None:
     (event,) = result.asset_materializations_for_node(f"leases__{stream.name.replace('.', '_')}")
     rows = [record.data for record in event.metadata["shards"].records]
     assert [(row["shard"], row["owner"], row["lag"]) for row in rows] == [
-        ("0", "a", 7),
-        ("1", "", 5),
+        ("0", "a", "7"),
+        ("1", "", "5"),
     ]
     assert event.metadata["lag"].value == 12
+    assert event.metadata["lag_known"].value is True
     assert "data:image/png;base64," in event.metadata["ownership"].value
     (evaluation,) = result.get_asset_check_evaluations()
     assert (evaluation.check_name, evaluation.passed) == (JOURNAL_VERIFIED, True)
+
+
+def test_a_lag_that_is_not_known_is_no_number() -> None:
+    stream, source = scripted_stream(2)
+    source.damaged = {"0"}
+    deployment, store = memory_deployment("a")
+    store.create_group(stream.new_group(20.0))
+    store.sync_shards(stream.key, source.list_shards(), observer="test")
+    result = materialized(stream, deployment)
+    (event,) = result.asset_materializations_for_node(f"leases__{stream.name.replace('.', '_')}")
+    rows = [record.data for record in event.metadata["shards"].records]
+    assert [row["lag"] for row in rows] == ["unknown", "0"]
+    assert event.metadata["lag_known"].value is False
+    assert "lag" not in event.metadata, "what is known of others is not the lag of the stream"
 
 
 def test_a_hand_over_and_parents_are_told_in_the_table() -> None:

@@ -123,6 +123,16 @@ def test_checks_come_with_the_last_report_of_a_shard(scene: Scene) -> None:
     )
 
 
+def test_a_lag_is_in_the_metadata_where_it_is_known(scene: Scene) -> None:
+    for shard, age in ((ZERO, 7.5), (ONE, None)):
+        scene.commit(shard)
+        left = ConsumptionReport(shard, StopReason.BUDGET_ENDED, lag_after=3, lag_seconds=age)
+        scene.run.add([left], seconds=1.0)
+    assert scene.run.metadata(ZERO)["lag_seconds"] == 7.5
+    assert scene.run.metadata(ONE)["lag_after"] == 3
+    assert "lag_seconds" not in scene.run.metadata(ONE)
+
+
 def test_a_long_run_reports_now_and_then_counted_from_its_first_commit(scene: Scene) -> None:
     now = [100.0]
     progress = ProgressReports(scene.run, scene.context, lambda: now[0])
