@@ -58,7 +58,7 @@ def test_the_page_of_metrics_names_all_that_is_exported() -> None:
 @pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool (package prometheus) is not installed"
 )
-def test_each_alert_fires_in_its_scene_alone() -> None:
+def test_each_alert_fires_at_its_limit() -> None:
     tests = Path(__file__).parent / "leasehold_rules_test.yml"
     for command in (("check", "rules", RULES), ("test", "rules", tests)):
         done = subprocess.run(["promtool", *command], capture_output=True, text=True, check=False)
