@@ -49,7 +49,7 @@ class Project:
             "DAGSTER_DISABLE_TELEMETRY": "yes",
         }
 
-    def type(self, command: str) -> str:
+    def type(self, command: str, *, code: int = 0) -> str:
         """Run a command of the page; return what it prints."""
         program, *words = shlex.split(command)
         if program == "cd":
@@ -65,7 +65,7 @@ class Project:
             timeout=120,
             check=False,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
     def write(self, blocks: Iterable[str]) -> None:
@@ -110,6 +110,7 @@ def test_every_command_of_the_page_in_a_project_of_create_dagster(tmp_path: Path
     assert checks == ["dg check yaml", "dg check defs"]
     for check in checks:
         assert "successfully" in project.type(check)
+    check_eight_lines(project, checks)
     visits = [json.dumps({"path": f"/{number}", "status": 200}) for number in range(20)]
     (project.folder / "visits.jsonl").write_text("\n".join(visits))
     assert "20 records" in project.type(load)
@@ -129,6 +130,25 @@ def test_every_command_of_the_page_in_a_project_of_create_dagster(tmp_path: Path
     finally:
         stop_spark(home.spark_folder)
         print(server.log.read_text(errors="replace")[-6_000:])  # noqa: T201
+
+
+def check_eight_lines(project: Project, checks: list[str]) -> None:
+    """Let `dg` check the stream in eight lines beside the others, and one with a mistake in it."""
+    file = project.folder / "src/web_logs/defs/orders/defs.yaml"
+    [text] = [block for block in fences(PAGE, "yaml") if "KAFKA" in block]
+    file.parent.mkdir()
+    file.write_text(text.replace("table: web.visits", "table: web.orders"))
+    project.variables["KAFKA"] = "127.0.0.1:9"
+    for check in checks:
+        assert "successfully" in project.type(check)
+    file.write_text(text.replace("commit_interval_s", "commit_intervall_s"))
+    # Dagster 1.13 looks at one file of each type, unless it is told at which.
+    for check in (f"{checks[0]} {file.parent}", checks[1]):
+        refused = project.type(check, code=1)
+        assert "commit_intervall_s" in refused
+        assert "orders/defs.yaml" in refused
+    file.unlink()
+    file.parent.rmdir()
 
 
 def materialize(deployment: DagsterDeployment) -> None:

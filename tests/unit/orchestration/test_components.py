@@ -89,7 +89,7 @@ def test_a_stream_of_the_page_is_loaded_with_all_that_it_says(project: Project) 
 
 def test_a_stream_fits_into_eight_lines(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA", "kafka:9092")
-    assert len(IN_EIGHT_LINES.rstrip("}\n").splitlines()) <= 8
+    assert len(IN_EIGHT_LINES.splitlines()) == 8
     definitions = project(visits=IN_EIGHT_LINES)
     stream = only_stream(definitions)
     options = stream.source.spark_options()
@@ -170,6 +170,16 @@ def test_a_stream_that_two_files_declare_is_refused(
     error = capsys.readouterr().err
     assert "'visits' is declared twice" in error
     assert error.count("\n") == 1
+
+
+def test_a_stream_that_leasehold_toml_declares_as_well_is_refused(project: Project) -> None:
+    with Path("leasehold.toml").open("a") as file:
+        file.write('[[streams]]\nname = "visits"\n')
+    with pytest.raises(Exception) as refused:
+        project(visits=STREAM)
+    assert "'visits' is declared twice in YAML and in leasehold.toml" in str(
+        refused.value.__cause__
+    )
 
 
 def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
