@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.sensors.launch_choice import Launch
+from dagster_leasehold.sensors.launch_round import OVERTIME_S, run_request
+from tests.unit.sensors.streams import scripted_stream
+
+
+def test_tags_of_a_run_are_few_and_short_however_many_shards_it_serves() -> None:
+    stream, _ = scripted_stream()
+    shards = tuple(ShardId(f"shard-{number}") for number in range(1_000))
+    request = run_request(stream, Launch(NodeName("node-a"), shards), "incarnation")
+    assert request.tags == {
+        "leasehold/node": "node-a",
+        "leasehold/stream": stream.name,
+        "leasehold/work_max_s": str(round(stream.run_budget_s + stream.stall_limit_s) + OVERTIME_S),
+        "dagster/max_retries": "0",
+    }
