@@ -15,7 +15,7 @@ import pytest
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
 from dagster_leasehold.shard_sources.source import Limits
@@ -44,6 +44,7 @@ from tests.unit.docs.test_docs import DOCS, fences
 pytestmark = [pytest.mark.release, pytest.mark.spark, pytest.mark.timeout(1200)]
 RUN_S = 600.0
 TOPIC = "orders"
+KEY = GroupKey.parse("default", "orders")
 TRANSFORMS = """
 import pyarrow as pa
 from dagster_leasehold import arrow_transform
@@ -145,10 +146,10 @@ def finish(*runs: subprocess.Popen[str]) -> None:
 def committed(home: Path) -> dict[str, list[tuple[bytes, str | None]]]:
     """Return the values and prices that were committed, by shard."""
     rows: dict[str, list[tuple[bytes, str | None]]] = {}
-    for batch in ledger_records(store_of(home), stream_of(home).key, home / "output"):
+    for batch in ledger_records(store_of(home), KEY, home / "output"):
         for row in batch.to_pylist():
             rows.setdefault(row["shard_id"], []).append((row["value"], row.get("price")))
-    assert verify(store_of(home), stream_of(home).key) == []
+    assert verify(store_of(home), KEY) == []
     return rows
 
 
