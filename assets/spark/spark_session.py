@@ -46,6 +46,7 @@ NO_CONF: Mapping[str, str] = MappingProxyType({})
 LISTENER_TIMEOUT_S = 10.0
 # A socket's address holds 104 bytes on macOS, 108 on Linux, and Spark adds 42 to the folder.
 SOCKET_FOLDER_LENGTH_MAX = 60
+SOCKET_KEYS = ("spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir")
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
 """Settings that a session is given unless the user's configuration says otherwise."""
@@ -87,10 +88,7 @@ def _socket_conf() -> dict[str, str]:
     folder = tempfile.gettempdir()
     if os.name != "posix" or len(os.fsencode(folder)) > SOCKET_FOLDER_LENGTH_MAX:
         return {}
-    return {
-        "spark.python.unix.domain.socket.enabled": "true",
-        "spark.python.unix.domain.socket.dir": folder,
-    }
+    return dict(zip(SOCKET_KEYS, ("true", folder), strict=True))
 
 
 def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
@@ -224,7 +222,10 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
             f"{HADOOP_VARIABLES[0]}."
         )
     os.environ.update(spark_environment(folder, os.environ))
-    # A cluster must be able to call this process back, and has its own folders.
-    for key in ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir"):
-        del conf[key]
+    # A cluster must be able to call this process back, and has its own folders. Executors take the
+    # driver's configuration: a folder of sockets that their hosts lack would fail each task, and
+    # their own (a container's on YARN) may be too long for a socket.
+    here = ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir")
+    for key in (*here, *SOCKET_KEYS):
+        conf.pop(key, None)
     return {**conf, **user_conf}

@@ -40,6 +40,8 @@ def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not set(CONNECT_MODE_VARIABLES) & os.environ.keys()
     assert conf["spark.master"] == "spark://master:7077"
     assert "spark.driver.host" not in conf
+    # Executors would look for the driver's temporary folder on their own hosts.
+    assert not [key for key in conf if key.startswith("spark.python.unix.domain.socket")]
     assert "SPARK_HOME" not in os.environ, "a cluster may be sent the archives of Spark's home"
     local = builder_conf("classic", tmp_path / "spark")
     assert (tmp_path / "spark").stat().st_mode & 0o077 == 0
