@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import pydantic
 
+from dagster_leasehold.assets.spark.shipped_code import WORKERS_PYTHON_KEY
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown, without_secrets
 
 CONNECT = "connect"
@@ -16,13 +18,25 @@ CLASSIC = "classic"
 CONNECT_SCHEME = "sc://"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 MEMORY_KEY = "spark.driver.memory"
+USE_TLS = "use_ssl"
 MEMORY_MIN_MIB = 512
 ARCHIVES = (".tar.gz", ".tgz")
 _MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
 _MEMORY = re.compile(r"([1-9]\d*)([mg])")
 _SECRET = re.compile(r"(?i)secret|password|token|credential|access[.-]?key|account[.-]?key")
+_SECRET_KEY_REF = re.compile(r"spark\.kubernetes\.(driver|executor)\.secretKeyRef\..+")
+_KEY_OF_SECRET = re.compile(r"[a-z0-9][a-z0-9.-]*:[\w.-]+")
+_REFERENCE = re.compile(
+    r"(?i).*(provider|file|path|enabled)"  # of a class, a file, a switch
+    r"|spark\.kubernetes\.container\.image\.pullSecrets"
+    r"|spark\.kubernetes\.(driver|executor)\.secrets\..+"
+    r"|spark\.kubernetes\.kerberos\.tokenSecret\..+"
+    r"|spark\.security\.credentials\..+|spark\.kerberos\.renewal\.credentials"
+)
+"""Keys that speak of a secret and hold none: it is elsewhere."""
 SESSION_CONF = {
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 """The settings that the project relies on; a running session takes them too."""
@@ -78,12 +92,21 @@ def check_conf(mode: str, conf: Mapping[str, str]) -> None:
             )
         if reason := protected.get(key):
             raise InvalidSetting(f"spark.conf may not set {key}: {reason}.")
-        if _SECRET.search(key) or without_secrets(value) != value:
+        if _holds_secret(key, value):
             # Dagster stores and shows it, and so does Spark's own page.
             raise InvalidSetting(
                 f"{shown(key)} of spark.conf holds a secret: give it in the environment of "
                 "Spark's processes."
             )
+
+
+def _holds_secret(key: str, value: str) -> bool:
+    if _SECRET_KEY_REF.fullmatch(key):
+        # A name and a key in Kubernetes, which may well be called password.
+        return not _KEY_OF_SECRET.fullmatch(value)
+    if _SECRET.search(key) and not _REFERENCE.fullmatch(key):
+        return True
+    return without_secrets(value) != value
 
 
 def is_remote(mode: str) -> bool:
@@ -157,8 +180,18 @@ class SparkSettings(pydantic.BaseModel):
             raise InvalidSetting(
                 f"spark.certificate is {shown(self.certificate)}: name a file by its whole path"
             )
+        if self._encrypted and self._parameters.get(USE_TLS, "true").lower() != "true":
+            raise InvalidSetting(
+                "spark.tls and spark.certificate encrypt the connection, and the address switches "
+                f"that off: leave {USE_TLS} out of spark.address"
+            )
         if self.environment_archive is not None:
             _check_archive(self.environment_archive, remote=is_remote(engine))
+            if WORKERS_PYTHON_KEY in self.conf:
+                raise InvalidSetting(
+                    "spark.environment_archive brings the workers' Python, and "
+                    f"{WORKERS_PYTHON_KEY} of spark.conf names another: leave one of the two out"
+                )
         if self.memory is not None:
             _check_memory(self.memory, served=served)
 
@@ -167,9 +200,20 @@ class SparkSettings(pydantic.BaseModel):
         """`connect`, `classic`, or the address as Spark's client takes it."""
         if self.address is None:
             return self.mode or CONNECT
-        if not (self.tls or self.certificate) or "use_ssl=" in self.address:
+        if not self._encrypted or USE_TLS in self._parameters:
             return self.address
-        return self.address.rstrip("/;") + (";" if "/;" in self.address else "/;") + "use_ssl=true"
+        between = ";" if "/;" in self.address else "/;"
+        return f"{self.address.rstrip('/;')}{between}{USE_TLS}=true"
+
+    @property
+    def _encrypted(self) -> bool:
+        return self.tls or self.certificate is not None
+
+    @property
+    def _parameters(self) -> dict[str, str]:
+        """The parameters of the address as Spark's client reads them: the last of a name counts."""
+        parameters = (self.address or "").split(";")[1:]
+        return {name: unquote(value) for name, _, value in (p.partition("=") for p in parameters)}
 
     @property
     def whole_conf(self) -> dict[str, str]:

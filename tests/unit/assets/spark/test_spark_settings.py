@@ -8,14 +8,9 @@ from typing import Any
 import pydantic
 import pytest
 
-from dagster_leasehold.assets.spark.spark_settings import (
-    PROTECTED,
-    PROTECTED_HERE,
-    SparkSettings,
-    check_conf,
-    check_mode,
-)
+from dagster_leasehold.assets.spark.spark_settings import SparkSettings, check_conf, check_mode
 from dagster_leasehold.lease_store.errors import InvalidSetting
+from tests.unit.docs.test_docs import DOCS
 
 ADDRESSES = [
     "sc://spark:15002",
@@ -53,6 +48,8 @@ def test_a_token_in_the_address_is_refused_without_showing_it() -> None:
         ("sc://h:1/", "sc://h:1/;use_ssl=true"),
         ("sc://h:1/;user_id=x;", "sc://h:1/;user_id=x;use_ssl=true"),
         ("sc://h:1/;use_ssl=true", "sc://h:1/;use_ssl=true"),
+        ("sc://h:1/;use_ssl=TRUE;user_id=x", "sc://h:1/;use_ssl=TRUE;user_id=x"),
+        ("sc://h:1/;do_not_use_ssl=x", "sc://h:1/;do_not_use_ssl=x;use_ssl=true"),
     ],
 )
 def test_tls_is_a_parameter_of_the_address(address: str, engine: str, tmp_path: Path) -> None:
@@ -60,6 +57,24 @@ def test_tls_is_a_parameter_of_the_address(address: str, engine: str, tmp_path: 
     authority = tmp_path / "authority.pem"
     authority.touch()
     assert SparkSettings(address=address, certificate=authority).engine == engine
+
+
+@pytest.mark.parametrize("switch", ["use_ssl=false", "use_ssl=", "use_ssl=true;use_ssl=0"])
+def test_an_address_that_switches_tls_off_does_not_go_with_tls(switch: str, tmp_path: Path) -> None:
+    """Spark's client would connect in plain text, whatever spark.tls says."""
+    address = f"sc://h:1/;{switch}"
+    assert SparkSettings(address=address).engine == address
+    authority = tmp_path / "authority.pem"
+    authority.touch()
+    for encrypted in ({"tls": True}, {"certificate": authority}):
+        with pytest.raises(pydantic.ValidationError, match="leave use_ssl out of spark"):
+            SparkSettings.model_validate({"address": address, **encrypted})
+
+
+def test_tls_takes_no_token_in_the_address_either() -> None:
+    with pytest.raises(pydantic.ValidationError, match="carries a token") as caught:
+        SparkSettings(address="sc://h:1/;token=S3CRET", tls=True)
+    assert "S3CRET" not in str(caught.value)
 
 
 def test_keys_without_quotes_and_values_that_are_no_text_are_sparks_all_the_same() -> None:
@@ -97,7 +112,106 @@ def test_what_cannot_be_meant_is_refused(table: dict[str, Any], message: str) ->
     assert "S3CRET" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", [*PROTECTED, *PROTECTED_HERE])
-def test_what_others_rely_on_is_not_overridden(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.hadoop.fs.s3a.aws.credentials.provider", "com.amazonaws.auth.Provider"),
+        ("spark.hadoop.hadoop.security.credential.provider.path", "jceks://file/etc/keys.jceks"),
+        ("spark.sql.catalog.lake.client.credentials-provider", "com.example.Credentials"),
+        ("spark.kubernetes.container.image.pullSecrets", "registry"),
+        ("spark.kubernetes.executor.secretKeyRef.DB_PASSWORD", "db-secret:password"),
+        ("spark.kubernetes.driver.secrets.aws-credentials", "/etc/secrets"),
+        ("spark.kubernetes.executor.secrets.aws-credentials", "/etc/secrets"),
+        ("spark.kubernetes.kerberos.tokenSecret.name", "delegation"),
+        ("spark.kubernetes.authenticate.oauthTokenFile", "/var/run/token"),
+        ("spark.kubernetes.authenticate.driver.caCertFile", "/etc/ca.pem"),
+        ("spark.kubernetes.authenticate.driver.serviceAccountName", "spark"),
+        ("spark.authenticate.secret.file", "/etc/spark/secret"),
+        ("spark.security.credentials.hive.enabled", "false"),
+        ("spark.security.credentials.renewalRatio", "0.75"),
+        ("spark.kerberos.renewal.credentials", "ccache"),
+    ],
+)
+def test_a_key_that_only_refers_to_a_secret_is_taken(key: str, value: str) -> None:
+    """Each names a class, a file, a Kubernetes secret or a switch; the secret is elsewhere."""
+    check_conf("k8s://https://host:6443", {key: value})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "spark.hadoop.fs.s3a.secret.key",
+        "spark.hadoop.fs.s3a.access.key",
+        "spark.hadoop.fs.s3a.session.token",
+        "spark.hadoop.fs.azure.account.key.lake.dfs.core.windows.net",
+        "spark.sql.catalog.lake.client.credentials-provider.password",
+        "spark.sql.catalog.lake.credential",
+        "spark.ssl.keyPassword",
+        "spark.authenticate.secret",
+        "spark.kubernetes.authenticate.oauthToken",
+        "spark.kubernetes.authenticate.driver.mounted.oauthToken",
+        "spark.kubernetes.executor.secretKey",
+        "spark.executorEnv.AWS_SECRET_ACCESS_KEY",
+    ],
+)
+def test_a_key_that_holds_a_secret_is_refused(key: str) -> None:
+    with pytest.raises(InvalidSetting, match="holds a secret"):
+        check_conf("k8s://https://host:6443", {key: "S3CRET"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("spark.kubernetes.executor.secretKeyRef.DB", "password=S3CRET"),
+        ("spark.hadoop.fs.s3a.aws.credentials.provider", "https://me:S3CRET@host/"),
+    ],
+)
+def test_a_reference_that_is_a_secret_itself_is_refused(key: str, value: str) -> None:
+    with pytest.raises(InvalidSetting, match="holds a secret"):
+        check_conf("k8s://https://host:6443", {key: value})
+
+
+FIXED = (
+    "spark.master",
+    "spark.remote",
+    "spark.api.mode",
+    "spark.submit.deployMode",
+    "spark.driver.memory",
+    "spark.connect.grpc.binding.address",
+    "spark.connect.grpc.binding.port",
+    "spark.connect.session.manager.defaultSessionTimeout",
+    "spark.sql.session.timeZone",
+    "spark.sql.timestampType",
+    "spark.sql.parquet.outputTimestampType",
+)
+FIXED_HERE = ("spark.driver.host", "spark.driver.bindAddress")
+
+
+@pytest.mark.parametrize("key", FIXED)
+@pytest.mark.parametrize("mode", ["connect", "spark://host:7077", "sc://host"])
+def test_what_others_rely_on_is_not_overridden(mode: str, key: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"may not set {key}: "):
+        check_conf(mode, {key: "x"})
+
+
+@pytest.mark.parametrize("key", FIXED_HERE)
+def test_a_spark_on_this_host_stays_there(key: str) -> None:
+    check_conf("spark://host:7077", {key: "x"})
     with pytest.raises(InvalidSetting, match=f"may not set {key}: "):
         check_conf("connect", {key: "x"})
+
+
+def test_the_reference_names_each_key_that_is_fixed() -> None:
+    text = (DOCS / "reference/settings.md").read_text(encoding="utf-8")
+    for key in (*FIXED, *FIXED_HERE):
+        assert f"`{key}`" in text, key
+
+
+def test_workers_have_one_python(tmp_path: Path) -> None:
+    """An environment sets the same key in each session, and would win without a word."""
+    archive = tmp_path / "environment.tar.gz"
+    archive.touch()
+    conf = {"spark.sql.execution.pyspark.python": "/usr/bin/python3"}
+    assert SparkSettings(address="yarn", conf=conf).conf == conf
+    with pytest.raises(pydantic.ValidationError, match="leave one of the two out"):
+        SparkSettings(address="yarn", conf=conf, environment_archive=archive)
