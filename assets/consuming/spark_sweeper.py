@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.frame_job import attempt_frames
@@ -30,7 +31,7 @@ from dagster_leasehold.assets.errors import SessionLost, TransformError
 from dagster_leasehold.assets.output.attempts import attempt_name
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.spark.spark_session import cores
+from dagster_leasehold.assets.spark.spark_session import tasks_at_once
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.shard_sources.source import DivisibleRanges, ReadRange
@@ -128,8 +129,8 @@ class SparkSweeper:
         doomed: asked while a job runs; once it is true, the job is interrupted.
         progressed: called while a job makes progress.
         new_attempt: gives a name that was never used, for an attempt's folder.
-        tasks_max: the most tasks of a job; by default one per core of this machine, or two where
-            the transform is one of DataFrames.
+        tasks_max: the most tasks of a job; by default one for each that Spark runs at once, or two
+            where the transform is one of DataFrames.
     """
 
     def __init__(
@@ -158,7 +159,8 @@ class SparkSweeper:
         self._ended = ended
         self._predecessors: set[str] = set()
         ranges = takes_ranges(stream.transform)
-        per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
+        self._per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
+        self._tasks_max = tasks_max
         self._job = SweepJob(
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
@@ -166,7 +168,7 @@ class SparkSweeper:
             output_root=output_root,
             new_attempt=new_attempt or (lambda: attempt_name(run)),
             tag=run_tag(run),
-            tasks_max=tasks_max or per_core * cores(),
+            tasks_max=tasks_max or self._per_core,
             doomed=doomed,
             progressed=progressed,
             divide=stream.source.divide if isinstance(stream.source, DivisibleRanges) else None,
@@ -187,7 +189,7 @@ class SparkSweeper:
             session = self._opened = self._session()
         self._interrupt_predecessors(session)
         try:
-            return run_sweep(session, self._job, ranges, numbers)
+            return run_sweep(session, self._job_on(session), ranges, numbers)
         except SessionLost as lost:
             with span("session"):
                 session = self._renewed()
@@ -195,7 +197,12 @@ class SparkSweeper:
                 raise
             _LOG.warning("The sweep is made again in a new session: %s", lost)
             self._opened = session
-        return run_sweep(session, self._job, ranges, numbers)
+        return run_sweep(session, self._job_on(session), ranges, numbers)
+
+    def _job_on(self, session: SparkSession) -> SweepJob:
+        """Return the job of a sweep, with the tasks that this session's Spark has room for now."""
+        tasks_max = self._tasks_max or self._per_core * tasks_at_once(session)
+        return replace(self._job, tasks_max=tasks_max)
 
     @property
     def awaited(self) -> str:

@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -47,6 +48,7 @@ LISTENER_TIMEOUT_S = 10.0
 # A socket's address holds 104 bytes on macOS, 108 on Linux, and Spark adds 42 to the folder.
 SOCKET_FOLDER_LENGTH_MAX = 60
 SOCKET_KEYS = ("spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir")
+PARALLELISM_KEYS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
 """Settings that a session is given unless the user's configuration says otherwise."""
@@ -60,6 +62,21 @@ def cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
         return os.cpu_count() or 1
+
+
+def tasks_at_once(session: SparkSession) -> int:
+    """Return how many tasks the Spark of a session runs at once, as far as that can be told.
+
+    Configuration counts first. A driver knows the cores of the executors that have come so far; a
+    client of a Connect server knows of none, and takes this host's, where the server may well be.
+    """
+    # The job itself fails as well where no answer comes, and says why.
+    with suppress(Exception):
+        for key in PARALLELISM_KEYS:
+            if chosen := session.conf.get(key, None):
+                return int(chosen)
+        return max(cores(), session.sparkContext.defaultParallelism)
+    return cores()
 
 
 def server_conf(folder: Path) -> dict[str, str]:

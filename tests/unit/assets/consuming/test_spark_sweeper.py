@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagster_leasehold.assets.consuming import spark_sweeper
-from dagster_leasehold.assets.consuming.spark_sweeper import SAME_FAILURE_MAX, run_sweep
+from dagster_leasehold.assets.consuming.spark_sweeper import (
+    FRAME_TASKS_PER_CORE,
+    RANGE_TASKS_PER_CORE,
+    SAME_FAILURE_MAX,
+    SparkSweeper,
+    run_sweep,
+)
 from dagster_leasehold.assets.consuming.spark_work import SweepJob, failed_job
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
+from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import ReadRange
 
 LOST = (
@@ -45,3 +54,31 @@ def test_a_cluster_that_loses_its_executors_is_not_asked_once_for_each_shard(
     assert set(results) == {each.shard for each in ranges}
     assert jobs.count(1) == SAME_FAILURE_MAX
     assert "lost the executor of a task again and again" in str(results[ShardId("0")])
+
+
+@pytest.mark.parametrize("transform", [None, lambda rows: rows], ids=["arrow", "frames"])
+def test_the_tasks_of_a_sweep_follow_what_its_session_says_at_that_time(
+    transform: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Goal: executors that come while a run goes on are used by its next sweep."""
+    most: list[int] = []
+
+    def attempt(_: object, job: SweepJob, *__: object) -> Mapping[Any, Any]:
+        most.append(job.tasks_max)
+        return {}
+
+    ways = {"attempt_ranges": RANGE_TASKS_PER_CORE, "attempt_frames": FRAME_TASKS_PER_CORE}
+    for name in ways:
+        monkeypatch.setattr(spark_sweeper, name, attempt)
+    monkeypatch.setattr(spark_sweeper, "tasks_at_once", int)
+    sessions: Iterator[Any] = iter(("2", "64"))
+    sweeper = SparkSweeper(
+        stream=ShardStream("orders", LocalLog.create(tmp_path / "log", 1), transform=transform),
+        session=lambda: next(sessions),
+        output_root=local_place(tmp_path / "output"),
+        run="run-1",
+    )
+    for _ in range(2):
+        sweeper([ReadRange(ShardId("0"), "0", "1")], {})
+    per_core = ways["attempt_frames" if transform else "attempt_ranges"]
+    assert most == [2 * per_core, 64 * per_core]

@@ -6,6 +6,8 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,9 +17,11 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.spark.spark_session import (
     CONNECT_MODE_VARIABLES,
     HADOOP_VARIABLES,
+    PARALLELISM_KEYS,
     builder_conf,
     server_conf,
     spark_environment,
+    tasks_at_once,
 )
 from dagster_leasehold.lease_store.errors import InvalidSetting
 
@@ -98,6 +102,35 @@ def test_a_long_temporary_folder_turns_unix_sockets_off(
     assert server_conf(tmp_path)[key] == "true"
     monkeypatch.setattr(spark_session.tempfile, "gettempdir", lambda: "/tmp/" + "x" * 80)
     assert key not in server_conf(tmp_path)
+
+
+class _Session:
+    """A session of a driver, or of a Connect server's client, which has no `sparkContext`."""
+
+    def __init__(self, conf: dict[str, str], parallelism: int | None = None) -> None:
+        self.conf = conf
+        if parallelism is not None:
+            self.sparkContext = SimpleNamespace(defaultParallelism=parallelism)
+
+
+@pytest.mark.parametrize(
+    ("session", "tasks"),
+    [
+        (_Session({}, 64), 64),
+        (_Session({}, 2), 4),  # its executors have not come yet
+        (_Session({PARALLELISM_KEYS[0]: "3"}, 64), 3),
+        (_Session({PARALLELISM_KEYS[0]: "24"}), 24),
+        (_Session({PARALLELISM_KEYS[1]: "32"}), 32),
+        (_Session({}), 4),
+        (_Session({PARALLELISM_KEYS[0]: "many"}), 4),
+        ("gone", 4),
+    ],
+)
+def test_a_sweep_uses_all_cores_of_a_cluster_that_tells_them(
+    session: Any, tasks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_session, "cores", lambda: 4)
+    assert tasks_at_once(session) == tasks
 
 
 def test_the_resource_shows_neither_address_nor_token(tmp_path: Path) -> None:
