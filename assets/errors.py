@@ -16,6 +16,10 @@ class SessionLost(SparkUnavailable):
     """The session with Spark is gone, or the server that it was with; a new one may work."""
 
 
+class SparkFeatureMissing(SparkUnavailable):
+    """The Spark that answers does not do what the work needs; another one may."""
+
+
 class JavaNotFound(UserMistake):
     """No Java that Spark can run on was found."""
 

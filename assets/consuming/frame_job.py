@@ -14,6 +14,7 @@ from dagster_leasehold.assets.consuming.spark_work import (
     SweepJob,
     explained,
     failed_job,
+    feature_missing,
     unavailable,
     watched,
 )
@@ -23,6 +24,7 @@ from dagster_leasehold.assets.output import attempt_reports
 from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
+from dagster_leasehold.assets.spark.missing_features import lacks_feature
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -46,7 +48,7 @@ def attempt_frames(
     Raises:
         ShardsFailed: workers named the shards that failed.
         JobFailed: the job failed, and no worker named a shard.
-        SparkUnavailable: Spark went away.
+        SparkUnavailable: Spark went away, or lacks what a transform of DataFrames needs.
         SweepInterrupted: `job.doomed` became true.
         TransformError: the transform cannot be applied to any shard.
     """
@@ -82,7 +84,8 @@ def _read(
         options = read_options(job.source_options, ranges, job.tasks_max, folder)
         return spark.read.format(FORMAT).options(**options).load()
     except Exception as error:
-        raise unavailable(error) from error
+        lacking = lacks_feature(error)
+        raise (feature_missing(error, job) if lacking else unavailable(error)) from error
 
 
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -122,6 +125,7 @@ def _transformed(spark: SparkSession, records: DataFrame, job: SweepJob) -> Data
     """Return the output of the user's transform, checked before anything is read.
 
     Raises:
+        SparkUnavailable: Spark went away, or does not know what the records come by.
         TransformError: it raised, or its output cannot be committed.
     """
     from pyspark.sql import DataFrame
@@ -136,6 +140,8 @@ def _transformed(spark: SparkSession, records: DataFrame, job: SweepJob) -> Data
     except Exception as error:
         if session_is_gone(error):
             raise unavailable(error) from error
+        if lacks_feature(error) and not _can_be_read(records):
+            raise feature_missing(error, job) from error
         raise TransformError(f"{where} raised {users_error(error)}.") from error
     if not isinstance(output, DataFrame):
         raise TransformError(
@@ -143,6 +149,15 @@ def _transformed(spark: SparkSession, records: DataFrame, job: SweepJob) -> Data
         )
     check_columns(where, types, shards_are_strings=types.get(SHARD_COLUMN) == "string")
     return output
+
+
+def _can_be_read(records: DataFrame) -> bool:
+    """Return False if this Spark lacks what the records come by, whatever is made of them."""
+    try:
+        _ = records.schema
+    except Exception as error:
+        return not lacks_feature(error)
+    return True
 
 
 def _explain(

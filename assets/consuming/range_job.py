@@ -14,7 +14,6 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import ROW_DDL, RangeTasks
 from dagster_leasehold.assets.consuming.spark_work import SweepJob, explained, failed_job, watched
@@ -24,18 +23,12 @@ from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
 from dagster_leasehold.assets.output.attempt_reports import remove_reports
 from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def takes_ranges(transform: Transform | ArrowTransform | None) -> bool:
-    """Return True if sweeps with this transform go the Arrow way."""
-    return transform is None or isinstance(transform, ArrowTransform)
 
 
 def attempt_ranges(

@@ -19,12 +19,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.frame_job import attempt_frames
-from dagster_leasehold.assets.consuming.range_job import attempt_ranges, takes_ranges
+from dagster_leasehold.assets.consuming.range_job import attempt_ranges
 from dagster_leasehold.assets.consuming.spark_work import (
     STARVED_AFTER_S,
     JobFailed,
     ShardsFailed,
     SweepJob,
+    works_on_arrow,
 )
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import SessionLost, TransformError
@@ -75,7 +76,7 @@ def run_sweep(
         SparkUnavailable: Spark went away, and no shard has an outcome.
         SweepInterrupted: `job.doomed` became true.
     """
-    attempt = attempt_ranges if takes_ranges(job.transform) else attempt_frames
+    attempt = attempt_ranges if works_on_arrow(job.transform) else attempt_frames
     results: dict[ShardId, SweepResult] = {}
     alone: list[str] = []
     pending: list[Sequence[ReadRange]] = [tuple(ranges)] if ranges else []
@@ -158,7 +159,7 @@ class SparkSweeper:
         self._tell = tell
         self._ended = ended
         self._predecessors: set[str] = set()
-        ranges = takes_ranges(stream.transform)
+        ranges = works_on_arrow(stream.transform)
         self._per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
         self._tasks_max = tasks_max
         self._job = SweepJob(

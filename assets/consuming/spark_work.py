@@ -15,6 +15,7 @@ from dagster_leasehold.assets.consuming.running_tasks import running_tasks
 from dagster_leasehold.assets.consuming.task_packing import Divide
 from dagster_leasehold.assets.errors import (
     SessionLost,
+    SparkFeatureMissing,
     SparkUnavailable,
     SweepInterrupted,
     TransformError,
@@ -22,6 +23,7 @@ from dagster_leasehold.assets.errors import (
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
+from dagster_leasehold.assets.spark.missing_features import is_of_a_plan, lacks_feature
 from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -34,6 +36,11 @@ if TYPE_CHECKING:
 WATCH_S = 0.25
 STARVED_AFTER_S = 60.0
 EXECUTOR_LOST = "ExecutorLostFailure"
+
+
+def works_on_arrow(transform: Transform | ArrowTransform | None) -> bool:
+    """Return True if sweeps with this transform go the Arrow way."""
+    return transform is None or isinstance(transform, ArrowTransform)
 
 
 @dataclass(frozen=True)
@@ -124,7 +131,7 @@ def explained(
         if job.doomed():
             raise job.interrupted() from error
         failure = explain(error)
-        if not isinstance(failure, SparkUnavailable):
+        if not isinstance(failure, SparkUnavailable) or isinstance(failure, SparkFeatureMissing):
             # Spark has ended the job. Where it has not, somebody may still write into the folder.
             folder.remove_folder()
         raise failure from error
@@ -216,12 +223,27 @@ def unavailable(error: Exception) -> SparkUnavailable:
     )
 
 
+def feature_missing(error: Exception, job: SweepJob) -> SparkFeatureMissing:
+    """Return the error of a Spark that lacks what the way of this job through Spark needs."""
+    if works_on_arrow(job.transform):
+        need, remedy = "functions on Arrow tables", ""
+    else:
+        need = "Python data sources, because its transform is one of DataFrames"
+        remedy = "make the transform one of Arrow tables, with @arrow_transform, or "
+    return SparkFeatureMissing(
+        f"Stream {job.stream} needs a Spark that has {need}, and this one refuses them "
+        f"({users_error(error)}): {remedy}have the setting spark name another Spark."
+    )
+
+
 def failed_job(
     error: Exception, job: SweepJob, shards: Sequence[ShardId]
 ) -> JobFailed | SparkUnavailable:
     """Return the failure of a job, of which no worker said why, in our own words."""
     if session_is_gone(error):
         return unavailable(error)
+    if lacks_feature(error) and (works_on_arrow(job.transform) or not is_of_a_plan(error)):
+        return feature_missing(error, job)
     whose = f"shard {shards[0]} of stream {job.stream}" if len(shards) == 1 else job.stream
     cause = users_error(error)
     if EXECUTOR_LOST in str(error):

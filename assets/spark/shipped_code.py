@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.spark.missing_features import lacks_feature
 from dagster_leasehold.shard_sources.registry import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ WORKERS_PYTHON_KEY = "spark.sql.execution.pyspark.python"
 WORKERS_PYTHON = f"{ENVIRONMENT}/bin/python"
 """Where workers find the Python of an archive that Spark has unpacked for them."""
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
-_TAKES_NO_CODE = ("UNIMPLEMENTED", "not implemented")
 
 _sent: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
@@ -115,7 +115,7 @@ def _add(session: Any, archive: Path) -> None:
     try:
         session.addArtifacts(str(archive), pyfile=True)
     except Exception as error:
-        if not any(mark in str(error) for mark in _TAKES_NO_CODE):
+        if not lacks_feature(error):
             raise
         _LOG.warning("This Spark takes no code (%s): install it on its workers.", archive.name)
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 
 from dagster_leasehold.assets.spark import shipped_code
+from dagster_leasehold.assets.spark.missing_features import TRACE_BEGIN
 
 MESSAGE_LENGTH_MAX = 300
-_TRACE_BEGIN = "Traceback (most recent call last)"
 _JAVA_CALL = "An error occurred while calling "
 _RAISED = re.compile(r"^\s*(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$")
 _GONE = (
@@ -27,7 +27,7 @@ def session_is_gone(error: BaseException) -> bool:
         return True
     text = str(error)
     # A trace of the user's own code may speak of connections of its own.
-    return _TRACE_BEGIN not in text and any(mark in text for mark in _GONE)
+    return TRACE_BEGIN not in text and any(mark in text for mark in _GONE)
 
 
 def users_error(error: BaseException) -> str:
@@ -37,8 +37,8 @@ def users_error(error: BaseException) -> str:
     own exception: its last line is what the user wrote.
     """
     text = str(error)
-    if _TRACE_BEGIN in text:
-        for line in text.rsplit(_TRACE_BEGIN, maxsplit=1)[-1].splitlines()[1:]:
+    if TRACE_BEGIN in text:
+        for line in text.rsplit(TRACE_BEGIN, maxsplit=1)[-1].splitlines()[1:]:
             if line and not line[0].isspace() and (raised := _RAISED.match(line)):
                 return _sentence(raised[1], raised[2] or "")
     lines = [line.removeprefix(": ") for line in text.strip().splitlines()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import UnsupportedOperationException  # noqa: TID253
 
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark import shipped_code
@@ -22,7 +23,7 @@ NAME = "shop_of_this_test"
 class Session:
     """Notes the archives that it is given, and its configuration."""
 
-    def __init__(self, refusal: str = "") -> None:
+    def __init__(self, refusal: Exception | None = None) -> None:
         self.conf: Any = self
         self.settings: dict[str, str] = {}
         self.archives: list[Path] = []
@@ -43,7 +44,7 @@ class Session:
             self.environments.append(path)
             return
         if self._refusal:
-            raise RuntimeError(self._refusal)
+            raise self._refusal
         self.archives.append(Path(path))
 
     @property
@@ -170,10 +171,14 @@ def test_an_environment_is_unpacked_once_and_its_python_is_the_workers() -> None
 
 
 def test_a_spark_that_takes_no_code_is_left_to_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    session: Any = Session("UNIMPLEMENTED: AddArtifacts")
+    session: Any = Session(RuntimeError("UNIMPLEMENTED: AddArtifacts"))
     shipped_code.begin(session)
     assert "install it on its workers" in caplog.text
-    session = Session("no space left")
+    caplog.clear()
+    session = Session(UnsupportedOperationException("handle add artifacts"))
+    shipped_code.begin(session)
+    assert "install it on its workers" in caplog.text
+    session = Session(RuntimeError("no space left"))
     with pytest.raises(RuntimeError, match="no space left"):
         shipped_code.begin(session)
 
