@@ -43,7 +43,10 @@ KEEP_S = 0.5
 RUNS_LOOK_S = 5.0
 LOOKED, BEATEN = "looked at its code server", "tried to beat"
 TURN_MAX_S = 120.0
-"""The longest that a turn of the agent's loops takes, with a database that answers late."""
+"""The longest that a turn of the agent's loops takes, with a database that answers late.
+
+Each beat of a group is a turn: a round takes as much longer as there are groups.
+"""
 HAND_OVER_FRACTION = 0.5
 """The part of the time for leaving in which other nodes may take the shards over."""
 SILENT_MAX_S = 10.0
@@ -229,8 +232,11 @@ class NodeAgent:
     def _keep_all(self) -> None:
         """Beat in every group, on a thread of its own: nothing else may delay a beat."""
         while not self._left.wait(KEEP_S):
-            self._turned_at[BEATEN] = self._clock()
             for membership in self._memberships:
+                if self._left.is_set():
+                    return
+                # A silent store keeps each beat waiting, and a round of many groups for minutes.
+                self._turned_at[BEATEN] = self._clock()
                 try:
                     if change := self._beat(membership):
                         say(f"Node {self._node} {change}.")
@@ -280,6 +286,8 @@ class NodeAgent:
         if self._beats.is_alive():
             self._beats.join(self._leave_timeout_s)
         for membership in self._memberships:
+            # All that turns by now is this loop.
+            self._turned_at = dict.fromkeys(self._turned_at, self._clock())
             try:
                 say(f"Node {self._node} {membership.leave()}.")
             except StoreError as error:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import dagster as dg
 import pytest
+from typing_extensions import override
 
 from dagster_leasehold.assets.deployment import ensure_instance_address
-from dagster_leasehold.lease_store.errors import NodeNameTaken
-from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
+from dagster_leasehold.lease_store.errors import NodeNameTaken, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -62,16 +65,25 @@ class Server(CodeServer):
 
 
 class Scene:
-    """A group of two shards, and an agent at work for node `a`."""
+    """A group of two shards, and an agent at work for node `a`, in further groups, too."""
 
-    def __init__(self, folder: Path, instance: dg.DagsterInstance, timeout_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        instance: dg.DagsterInstance,
+        timeout_s: float = 1.0,
+        *,
+        store: MemoryStore | None = None,
+        further: Sequence[GroupKey] = (),
+        clock: Clock = steady_clock,
+    ) -> None:
         self.folder, self.instance = folder, instance
-        self.store, self.server = MemoryStore(), Server()
+        self.store, self.server = store or MemoryStore(), Server()
         self.store.create_group(Group(KEY, timeout_s=timeout_s))
         self.store.sync_shards(KEY, [ShardListing(shard) for shard in SHARDS], observer="test")
         self.agent = NodeAgent(
             A,
-            {KEY: Node(A, 0, "")},
+            {key: Node(A, 0, "") for key in (KEY, *further)},
             store=self.store,
             instance=instance,
             server=self.server,
@@ -79,6 +91,7 @@ class Scene:
             folder=folder,
             advertised=AT,
             leave_timeout_s=DEADLINE_S,
+            clock=clock,
         )
 
     @property
@@ -102,6 +115,41 @@ class Scene:
             stopping.set()
             thread.join(DEADLINE_S)
         assert not thread.is_alive()
+
+
+class SilentStore(MemoryStore):
+    """A store that is away, and takes six seconds of its own clock to say so.
+
+    Each time it asks how the agent does, which looked at its code server before a beat.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds, self.looks = 0.0, 0
+        self.asked = Counter[str]()
+        self.sentences = set[str]()
+        self.unhealthy: Callable[[], str] = str
+
+    def look(self) -> bool:
+        self.looks += 1
+        return True
+
+    @override
+    def pulse(self, key: GroupKey, node: NodeName | None = None) -> Pulse:
+        looks, until = self.looks, time.monotonic() + 0.2
+        while self.looks < looks + 2 and time.monotonic() < until:
+            time.sleep(0.001)
+        return self._away("pulse")
+
+    @override
+    def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
+        return self._away("leave")
+
+    def _away(self, verb: str) -> NoReturn:
+        self.asked[verb] += 1
+        self.seconds += 6.0
+        self.sentences.add(self.unhealthy())
+        raise StoreUnavailable("The lease store does not answer.")
 
 
 def until(reached: Callable[[], object]) -> None:
@@ -266,6 +314,25 @@ def test_it_is_unhealthy_once_a_loop_turns_no_more(
         until(lambda: "node a has not tried to beat for" in scene.agent.unhealthy())
         resumed.set()
         until(lambda: not scene.agent.unhealthy())
+
+
+def test_a_database_that_is_away_is_no_reason_to_start_it_again_however_many_groups_it_has(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: a round of 30 beats takes three minutes, longer than a turn may; so does leaving."""
+    monkeypatch.setattr(node_agent, "LOOK_S", 0.01)
+    store = SilentStore()
+    further = [GroupKey.parse("default", f"stream-{number}") for number in range(29)]
+    away = Scene(
+        scene.folder, scene.instance, store=store, further=further, clock=lambda: store.seconds
+    )
+    store.unhealthy = away.agent.unhealthy
+    monkeypatch.setattr(away.server, "look", store.look)
+    with away.at_work():
+        until(lambda: store.asked["pulse"] > 2 * 30)
+        assert away.agent.not_ready()
+    assert store.asked["leave"] == 30
+    assert store.sentences == {""}
 
 
 def test_a_successor_of_a_killed_agent_goes_on_under_its_incarnation(scene: Scene) -> None:
