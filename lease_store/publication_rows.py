@@ -219,10 +219,6 @@ class PublicationLag:
         """Return for how long the oldest of it has waited."""
         return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
 
-    def late(self, now: datetime) -> bool:
-        """Return True if the oldest of it has waited for too long: publishing does not work."""
-        return self.seconds(now) > LATE_S
-
     def __str__(self) -> str:
         if self.since is None:
             return "nothing that is committed waits"

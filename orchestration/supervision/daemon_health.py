@@ -7,19 +7,17 @@ goes on once it is back, and what waits for its table is published then.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from functools import cache
 from threading import Thread
 from typing import TYPE_CHECKING, NoReturn
 
 from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.publication_rows import PublicationLag
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.publication_rows import LATE_S, PublicationLag, ShardLag
 from dagster_leasehold.lease_store.rules.liveness import Clock, PlannerWatch, steady_clock
-from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS, health_pages
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
@@ -44,21 +42,20 @@ class DaemonHealth:
         beat: returns a mark that is another one after each beat of the part that ticks sensors.
         lags: returns, for each group of this deployment, what waits for its table.
         clock: monotonic seconds.
-        now: the time at which the age of what waits is counted.
     """
 
     def __init__(
         self,
         beat: Callable[[], str],
-        lags: Callable[[], Mapping[GroupKey, PublicationLag]],
+        lags: Callable[[], Mapping[GroupKey, Sequence[ShardLag]]],
         clock: Clock = steady_clock,
-        now: Callable[[], datetime] = utc_now,
     ) -> None:
-        self._beat, self._lags, self._clock, self._now = beat, lags, clock, now
+        self._beat, self._lags, self._clock = beat, lags, clock
         self._watch = PlannerWatch(clock, 2 * LOOK_S)
         self._first: str | None = None
         self._trouble = "Dagster's daemon has run no sensors yet."
         self._turned_at: dict[str, float] = {}
+        self._waiting: dict[tuple[GroupKey, ShardId], tuple[int, float]] = {}
 
     def turned(self, loop: str) -> None:
         """Take note that one of the two loops, `BEATS` or `SERVER`, has turned."""
@@ -104,10 +101,27 @@ class DaemonHealth:
         except Exception as error:
             # It asks Dagster's storage, too, and whatever ended the looks would end the daemon.
             return _unanswered(error)
-        for key, lag in lags.items():
-            if lag.late(self._now()):
-                return f"The table of {key} is behind: {lag}."
+        late = self._late(lags)
+        for key, waiting in lags.items():
+            if key in late:
+                return f"The table of {key} is behind: {PublicationLag.of(waiting)}."
         return ""
+
+    def _late(self, lags: Mapping[GroupKey, Sequence[ShardLag]]) -> set[GroupKey]:
+        """Return the groups with a batch that waits since a look of `LATE_S` ago, by their numbers.
+
+        The dates of batches are by the clocks of those who committed them. What this daemon knows
+        is that a batch which it saw waiting waits still; a new daemon has seen none.
+        """
+        now, before = self._clock(), self._waiting
+        self._waiting = {}
+        for key, waiting in lags.items():
+            for lag in waiting:
+                end, since = before.get((key, lag.shard), (0, now))
+                if lag.start >= end:
+                    end, since = lag.start + lag.batches, now
+                self._waiting[key, lag.shard] = end, since
+        return {key for (key, _), (_, since) in self._waiting.items() if now - since > LATE_S}
 
 
 def _unanswered(error: Exception) -> str:
@@ -138,10 +152,10 @@ def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
         newest = instance().get_daemon_heartbeats().get(SENSORS)
         return "never" if newest is None else f"{newest.daemon_id} {newest.timestamp}"
 
-    def lags() -> dict[GroupKey, PublicationLag]:
+    def lags() -> dict[GroupKey, list[ShardLag]]:
         store, address = deployment.store(), instance_address(instance())
         return {
-            group.key: PublicationLag.of(store.publication_lag(group.key))
+            group.key: store.publication_lag(group.key)
             for group in store.groups()
             if deployment.own(store.pulse(group.key).nodes, address)
         }

@@ -81,7 +81,7 @@ def test_health_pages_are_asked_for_what_they_tell() -> None:
     for name in ("agent", "daemon"):
         assert by_name[name]["readinessProbe"]["httpGet"]["path"] == READINESS
         assert by_name[name]["livenessProbe"]["httpGet"]["path"] == HEALTH
-    # A backlog of an hour makes a new daemon not ready, and is no reason to end it.
+    # A daemon that has not beaten yet is not ready, and that is no reason to end it.
     assert by_name["daemon"]["startupProbe"]["httpGet"]["path"] == HEALTH
 
 

@@ -6,9 +6,12 @@ import re
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from dagster_leasehold.lease_store.errors import StoreUnavailable
-from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.publication_rows import LATE_S, PublicationLag
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.publication_rows import LATE_S, ShardLag
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.supervision.daemon_health import (
     LOOK_S,
     SERVER,
@@ -18,7 +21,7 @@ from dagster_leasehold.orchestration.supervision.daemon_health import (
 )
 from tests.sources.world import START
 
-KEY = GroupKey.parse("default", "orders")
+KEY, SHARD = GroupKey.parse("default", "orders"), ShardId("0")
 RULES = Path(__file__).parents[4] / "deploy/monitoring/leasehold.rules.yml"
 
 
@@ -29,13 +32,8 @@ class Scene:
         self.seconds, self.beats, self.beating = 0.0, 0, True
         self.storage_error: Exception | None = None
         self.store_error: Exception | None = None
-        self.waiting = PublicationLag.of([])
-        self.health = DaemonHealth(
-            self.beat,
-            self.lags,
-            clock=lambda: self.seconds,
-            now=lambda: START + timedelta(seconds=self.seconds),
-        )
+        self.waiting: list[ShardLag] = []
+        self.health = DaemonHealth(self.beat, self.lags, clock=lambda: self.seconds)
 
     def beat(self) -> str:
         if self.storage_error:
@@ -43,7 +41,7 @@ class Scene:
         self.beats += self.beating
         return str(self.beats)
 
-    def lags(self) -> dict[GroupKey, PublicationLag]:
+    def lags(self) -> dict[GroupKey, list[ShardLag]]:
         if self.store_error:
             raise self.store_error
         return {KEY: self.waiting}
@@ -108,19 +106,47 @@ def test_a_loop_that_does_not_turn_is_a_reason() -> None:
     assert scene.pages == (silent, silent)
 
 
-def test_a_table_that_is_behind_is_not_ready_and_no_reason_to_start_anything_again() -> None:
+@pytest.mark.parametrize("hours", [-1, 0, 1])
+def test_a_table_that_is_behind_is_not_ready_and_no_reason_to_start_anything_again(
+    hours: int,
+) -> None:
+    """Method: the batch is dated by another host, whose clock is an hour apart, or is not."""
     scene = Scene()
     scene.look_for(30.0)
-    scene.waiting = PublicationLag(2, 40, START + timedelta(seconds=scene.seconds), more=False)
-    scene.look_for(LATE_S)
+    date = utc_now() + timedelta(hours=hours)
+    scene.waiting = [ShardLag(SHARD, 1, 2, 40, date)]
+    scene.look_for(LATE_S + LOOK_S)
     assert scene.pages == ("", "")
     scene.look_for(LOOK_S)
-    healthy, not_ready = scene.pages
-    assert healthy == ""
-    assert not_ready == (
+    assert scene.pages == (
+        "",
         "The table of orders/default is behind: 2 committed batches with 40 records wait since "
-        f"{START + timedelta(seconds=30):%Y-%m-%d %H:%M:%S} UTC."
+        f"{date:%Y-%m-%d %H:%M:%S} UTC.",
     )
+    scene.waiting = []
+    scene.look_for(LOOK_S)
+    assert scene.pages == ("", "")
+
+
+def test_a_table_that_follows_is_not_behind_though_something_always_waits() -> None:
+    scene = Scene()
+    scene.look_for(30.0)
+    for number in range(1, 100):
+        scene.waiting = [ShardLag(SHARD, number, 30, 40, START)]
+        scene.look_for(LOOK_S)
+        assert scene.pages == ("", "")
+
+
+def test_a_table_that_follows_too_slowly_is_behind() -> None:
+    """Method: at each look a batch comes, and one is published that came 32 looks before it."""
+    scene = Scene()
+    scene.look_for(30.0)
+    sentences = set[str]()
+    for number in range(1, 100):
+        scene.waiting = [ShardLag(SHARD, number, 32, 40, START)]
+        scene.look_for(LOOK_S)
+        sentences.add(scene.pages[1])
+    assert any("is behind" in each for each in sentences)
 
 
 def test_a_lease_store_that_is_away_is_said_as_it_says_it() -> None:
