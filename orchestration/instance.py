@@ -45,6 +45,7 @@ run_coordinator:
 
 concurrency:
   runs:
+    # Runs of all nodes together; more of them wait in the queue, so raise it with the nodes.
     max_concurrent_runs: {runs_max}
     # These save work; what keeps a shard safe is its lease. Assets that share shard ids also
     # share the first limit.
@@ -53,6 +54,7 @@ concurrency:
         value:
           applyLimitPerUniqueValue: true
         limit: 1
+      # Each run is a process of about half a gibibyte.
       - key: leasehold/node
         value:
           applyLimitPerUniqueValue: true
@@ -61,24 +63,31 @@ concurrency:
       - key: dagster/backfill
         limit: {backfill_max}
 
-# Without threads, one slow tick of one sensor delays all the others.
+# Without threads, one slow tick of one sensor delays all the others; so only four at once do.
 sensors:
   use_threads: true
   num_workers: 4
 
 run_monitoring:
   enabled: true
+  # How late the two limits below may be noticed: each look asks for all runs that are not over.
   poll_interval_seconds: 15
+  # A run begins within seconds, on a busy host within a minute. One that does not fails, and its
+  # shards are launched again.
   start_timeout_seconds: 180
+  # A run that is terminated ends at once, in the middle of a batch. One that does not hangs.
   cancel_timeout_seconds: 60
 
 retention:
+  # Most ticks are skipped, thousands a day for each stream: of these a day is kept, and of those
+  # that did something a week, for whoever looks back.
   sensor:
     purge_after_days:
       skipped: 1
       started: 7
       failure: 7
       success: 7
+  # As for sensors.
   schedule:
     purge_after_days: 7
 

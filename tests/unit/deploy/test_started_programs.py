@@ -22,14 +22,16 @@ FILES = [
     path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and "monitoring" not in path.parts
 ]
 WEIGHED = re.compile(
-    r"\s*(- )?(\w*(Sec|Max|NOFILE|Policy|Mode)=|Type=oneshot|Restart=)"
-    r"|\s*(stop_grace_period|mem_limit|interval|timeout|retries|start_period|restart|ports|test"
-    r"|replicas|minReadySeconds|maxUnavailable|terminationGracePeriodSeconds|resources"
-    r"|startupProbe|livenessProbe|readinessProbe|backoffLimit):"
+    r"\w*(Sec|Max|NOFILE|Policy|Mode)=|Type=oneshot|Restart=|StateDirectory="
+    r"|(stop_grace_period|mem_limit|(start_)?interval|timeout|retries|start_period|restart|ports"
+    r"|test|replicas|minReadySeconds|maxUnavailable|terminationGracePeriodSeconds|resources"
+    r"|startupProbe|livenessProbe|readinessProbe|backoffLimit|\w+Seconds|failureThreshold|storage"
+    r"|emptyDir|limit|\w+_(seconds|workers|days|runs|retries|limit_s)|skipped|started|failure"
+    r"|success):"
 )
 """Keys whose values somebody weighed."""
-COMMENT_ABOVE = 4
-"""A comment stands at most so many lines above its value."""
+INHERITED = 2
+"""A comment above a key holds for what is below the key, so many levels deep."""
 PASSWORD = re.compile(r"""(?ix)
     \w*(password|secret|token|credential)\w* \s* [:=] \s* ["']? (?!\s|$|\{|"|'|\$|\?|false$)\S
     | ://[^/\s:]+:(?!\$\{)[^@\s]+@
@@ -137,16 +139,39 @@ def test_the_settings_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def unexplained(text: str) -> list[str]:
-    """Return the numbers and words to weigh that have no comment: beside them or just above."""
+    """Return the numbers and words to weigh that have no comment of their own."""
     lines = text.splitlines()
-    missing: list[str] = []
-    for number, line in enumerate(lines):
-        if not WEIGHED.match(line):
-            continue
-        above = lines[max(0, number - COMMENT_ABOVE) : number]
-        if " # " not in line and not any(each.lstrip().startswith("#") for each in above):
-            missing.append(line.strip())
-    return missing
+    weighed = (number for number, line in enumerate(lines) if WEIGHED.match(_key(line)))
+    return [lines[number].strip() for number in weighed if not explained(lines, number)]
+
+
+def explained(lines: list[str], number: int, levels: int = INHERITED) -> bool:
+    """Return True if a line has a comment: in it, just above it, or just above what it is in.
+
+    Values to weigh that follow each other may share one.
+    """
+    if " # " in lines[number]:
+        return True
+    depth, shared = _depth(lines[number]), True
+    for above in reversed(range(number)):
+        line = lines[above]
+        if not line:
+            return False
+        if _depth(line) < depth:
+            return levels > 0 and explained(lines, above, levels - 1)
+        if shared and _depth(line) == depth:
+            if line.lstrip().startswith("#"):
+                return True
+            shared = WEIGHED.match(_key(line)) is not None
+    return False
+
+
+def _key(line: str) -> str:
+    return line.lstrip().removeprefix("- ")
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
@@ -154,6 +179,18 @@ def test_what_nobody_could_guess_is_explained(file: Path) -> None:
     assert unexplained(file.read_text("utf-8")) == []
 
 
-def test_a_number_without_a_reason_would_be_found() -> None:
-    assert unexplained("[Service]\nMemoryMax=8G\n") == ["MemoryMax=8G"]
-    assert unexplained("# All runs of it.\nMemoryMax=8G\n") == []
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("[Service]\nMemoryMax=8G", ["MemoryMax=8G"]),
+        ("# All runs of it.\nMemoryMax=8G", []),
+        ("# Of another.\n\nMemoryMax=8G", ["MemoryMax=8G"]),
+        ("# Of another.\nType=exec\nMemoryMax=8G", ["MemoryMax=8G"]),
+        ("# Both.\nRestart=always\nRestartSec=5s", []),
+        ("a:\n  # Of b.\n  b: 1\n  replicas: 2", ["replicas: 2"]),
+        ("# All of it.\nretention:\n  sensor:\n    skipped: 1", []),
+        ("# All of it.\na:\n  b:\n    c:\n      skipped: 1", ["skipped: 1"]),
+    ],
+)
+def test_a_number_without_a_reason_would_be_found(text: str, missing: list[str]) -> None:
+    assert unexplained(text) == missing
