@@ -32,6 +32,7 @@ from dagster_leasehold.assets.spark.spark_settings import (
     TOKEN_VARIABLE,
     is_remote,
 )
+from dagster_leasehold.assets.spark.spark_versions import version_here
 from dagster_leasehold.lease_store.errors import LeaseholdError
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ REFUSALS = {
     "authority's as spark.certificate",
     SESSION_CLOSED: "has closed the session, and takes its id no more: leave session_id out of the "
     "address in the setting spark",
+    "stopped SparkContext": "took no application: nobody serves there, or another version of Spark "
+    "than {here}, which the nodes have; a cluster needs the same. Its master's log says which",
     "WRONG_VERSION_NUMBER": "does not speak TLS: leave spark.tls out, and the token as well, which "
     "travels over TLS alone",
 }
@@ -180,7 +183,7 @@ def _refusal(error: Exception) -> str:
     text = str(error)
     for mark, refusal in REFUSALS.items():
         if mark in text:
-            return refusal
+            return refusal.format(here=version_here())
     details = getattr(error, "details", None)
     text = str(details()) if callable(details) else text
     first = next(iter(text.strip().splitlines()), type(error).__name__)

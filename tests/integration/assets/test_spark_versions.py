@@ -9,15 +9,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import TOKEN_VARIABLE, ConnectServer
+from dagster_leasehold.assets.spark.spark_session import spark_environment
 from dagster_leasehold.assets.spark.spark_versions import refusal
 from tests.conftest import SERVER_VARIABLE
 from tests.integration.assets.runs import PROJECT
 from tests.own_environments import PackagesMissing, own_packages
+from tests.spark_clusters import standalone_cluster
 from tests.spark_iceberg import without_spark_connect
 
 pytestmark = [pytest.mark.release, pytest.mark.spark, pytest.mark.timeout(1800)]
@@ -25,6 +28,15 @@ VERSIONS = ["4.0.0", "4.1.4", "4.2.1", "4.3.0"]
 TESTS = "tests/integration/assets/test_sweep_connect.py"
 JOBS = "test_case or test_a_lost_lease_interrupts_the_job"
 """The tests of a session, wherever its server is; others end the embedded server."""
+DRIVER = """
+import sys
+from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.spark.spark_resource import SparkResource
+try:
+    SparkResource(mode=sys.argv[1], folder=sys.argv[2]).spark_session
+except SparkUnavailable as error:
+    print(error)
+"""
 START = """
 import sys
 from pathlib import Path
@@ -90,6 +102,19 @@ def test_a_server_of_another_release(
     )
     assert (code == 0) == (sentence is None), output[-6000:]
     assert sentence is None or sentence in output
+
+
+@pytest.mark.parametrize(("cluster", "here"), [("4.2.1", "4.3.0"), ("4.3.0", "4.2.1")])
+def test_a_cluster_of_another_release_is_refused(tmp_path: Path, cluster: str, here: str) -> None:
+    """Method: a master of one version is given the driver of another."""
+    theirs = spark_environment(tmp_path, environment(cluster))
+    program = Path(theirs["PYTHONPATH"].split(os.pathsep)[0]) / "pyspark/bin/spark-class"
+    with standalone_cluster(tmp_path, theirs, program, 1) as master:
+        ours = environment(here) | {"SPARK_LOCAL_IP": "127.0.0.1"}
+        code, output = python("-c", DRIVER, master, str(tmp_path / "driver"), variables=ours)
+    assert code == 0, output[-6000:]
+    assert f"Spark ({master}) took no application" in output
+    assert f"another version of Spark than {here}, which the nodes have" in output
 
 
 @pytest.mark.parametrize("version", VERSIONS)

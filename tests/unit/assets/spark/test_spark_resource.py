@@ -9,8 +9,10 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark import spark_resource
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_versions import version_here
 
 
 def set_up(resource: SparkResource) -> None:
@@ -51,3 +53,28 @@ def test_a_spark_of_this_process_needs_no_client(
     monkeypatch.setattr(spark_resource, "Thread", lambda **named: started.append(named["name"]))
     set_up(SparkResource(mode="classic", folder=str(tmp_path)))
     assert started == []
+
+
+def test_a_master_that_takes_no_application_is_told_with_the_version_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused:
+        def __init__(self, **_: object) -> None: ...
+
+        @property
+        def spark_session(self) -> Any:
+            raise RuntimeError(
+                "An error occurred while calling None.org.apache.spark.sql.classic.SparkSession.\n"
+                ": java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."
+            )
+
+    monkeypatch.setattr("dagster_pyspark.LazyPySparkResource", Refused)
+    monkeypatch.setattr(spark_resource, "builder_conf", lambda *_: dict[str, str]())
+    resource = SparkResource(mode="spark://master:7077", folder=str(tmp_path))
+    with pytest.raises(SparkUnavailable) as refused:
+        _ = resource.spark_session
+    assert str(refused.value) == (
+        "Spark (spark://master:7077) took no application: nobody serves there, or another version "
+        f"of Spark than {version_here()}, which the nodes have; a cluster needs the same. Its "
+        "master's log says which."
+    )
