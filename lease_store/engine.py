@@ -183,7 +183,7 @@ def _prepare_session(cursor: Any, *, encrypted: bool, in_use_s: int) -> None:
         "wait_timeout = %s",
         (SQL_MODE, LOCK_WAIT_S, in_use_s),
     )
-    _assert_session(cursor)
+    _assert_session(cursor, in_use_s)
     if encrypted:
         cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
         row = cursor.fetchone()
@@ -194,18 +194,19 @@ def _prepare_session(cursor: Any, *, encrypted: bool, in_use_s: int) -> None:
             )
 
 
-def _assert_session(cursor: Any) -> None:
+def _assert_session(cursor: Any, in_use_s: int) -> None:
     """Read back what was set.
 
     Raises:
         StoreError: something between us and the server changed it.
     """
-    cursor.execute("SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout")
-    time_zone, sql_mode, lock_wait = cursor.fetchone()
+    cursor.execute("SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
+    time_zone, sql_mode, lock_wait, idle = cursor.fetchone()
     settings = {
-        "transaction isolation": (_isolation(cursor), "READ-COMMITTED"),
+        "transaction isolation": (isolation(cursor), "READ-COMMITTED"),
         "time_zone": (time_zone, "+00:00"),
         "innodb_lock_wait_timeout": (int(lock_wait), LOCK_WAIT_S),
+        "wait_timeout": (int(idle), in_use_s),
         "strict sql_mode": ("STRICT_ALL_TABLES" in sql_mode.split(","), True),
     }
     for name, (value, wanted) in settings.items():
@@ -222,7 +223,8 @@ def _read_only(cursor: Any) -> bool:
     return str(cursor.fetchone()[0]).upper() not in ("0", "OFF", "NONE")
 
 
-def _isolation(cursor: Any) -> str:
+def isolation(cursor: Any) -> str:
+    """Return the isolation level of a session, as its server writes it: `READ-COMMITTED`."""
     try:
         cursor.execute("SELECT @@transaction_isolation")
     except Exception as error:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
-from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.engine import open_engine, parse_url, sqlite_path
-from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store import engine, open_store
+from dagster_leasehold.lease_store.engine import (
+    LOCK_WAIT_S,
+    SQL_MODE,
+    open_engine,
+    parse_url,
+    sqlite_path,
+)
+from dagster_leasehold.lease_store.errors import InvalidSetting, StoreError
 
 
 @pytest.mark.parametrize(
@@ -64,3 +71,41 @@ def test_the_file_of_a_store() -> None:
 def test_engines_hide_values_and_cannot_load_files(tmp_path: Path) -> None:
     for url in (f"sqlite:///{tmp_path}/l.db", "mysql://u:p@localhost/d"):
         assert open_engine(parse_url(url)).hide_parameters
+
+
+class Session:
+    """A cursor of a session that a proxy has changed: each variable has its name's value."""
+
+    def __init__(self, **changed: object) -> None:
+        self.values: dict[str, object] = {
+            "time_zone": "+00:00",
+            "sql_mode": SQL_MODE,
+            "innodb_lock_wait_timeout": LOCK_WAIT_S,
+            "wait_timeout": 5,
+            "transaction_isolation": "READ-COMMITTED",
+            **changed,
+        }
+        self.row: tuple[object, ...] = ()
+
+    def execute(self, statement: str, _values: object = None) -> None:
+        names = re.findall(r"@@(\w+)", statement)
+        self.row = tuple(self.values[name] for name in names)
+
+    def fetchone(self) -> tuple[object, ...]:
+        return self.row
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("time_zone", "SYSTEM"),
+        ("sql_mode", "ANSI_QUOTES"),
+        ("innodb_lock_wait_timeout", 50),
+        ("wait_timeout", 28_800),
+        ("transaction_isolation", "REPEATABLE-READ"),
+    ],
+)
+def test_a_session_that_does_not_have_what_was_set_is_refused(name: str, value: object) -> None:
+    engine._prepare_session(Session(), encrypted=False, in_use_s=5)
+    with pytest.raises(StoreError, match=f"{name}|isolation"):
+        engine._prepare_session(Session(**{name: value}), encrypted=False, in_use_s=5)
