@@ -1,19 +1,19 @@
-"""A look at the lease store's database from this host: version, schema, rights and clock.
-
-Isolation, time-outs and TLS are read back by every connection: one that is open has them.
-"""
+"""A look at the lease store's database from this host: session, schema, rights and clock."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pydantic import SecretStr
-from sqlalchemy import Executable, Table, false, select
+from sqlalchemy import Connection, Executable, Table, false, select, text
 from sqlalchemy.exc import DBAPIError
 
 from dagster_leasehold.lease_store import schema, tables
 from dagster_leasehold.lease_store.columns import server_time
+from dagster_leasehold.lease_store.database_transport import transport
+from dagster_leasehold.lease_store.engine import isolation, parse_url
 from dagster_leasehold.lease_store.open import open_transactions
 from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.lease_store.transactions import Transaction
@@ -23,19 +23,41 @@ PRUNED = ("lease_journal", "batch", "outbox", "gap", "table_change")
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseSession:
+    """A session with a server, as the server itself describes it.
+
+    Attributes:
+        isolation: of its transactions.
+        lock_wait_s: its `innodb_lock_wait_timeout`.
+        idle_s: its `wait_timeout`, after which the server ends it where it is silent.
+        cipher: of TLS; empty where there is none.
+        verified: the URL has the server's certificate verified; some drivers take TLS without it.
+    """
+
+    isolation: str
+    lock_wait_s: int
+    idle_s: int
+    cipher: str
+    verified: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseReport:
     """The database as this host reaches it.
 
     Attributes:
         server: its kind and version.
+        session: the one that looked; None for a file.
         schema: of its lease tables.
-        refused: what this account may not do, such as `DELETE on batch`.
+        refused: what this account may not do, such as `DELETE on batch`; None where nobody asked,
+            since it is a file, or has the schema of another release.
         now: the database's own clock, which decides nothing.
     """
 
     server: str
+    session: DatabaseSession | None
     schema: StoredSchema
-    refused: tuple[str, ...]
+    refused: tuple[str, ...] | None
     now: datetime
 
 
@@ -46,24 +68,40 @@ def database_report(url: SecretStr) -> DatabaseReport:
         InvalidSetting: the URL is not of a supported database, or says nothing about TLS.
         StoreError: it does not answer, or its sessions are not safe for leases.
     """
-    return open_transactions(url).read("report", _look)
+    transactions = open_transactions(url)
+    try:
+        return transactions.read("report", lambda transaction: _look(transaction, url))
+    finally:
+        transactions.engine.dispose()
 
 
-def _look(transaction: Transaction) -> DatabaseReport:
+def _look(transaction: Transaction, url: SecretStr) -> DatabaseReport:
     connection = transaction.connection
     dialect = connection.dialect
     maria = getattr(dialect, "is_mariadb", False)
     kind = "MariaDB" if maria else {"mysql": "MySQL", "sqlite": "SQLite"}[dialect.name]
     version = ".".join(str(part) for part in dialect.server_version_info or ())
     stored = schema.stored(connection)
+    server = dialect.name != "sqlite"
     # Rights are checked before a statement looks for rows, of which none is meant here. A file has
     # one owner, and whoever cannot write it is told so at the first write.
-    refused: list[str] = []
-    if stored.revision == HEAD and dialect.name != "sqlite":
-        for table in tables.metadata.sorted_tables:
-            refused += _refused(transaction, table)
+    refused: tuple[str, ...] | None = None
+    if server and stored.revision == HEAD:
+        each = tables.metadata.sorted_tables
+        refused = tuple(right for table in each for right in _refused(transaction, table))
     now: datetime = transaction.value(select(server_time()))
-    return DatabaseReport(f"{kind} {version}", stored, tuple(refused), now.replace(tzinfo=UTC))
+    session = _session(connection, url) if server else None
+    return DatabaseReport(f"{kind} {version}", session, stored, refused, now.replace(tzinfo=UTC))
+
+
+def _session(connection: Connection, url: SecretStr) -> DatabaseSession:
+    limits = text("SELECT @@innodb_lock_wait_timeout, @@wait_timeout")
+    lock_wait_s, idle_s = connection.execute(limits).one()
+    _, cipher = connection.execute(text("SHOW SESSION STATUS LIKE 'Ssl_cipher'")).one()
+    with closing(connection.connection.cursor()) as cursor:
+        level = isolation(cursor).replace("-", " ")
+    _, arguments = transport(parse_url(url.get_secret_value()))
+    return DatabaseSession(level, lock_wait_s, idle_s, cipher, "ssl" in arguments)
 
 
 def _refused(transaction: Transaction, table: Table) -> list[str]:

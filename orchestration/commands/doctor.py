@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import datetime
-from enum import StrEnum
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration import presentation
+from dagster_leasehold.orchestration.commands.findings import Check, Finding, Health, findings_of
 from dagster_leasehold.orchestration.commands.options import Home, Json
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import listed
@@ -25,35 +26,15 @@ from dagster_leasehold.orchestration.supervision import preflight
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
+    from dagster_leasehold.assets.places.place import OutputPlace
+
 CLOCK_APART_S = 5.0
 ENTRIES_READ = 1_000
 SHARDS_LOOKED_AT = 1
 
 
-class Health(StrEnum):
-    """The health of one part."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The finding of one check.
-
-    Attributes:
-        part: of the deployment.
-        health: of the part.
-        text: what was seen; where it is not well, what to do about it.
-    """
-
-    part: str
-    health: Health
-    text: str
-
-
-Check = Callable[[], Iterator[Finding]]
+OF_THE_STORE = ("clock", "catalog", "nodes")
+"""The checks that use the lease store, which the embedded default upgrades at its first use."""
 
 
 def doctor(
@@ -70,8 +51,9 @@ def doctor(
     with what to do where it is not well. Exits with 1 if a check failed.
     """
     target = Target.at(home)
-    checks = {
-        "database": lambda: database(target),
+    findings = findings_of("database", lambda: database(target))
+    usable = any(each.part == "schema" and each.health is Health.OK for each in findings)
+    checks: dict[str, Check] = {
         "clock": lambda: clocks(target, utc_now),
         "output": lambda: output(target),
         "catalog": lambda: catalog(target),
@@ -80,7 +62,9 @@ def doctor(
         "dagster": lambda: dagster(target, time.time),
         "nodes": lambda: nodes(target),
     }
-    findings = [each for part, check in checks.items() for each in findings_of(part, check)]
+    for part, check in checks.items():
+        looked_at = usable or part not in OF_THE_STORE
+        findings += findings_of(part, check) if looked_at else [not_looked_at(part)]
     failed = any(each.health is Health.FAILED for each in findings)
     if as_json:
         presentation.show_json({"healthy": not failed, "findings": findings})
@@ -91,25 +75,27 @@ def doctor(
         raise typer.Exit(1)
 
 
-def findings_of(part: str, check: Check) -> list[Finding]:
-    """Return the findings of a check; an error is one, and ends that check alone."""
-    findings: list[Finding] = []
-    try:
-        findings += check()
-    except Exception as error:
-        findings.append(Finding(part, Health.FAILED, sentence_of(error)))
-    return findings
+def not_looked_at(part: str) -> Finding:
+    """Return the finding of a check that was left out, since it could have changed the store."""
+    text = "not looked at: mend the lease store first, as its database or schema says."
+    return Finding(part, Health.WARNING, text)
 
 
 def database(target: Target) -> Iterator[Finding]:
-    """Yield version, schema, rights and transport of the lease store's database."""
+    """Yield session, schema and rights in the lease store's database."""
     from dagster_leasehold.lease_store.database_report import database_report
 
     target.store.close()
     report = database_report(target.settings.store_url)
-    session = "" if report.server.startswith("SQLite") else ", READ COMMITTED, with time-outs"
-    tls = ", TLS" if "ssl_ca" in target.settings.store_url.get_secret_value() else ""
-    yield Finding("database", Health.OK, f"{report.server}{session}{tls}.")
+    text = report.server
+    if (session := report.session) is not None:
+        unverified = "" if session.verified else " of a server that is not verified"
+        tls = f"TLS with {session.cipher}{unverified}" if session.cipher else "no TLS"
+        text += (
+            f", {session.isolation}, innodb_lock_wait_timeout {session.lock_wait_s} s, "
+            f"wait_timeout {session.idle_s} s, {tls}"
+        )
+    yield Finding("database", Health.OK, f"{text}.")
     try:
         report.schema.check("this deployment")
     except StoreError as error:
@@ -119,6 +105,9 @@ def database(target: Target) -> Iterator[Finding]:
     if report.refused:
         refused = f"the account may not do this: {listed(report.refused)}. Grant it."
         yield Finding("privileges", Health.FAILED, refused)
+    elif report.refused is not None:
+        text = "the account may read and write all tables, and delete old history."
+        yield Finding("privileges", Health.OK, text)
 
 
 def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
@@ -149,16 +138,14 @@ def output(target: Target) -> Iterator[Finding]:
     root, content = settings.output_root, uuid.uuid4().bytes
     if root.is_local:
         preflight.require_room(settings.home, preflight.HOME_BYTES)
-    file = root / f"doctor-{content.hex()}"
     began_s = time.monotonic()
     try:
-        root.make_folder(exist_ok=True)
-        file.put(content)
-        root.sync_folder()
-        same = file.content() == content
-        file.remove()
+        same = _comes_back(root, content)
     except OSError as error:
-        text = f"{root} takes no file ({sentence_of(error)}): name another place, or mend this one."
+        text = (
+            f"{root} does not take a file, give it back and let it go ({sentence_of(error)}): name "
+            "another place, or mend this one."
+        )
         yield Finding("output", Health.FAILED, text)
         return
     took_ms = (time.monotonic() - began_s) * 1000
@@ -168,6 +155,23 @@ def output(target: Target) -> Iterator[Finding]:
         return
     text = f"{root} takes a file and gives it back in {took_ms:.0f} ms."
     yield Finding("output", Health.OK, text)
+
+
+def _comes_back(root: OutputPlace, content: bytes) -> bool:
+    """Return True if a file is given back as it was written; neither it nor a folder stays."""
+    folder = Path(str(root))
+    missing = [each for each in (folder, *folder.parents) if root.is_local and not each.exists()]
+    file = root / f"doctor-{content.hex()}"
+    try:
+        root.make_folder(exist_ok=True)
+        file.put(content)
+        root.sync_folder()
+        return file.content() == content
+    finally:
+        file.remove(missing_ok=True)
+        with suppress(OSError):  # a run has begun to write there meanwhile
+            for each in missing:
+                each.rmdir()
 
 
 def catalog(target: Target) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store import database_report, open_store
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.orchestration.command_line import main
 from tests.conformance.test_retention import consumed, merge, prune_all
 from tests.conformance.world import World
 from tests.database_server import DatabaseServer
@@ -132,6 +133,31 @@ def test_the_doctor_names_each_right_that_is_missing(server: DatabaseServer, dat
     assert report.refused == ("DELETE on gap",)
     assert report.server.startswith(("MariaDB 1", "MySQL 8", "MySQL 9"))
     assert abs(report.now - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_the_doctors_line_says_if_the_account_has_its_rights(
+    server: DatabaseServer,
+    database: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def line() -> str:
+        main(["doctor", "--home", str(tmp_path)])
+        [line] = [each for each in capsys.readouterr().out.splitlines() if " privileges: " in each]
+        return line
+
+    url = f"mysql+pymysql://node:{server.password}@127.0.0.1:{server.port}/{database}"
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL", url)
+    assert line().startswith("ok ")
+    revoked = f"DELETE ON `{database}`.`batch`"
+    server.execute(f"REVOKE {revoked} FROM 'node'@'127.0.0.1'")
+    try:
+        assert line() == (
+            "failed   privileges: the account may not do this: DELETE on batch. Grant it."
+        )
+    finally:
+        server.execute(f"GRANT {revoked} TO 'node'@'127.0.0.1'")
 
 
 def test_a_node_without_that_grant_says_so_once(server: DatabaseServer, database: str) -> None:

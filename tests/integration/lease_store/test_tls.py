@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Generator
@@ -13,6 +14,7 @@ from sqlalchemy import text
 
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.orchestration.command_line import main
 from tests import mariadb as mariadb_server
 from tests import mysql as mysql_server
 from tests.database_server import DatabaseServer
@@ -97,6 +99,23 @@ def test_a_verified_connection_is_encrypted(
         cipher = connection.execute(text("SHOW SESSION STATUS LIKE 'Ssl_cipher'")).one()
     assert cipher[1]
     store.close()
+
+
+def test_the_doctor_names_the_cipher(
+    encrypted: DatabaseServer,
+    certificates: dict[str, Certificates],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url = encrypted.create_database("leases")
+    authority = certificates["right"].authority
+    for option, tls in ((f"ssl_ca={authority}", True), ("ssl_mode=disabled", False)):
+        monkeypatch.setenv("LEASEHOLD_DATABASE_URL", f"{url}?{option}")
+        main(["doctor", "--home", str(tmp_path)])
+        line = capsys.readouterr().out.splitlines()[0]
+        assert line.endswith(", no TLS.") is not tls
+        assert bool(re.search(r", TLS with TLS_\w+\.$", line)) is tls
 
 
 def test_another_authority_is_refused(

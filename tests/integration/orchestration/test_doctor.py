@@ -1,18 +1,58 @@
-"""`leasehold doctor --spark`: what a real worker of Spark has."""
+"""`leasehold doctor` on real servers, and what a real worker of Spark has."""
 
 from __future__ import annotations
 
 import platform
+import re
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_leasehold.lease_store.engine import IDLE_TRANSACTION_S, LOCK_WAIT_S
 from dagster_leasehold.orchestration.commands.doctor import worker_versions
+from dagster_leasehold.orchestration.supervision import preflight
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+from tests.unit.orchestration.test_doctor import examined
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+@pytest.mark.parametrize(
+    ("server", "kind"),
+    [
+        pytest.param("mariadb", "MariaDB", marks=pytest.mark.mariadb),
+        pytest.param("mysql", "MySQL", marks=pytest.mark.mysql),
+    ],
+)
+def test_a_home_on_a_server_is_well(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    server: str,
+    kind: str,
+) -> None:
+    url = str(request.getfixturevalue(f"{server}_url"))
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL", url)
+    monkeypatch.setattr(preflight, "check_spark", lambda _: None)
+    home = ConsumedHome(tmp_path, database_url=url)
+    home.append(3)
+    home.consume("run-1")
+    home.store.close()
+    code, parts = examined(home, capsys)
+    assert (code, parts[f"nodes of {KEY}"]["health"]) == (0, "ok")
+    # Some releases of the driver take TLS from a server that offers it, and verify nothing.
+    assert re.fullmatch(
+        rf"{kind} [\d.]+, READ COMMITTED, innodb_lock_wait_timeout {LOCK_WAIT_S} s, "
+        rf"wait_timeout {IDLE_TRANSACTION_S} s, "
+        r"(no TLS|TLS with TLS_\w+ of a server that is not verified)\.",
+        parts["database"]["text"],
+    )
+    assert parts["privileges"]["health"] == "ok"
 
 
+@pytest.mark.spark
+@pytest.mark.long
 def test_a_worker_tells_its_python_and_its_packages(connect_session: Any) -> None:
     here = [version(name) for name in ("pyspark", "pyarrow")]
     assert worker_versions(connect_session) == [platform.python_version(), *here]

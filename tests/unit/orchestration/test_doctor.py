@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +15,21 @@ import dagster as dg
 import pytest
 from dagster._daemon.types import DaemonHeartbeat
 
-from dagster_leasehold.lease_store import database_report
-from dagster_leasehold.lease_store.release import HEAD, StoredSchema
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table import group_table
+from dagster_leasehold.assets.places.local_place import LocalPlace
+from dagster_leasehold.lease_store import database_report, open_store
+from dagster_leasehold.lease_store.engine import open_engine, parse_url
+from dagster_leasehold.lease_store.group_rows import Node
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.release import HEAD, REVISIONS, StoredSchema
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.commands.doctor import Health, findings_of
+from dagster_leasehold.orchestration.commands.doctor import Health, clocks, findings_of
+from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
+from tests import object_store
+from tests.integration.lease_store.test_upgrade_with_rows import upgrade_to
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 
@@ -105,6 +116,96 @@ def test_a_schema_of_another_release_says_what_to_do(
     _, parts = examined(home, capsys)
     assert parts["schema"]["health"] == "failed"
     assert "leasehold db upgrade" in parts["schema"]["text"]
+
+
+def test_a_file_of_an_older_schema_stays_as_it_is(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: who looks before an upgrade upgrades nothing; the embedded default does at its use."""
+    without_store(home)
+    url = f"sqlite:///{home.settings.home / 'leases.db'}"
+    engine = open_engine(parse_url(url))
+    upgrade_to(engine, REVISIONS[-2])
+    engine.dispose()
+    code, parts = examined(home, capsys)
+    store = open_store(url)
+    assert store.schema_revision() == REVISIONS[-2]
+    store.close()
+    assert (code, parts["schema"]["health"]) == (1, "failed")
+    for part in ("clock", "catalog", "nodes"):
+        assert parts[part]["health"] == "warning"
+        assert parts[part]["text"].startswith("not looked at: ")
+
+
+def test_a_look_leaves_no_folder_behind(home: ConsumedHome) -> None:
+    home.settings.output_root.remove_folder()
+    main(["doctor", "--home", str(home.settings.home)])
+    assert not Path(str(home.settings.output_root)).exists()
+
+
+def test_a_file_that_cannot_be_read_back_is_removed(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(_: LocalPlace) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(LocalPlace, "content", refused)
+    _, parts = examined(home, capsys)
+    assert parts["output"]["health"] == "failed"
+    assert "Permission denied" in parts["output"]["text"]
+    assert list(home.output.parent.parent.glob("doctor-*")) == []
+
+
+def test_output_that_gives_other_bytes_back_is_refused(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalPlace, "content", lambda _: b"")
+    _, parts = examined(home, capsys)
+    assert parts["output"]["health"] == "failed"
+    assert list(home.output.parent.parent.glob("doctor-*")) == []
+
+
+def test_output_in_an_object_store_is_tried(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in object_store.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    bucket = object_store.new_bucket()
+    monkeypatch.setenv("LEASEHOLD_OUTPUT", f"s3://{bucket}/leasehold")
+    _, parts = examined(home, capsys)
+    assert parts["output"]["health"] == "ok"
+    assert parts["output"]["text"].startswith(f"s3://{bucket}/leasehold takes a file")
+    assert [key for key in object_store.keys(bucket) if "doctor" in key] == []
+
+
+def test_a_catalog_that_is_not_reached_is_named(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise TableUnavailable("Catalog lake does not answer.")
+
+    monkeypatch.setattr(group_table, "find_table", away)
+    code, parts = examined(home, capsys)
+    assert (code, parts["catalog"]["health"]) == (1, "failed")
+    assert parts["catalog"]["text"] == "Catalog lake does not answer."
+
+
+def test_clocks_that_are_apart_are_a_warning(home: ConsumedHome) -> None:
+    target = Target.at(home.settings.home)
+    [finding] = clocks(target, lambda: utc_now() + timedelta(hours=1))
+    assert finding.health is Health.WARNING
+    assert "3600 s apart" in finding.text
+
+
+def test_a_journal_whose_times_jump_back_is_a_warning(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    behind = open_store(home.settings.store_url, clock=lambda: utc_now() - timedelta(minutes=10))
+    behind.register(KEY, Node(NodeName("b"), 0, "b-1"), observer="test")
+    behind.close()
+    code, parts = examined(home, capsys)
+    assert (code, parts["clock"]["health"]) == (0, "warning")
+    assert "go back by 600 s" in parts["clock"]["text"]
 
 
 def test_an_error_ends_its_own_check_alone() -> None:

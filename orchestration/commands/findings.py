@@ -1,0 +1,45 @@
+"""The findings of `leasehold doctor`: the health of a part, and what to do where it is not well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+
+
+class Health(StrEnum):
+    """The health of one part."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The finding of one check.
+
+    Attributes:
+        part: of the deployment.
+        health: of the part.
+        text: what was seen; where it is not well, what to do about it.
+    """
+
+    part: str
+    health: Health
+    text: str
+
+
+Check = Callable[[], Iterator[Finding]]
+
+
+def findings_of(part: str, check: Check) -> list[Finding]:
+    """Return the findings of a check; an error is one, and ends that check alone."""
+    findings: list[Finding] = []
+    try:
+        findings += check()
+    except Exception as error:
+        findings.append(Finding(part, Health.FAILED, sentence_of(error)))
+    return findings
