@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration import presentation
+from dagster_leasehold.orchestration.commands.dagster_check import dagster
 from dagster_leasehold.orchestration.commands.findings import Check, Finding, Health, findings_of
 from dagster_leasehold.orchestration.commands.options import Home, Json
 from dagster_leasehold.orchestration.commands.target import Target
@@ -24,8 +26,6 @@ from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.supervision import preflight
 
 if TYPE_CHECKING:
-    from dagster import DagsterInstance
-
     from dagster_leasehold.assets.places.place import OutputPlace
 
 CLOCK_APART_S = 5.0
@@ -51,6 +51,7 @@ def doctor(
     with what to do where it is not well. Exits with 1 if a check failed.
     """
     target = Target.at(home)
+    environment = dict(os.environ)
     findings = findings_of("database", lambda: database(target))
     usable = any(each.part == "schema" and each.health is Health.OK for each in findings)
     checks: dict[str, Check] = {
@@ -59,7 +60,7 @@ def doctor(
         "catalog": lambda: catalog(target),
         "spark": lambda: spark_runtime(target, started=spark),
         "source": lambda: sources(target),
-        "dagster": lambda: dagster(target, time.time),
+        "dagster": lambda: dagster(target, time.time, environment, with_nodes=usable),
         "nodes": lambda: nodes(target),
     }
     for part, check in checks.items():
@@ -271,42 +272,6 @@ def sources(target: Target) -> Iterator[Finding]:
 
     for name in target.streams.names:
         yield from findings_of(f"source of {name}", lambda name=name: one(name))
-
-
-def dagster(target: Target, now: Callable[[], float]) -> Iterator[Finding]:
-    """Yield the state of Dagster's daemon, of our sensors, and of the launcher."""
-    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
-
-    if not (target.settings.dagster_home / "dagster.yaml").exists():
-        text = f"there is no instance in {target.settings.dagster_home}: `leasehold up` makes one."
-        yield Finding("dagster", Health.WARNING, text)
-        return
-    with opened_instance(target.settings) as instance:
-        yield _daemon(instance, now())
-        launcher = type(instance.run_launcher).__name__
-        fits = not target.settings.agents or launcher == "NodeRunLauncher"
-        text = (
-            f"{launcher}." if fits else f"{launcher} sends no run to an agent: see operations.md."
-        )
-        yield Finding("launcher", Health.OK if fits else Health.FAILED, text)
-        states = instance.all_instigator_state()
-        off = sorted(each.instigator_name for each in states if each.status.value == "STOPPED")
-        text = f"switched off: {listed(off)}. Switch on what should run." if off else "none is off."
-        yield Finding("sensors", Health.WARNING if off else Health.OK, text)
-
-
-def _daemon(instance: DagsterInstance, now_s: float) -> Finding:
-    beats = instance.get_daemon_heartbeats()
-    beat = beats.get("SENSOR")
-    if beat is None:
-        text = "it has never run the sensors here: start it."
-        return Finding("daemon", Health.FAILED, text)
-    age_s = now_s - beat.timestamp
-    tolerance_s = 300.0
-    if age_s > tolerance_s:
-        text = f"it has run no sensors for {age_s:.0f} s: start it, or read its log."
-        return Finding("daemon", Health.FAILED, text)
-    return Finding("daemon", Health.OK, f"it ran the sensors {max(0.0, age_s):.0f} s ago.")
 
 
 def nodes(target: Target) -> Iterator[Finding]:

@@ -126,16 +126,14 @@ def storage_environment(settings: Settings) -> Generator[None]:
 
 
 @contextmanager
-def opened_instance(settings: Settings) -> Generator[DagsterInstance]:
-    """Open the Dagster instance of the home."""
+def opened_instance(settings: Settings, home: Path | None = None) -> Generator[DagsterInstance]:
+    """Open the Dagster instance of a folder; None is the one in Leasehold's home."""
     from dagster import DagsterInstance
 
+    folder = str(home or settings.dagster_home)
     # The configuration may name folders relative to DAGSTER_HOME.
-    os.environ["DAGSTER_HOME"] = str(settings.dagster_home)
-    with (
-        storage_environment(settings),
-        DagsterInstance.from_config(str(settings.dagster_home)) as instance,
-    ):
+    os.environ["DAGSTER_HOME"] = folder
+    with storage_environment(settings), DagsterInstance.from_config(folder) as instance:
         yield instance
 
 

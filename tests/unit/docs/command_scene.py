@@ -75,7 +75,8 @@ def settled(text: str) -> str:
 @contextlib.contextmanager
 def empty_folder(folder: Path) -> Generator[None]:
     """Work in a folder, with settings of its own alone."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    others = (PREFIX, "DAGSTER_HOME")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     with contextlib.chdir(folder), patch.dict(os.environ, environment, clear=True):
         path = list(sys.path)
         try:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import dagster as dg
 import pytest
-from dagster._daemon.types import DaemonHeartbeat
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table import group_table
@@ -27,7 +22,7 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.doctor import Health, clocks, findings_of
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
+from dagster_leasehold.orchestration.supervision import preflight
 from tests import object_store
 from tests.integration.lease_store.test_upgrade_with_rows import upgrade_to
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
@@ -37,6 +32,8 @@ from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ConsumedHome:
     # That a Java runs is for the tests of the check itself to say.
     monkeypatch.setattr(preflight, "check_spark", lambda _: None)
+    # Other tests of this process may have opened an instance.
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
     made = ConsumedHome(tmp_path)
     made.append(3)
     made.consume("run-1")
@@ -215,28 +212,3 @@ def test_an_error_ends_its_own_check_alone() -> None:
 
     (finding,) = findings_of("part", check)
     assert (finding.health, finding.text) == (Health.FAILED, "ZeroDivisionError: boom")
-
-
-@pytest.mark.parametrize(("age_s", "daemon"), [(None, "failed"), (3.0, "ok"), (3_600.0, "failed")])
-def test_a_daemon_that_runs_no_sensors_is_seen(
-    home: ConsumedHome,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    age_s: float | None,
-    daemon: str,
-) -> None:
-    (home.settings.dagster_home).mkdir()
-    (home.settings.dagster_home / "dagster.yaml").touch()
-    status = SimpleNamespace(value="RUNNING" if age_s else "STOPPED")
-    switched = [SimpleNamespace(instigator_name="demo_rebalance", status=status)]
-    with dg.DagsterInstance.ephemeral() as instance:
-        if age_s is not None:
-            instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - age_s, "SENSOR", "d"))
-        # It has no storage for sensors.
-        monkeypatch.setattr(instance, "all_instigator_state", lambda: switched)
-        monkeypatch.setattr(dagster_processes, "opened_instance", lambda _: nullcontext(instance))
-        code, parts = examined(home, capsys)
-    assert parts["daemon"]["health"] == daemon
-    assert code == (daemon == "failed")
-    assert parts["launcher"]["health"] == "ok"
-    assert parts["sensors"]["health"] == ("ok" if age_s else "warning")

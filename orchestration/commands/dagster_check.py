@@ -1,0 +1,158 @@
+"""The look of `leasehold doctor` at Dagster: its instance, daemon, launcher and sensors."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.orchestration.commands.findings import Finding, Health
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.presentation import listed
+from dagster_leasehold.orchestration.settings import Settings
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+    from dagster._core.scheduler.instigation import InstigatorState
+    from dagster_shared.error import SerializableErrorInfo
+
+HOME_VARIABLE = "DAGSTER_HOME"
+TOLERANCE_S = 300.0
+
+
+def dagster(
+    target: Target, now: Callable[[], float], environment: Mapping[str, str], *, with_nodes: bool
+) -> Iterator[Finding]:
+    """Yield the state of Dagster's instance and daemon, of the launcher, and of our sensors.
+
+    Args:
+        target: the deployment.
+        now: the wall clock, in seconds.
+        environment: may name the instance of a project of its own.
+        with_nodes: judge the launcher by the nodes in the lease store, too.
+    """
+    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+
+    settings = target.settings
+    home = _home(settings, environment)
+    if home is None:
+        text = (
+            f"no dagster.yaml is in {settings.dagster_home}, and {HOME_VARIABLE} names no folder "
+            "with one: start `leasehold up`, or have the variable name your Dagster's home."
+        )
+        yield Finding("dagster", Health.WARNING, text)
+        return
+    with opened_instance(settings, home) as instance:
+        yield Finding("dagster", Health.OK, f"the instance in {home}.")
+        yield _daemon(instance, now())
+        yield _launcher(instance, target, with_nodes=with_nodes)
+        states = instance.all_instigator_state()
+        off = sorted(each.instigator_name for each in states if each.status.value == "STOPPED")
+        text = f"switched off: {listed(off)}. Switch on what should run." if off else "none is off."
+        yield Finding("sensors", Health.WARNING if off else Health.OK, text)
+        yield from _ticks(instance, _ours(target, states))
+
+
+def _home(settings: Settings, environment: Mapping[str, str]) -> Path | None:
+    """Return the home of Dagster's instance: Leasehold's own, or the one of the environment."""
+    from dagster_leasehold.orchestration.instance import INSTANCE_FILE
+
+    named = environment.get(HOME_VARIABLE)
+    homes = [settings.dagster_home, *([Path(named).expanduser()] if named else [])]
+    return next((home for home in homes if (home / INSTANCE_FILE).exists()), None)
+
+
+def _daemon(instance: DagsterInstance, now_s: float) -> Finding:
+    beats = instance.get_daemon_heartbeats()
+    beat = beats.get("SENSOR")
+    if beat is None:
+        text = "it has never run the sensors here: start it."
+        return Finding("daemon", Health.FAILED, text)
+    age_s = now_s - beat.timestamp
+    if age_s > TOLERANCE_S:
+        text = f"it has run no sensors for {age_s:.0f} s: start it, or read its log."
+        return Finding("daemon", Health.FAILED, text)
+    return Finding("daemon", Health.OK, f"it ran the sensors {max(0.0, age_s):.0f} s ago.")
+
+
+def _launcher(instance: DagsterInstance, target: Target, *, with_nodes: bool) -> Finding:
+    from dagster_leasehold.orchestration.supervision.node_launcher import NodeRunLauncher
+
+    launcher = type(instance.run_launcher).__name__
+    if isinstance(instance.run_launcher, NodeRunLauncher):
+        return Finding("launcher", Health.OK, f"{launcher}.")
+    agents = _nodes_with_agents(instance, target) if with_nodes else []
+    if not agents and not target.settings.agents:
+        judged = "no node has an agent"
+        if not with_nodes:
+            judged = "it fits by the settings alone, since no node was looked at"
+        return Finding("launcher", Health.OK, f"{launcher}; {judged}.")
+    reason = "LEASEHOLD_AGENTS says that nodes have some"
+    if agents:
+        reason = f"{listed(agents)} {'has one' if len(agents) == 1 else 'have some'}"
+    text = (
+        f"{launcher} sends no run to an agent, and {reason}: give dagster.yaml the run_launcher "
+        f"{NodeRunLauncher.__module__}.{NodeRunLauncher.__name__}."
+    )
+    return Finding("launcher", Health.FAILED, text)
+
+
+def _nodes_with_agents(instance: DagsterInstance, target: Target) -> list[str]:
+    """Return the members of this deployment whose agents have published a code server."""
+    from dagster_leasehold.assets.deployment import instance_address
+    from dagster_leasehold.orchestration.supervision.node_directory import find
+
+    address = instance_address(instance)
+    members = {
+        node.name
+        for group in target.store.groups()
+        for node in target.store.pulse(group.key).nodes
+        if node.member and node.address == address
+    }
+    return sorted(name for name in members if find(instance, name) is not None)
+
+
+def _ours(target: Target, states: Iterable[InstigatorState]) -> Iterator[InstigatorState]:
+    """Yield the sensors and schedules of our streams that are not switched off."""
+    from dagster_leasehold.assets.partitions import definition_name
+
+    streams = [target.streams.described(name) for name in target.streams.names]
+    prefixes = tuple(f"{definition_name(stream)}_" for stream in streams)
+    for state in states:
+        name = state.instigator_name
+        # Those of hourly assets bear the names of these.
+        ours = name.startswith(prefixes) or name.endswith("_watermark")
+        if ours and state.status.value != "STOPPED":
+            yield state
+
+
+def _ticks(instance: DagsterInstance, states: Iterable[InstigatorState]) -> Iterator[Finding]:
+    """Yield the errors with which the last ticks that ended have failed."""
+    from dagster._core.scheduler.instigation import TickStatus
+
+    failing: defaultdict[str, list[str]] = defaultdict(list)
+    ended = [status for status in TickStatus if status is not TickStatus.STARTED]
+    for state in states:
+        origin, selector = state.instigator_origin_id, state.selector_id
+        for tick in instance.get_ticks(origin, selector, limit=1, statuses=ended):
+            if tick.status is TickStatus.FAILURE:
+                failing[_first_line(tick.error)].append(state.instigator_name)
+    for line, names in failing.items():
+        text = (
+            f"the last tick of {listed(sorted(names))} failed ({line}): see it in Dagster's pages, "
+            "and mend what it names."
+        )
+        yield Finding("ticks", Health.WARNING, text)
+    if not failing:
+        yield Finding("ticks", Health.OK, "the last ones of our sensors did not fail.")
+
+
+def _first_line(error: SerializableErrorInfo | None) -> str:
+    """Return the first line of an error; where Dagster has wrapped the sensor's own, of that."""
+    if error is None:
+        return "no error is stored"
+    if error.cls_name == "SensorExecutionError" and error.cause is not None:
+        error = error.cause
+    line = next(iter(error.message.strip().splitlines()), "")
+    return line.removeprefix("dagster._core.errors.").rstrip(".")
