@@ -21,6 +21,7 @@ from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.dagster_check import dagster
 from dagster_leasehold.orchestration.commands.findings import Check, Finding, Health, findings_of
 from dagster_leasehold.orchestration.commands.options import Home, Json
+from dagster_leasehold.orchestration.commands.spark_check import spark_runtime
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.supervision import preflight
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 CLOCK_APART_S = 5.0
 ENTRIES_READ = 1_000
 SHARDS_LOOKED_AT = 1
-
-
 OF_THE_STORE = ("clock", "catalog", "nodes")
 """The checks that use the lease store, which the embedded default upgrades at its first use."""
 
@@ -187,72 +186,6 @@ def catalog(target: Target) -> Iterator[Finding]:
     text = f"{presentation.counted(len(tables), 'table')} in the catalog {settings.catalog}"
     text += f"; not published yet: {listed(without)}." if without else "."
     yield Finding("catalog", Health.OK, text)
-
-
-def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
-    """Yield the versions of Spark and Python here, and in a worker where a session is `started`."""
-    import platform
-    from importlib.metadata import version
-
-    from dagster_leasehold.assets.spark.spark_session import require_listener
-    from dagster_leasehold.assets.spark.spark_settings import CONNECT_SCHEME
-
-    preflight.check_folder()
-    preflight.check_spark(target.settings)
-    here = [platform.python_version(), *(version(name) for name in _PACKAGES)]
-    names = ["Python", *_PACKAGES]
-    text = ", ".join(f"{name} {number}" for name, number in zip(names, here, strict=True))
-    text += f", dagster-leasehold {version('dagster-leasehold')}"
-    spark = target.settings.spark
-    if spark.engine.startswith(CONNECT_SCHEME):
-        require_listener(spark.engine)
-    own = f" with {presentation.counted(len(spark.conf), 'setting')} of its own" * bool(spark.conf)
-    heap = f", {spark.memory} of memory" if spark.memory else ""
-    yield Finding("spark", Health.OK, f"{spark.engine}{heap}{own}; here {text}.")
-    if not started:
-        return
-    from dagster_leasehold.assets.spark.spark_versions import go_together
-    from dagster_leasehold.orchestration.resources import spark_of
-
-    there = worker_versions(spark_of(target.settings).spark_session)
-    other = [
-        f"{name} {one} here and {two} there"
-        for name, one, two in zip(names, here, there, strict=True)
-        if one != two and not (name == "pyspark" and go_together(one, two))
-    ]
-    if other:
-        text = f"its packages are not those of this host: {listed(other)}. Install the same there."
-        yield Finding("spark worker", Health.FAILED, text)
-        return
-    yield Finding(
-        "spark worker", Health.OK, "it has a Python and packages that go with those of this host."
-    )
-
-
-_PACKAGES = ("pyspark", "pyarrow")
-
-
-def worker_versions(session: object) -> list[str]:
-    """Return the versions in a worker of a Spark session: of Python, and of what it has to have."""
-    packages = _PACKAGES
-
-    def look(batches: Iterator[object]) -> Iterator[object]:
-        import platform
-        from importlib.metadata import PackageNotFoundError, version
-
-        import pyarrow as pa
-
-        versions = [platform.python_version()]
-        for name in packages:
-            try:
-                versions.append(version(name))
-            except PackageNotFoundError:
-                versions.append("none")
-        for _ in batches:
-            yield pa.RecordBatch.from_pydict({"version": versions})
-
-    frame = session.range(0, 1, 1, 1)  # pyright: ignore
-    return [row.version for row in frame.mapInArrow(look, "version string").collect()]
 
 
 def sources(target: Target) -> Iterator[Finding]:

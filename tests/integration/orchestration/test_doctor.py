@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import platform
 import re
-from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dagster_leasehold.lease_store.engine import IDLE_TRANSACTION_S, LOCK_WAIT_S
-from dagster_leasehold.orchestration.commands.doctor import worker_versions
+from dagster_leasehold.orchestration import resources
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.commands.spark_check import look_into_worker, versions_here
 from dagster_leasehold.orchestration.supervision import preflight
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 from tests.unit.orchestration.test_doctor import examined
@@ -34,6 +35,7 @@ def test_a_home_on_a_server_is_well(
 ) -> None:
     url = str(request.getfixturevalue(f"{server}_url"))
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", url)
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
     monkeypatch.setattr(preflight, "check_spark", lambda _: None)
     home = ConsumedHome(tmp_path, database_url=url)
     home.append(3)
@@ -53,6 +55,18 @@ def test_a_home_on_a_server_is_well(
 
 @pytest.mark.spark
 @pytest.mark.long
-def test_a_worker_tells_its_python_and_its_packages(connect_session: Any) -> None:
-    here = [version(name) for name in ("pyspark", "pyarrow")]
-    assert worker_versions(connect_session) == [platform.python_version(), *here]
+def test_a_worker_of_a_real_session_is_looked_into(
+    connect_session: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    there = look_into_worker(connect_session, ["numpy", "no_such_library"])
+    assert there == {**versions_here(), "numpy": ""}
+    session = SimpleNamespace(spark_session=connect_session)
+    monkeypatch.setattr(resources, "spark_of", lambda _: session)
+    home = ConsumedHome(tmp_path)
+    home.store.close()
+    main(["doctor", "--spark", "--home", str(home.settings.home)])
+    [line] = [each for each in capsys.readouterr().out.splitlines() if "spark worker" in each]
+    assert line == f"ok       spark worker: {', '.join(map(' '.join, versions_here().items()))}."

@@ -1,0 +1,190 @@
+"""The look of `leasehold doctor` at Spark: this host's, and one of the workers."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.release import RELEASE
+from dagster_leasehold.orchestration import presentation
+from dagster_leasehold.orchestration.commands.findings import Finding, Health, findings_of
+from dagster_leasehold.orchestration.commands.target import Target, source_name
+from dagster_leasehold.orchestration.presentation import listed
+from dagster_leasehold.orchestration.supervision import preflight
+
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.shard_stream import ShardStream
+
+PART = "spark worker"
+ARROW_PARSERS = ("numpy", "msgspec")
+OPTIONS = "pydantic"
+PAGE = "docs/how-to/spark-cluster.md"
+# Spark looks before our own job does, and refuses in these words.
+_OTHER_PYTHON = re.compile(r"Python in worker has different version: (\d+\.\d+)")
+
+Versions = Mapping[str, str]
+
+
+def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
+    """Yield the versions of Spark and Python here, and in a worker where a session is `started`."""
+    from dagster_leasehold.assets.spark.spark_session import require_listener
+    from dagster_leasehold.assets.spark.spark_settings import CONNECT_SCHEME
+
+    preflight.check_folder()
+    preflight.check_spark(target.settings)
+    spark = target.settings.spark
+    if spark.engine.startswith(CONNECT_SCHEME):
+        require_listener(spark.engine)
+    own = f" with {presentation.counted(len(spark.conf), 'setting')} of its own" * bool(spark.conf)
+    heap = f", {spark.memory} of memory" if spark.memory else ""
+    here = f"{_text(versions_here())}, dagster-leasehold {RELEASE}"
+    yield Finding("spark", Health.OK, f"{spark.engine}{heap}{own}; here {here}.")
+    if started:
+        yield from findings_of(PART, lambda: worker(target))
+
+
+def worker(target: Target) -> Iterator[Finding]:
+    """Start a session, and yield if one of its workers has what this host and the streams need."""
+    from dagster_leasehold.orchestration.resources import spark_of
+
+    streams = list(_streams(target))
+    needs = needs_of(streams)
+    names = {name for _, modules in needs for name in modules}
+    try:
+        there = look_into_worker(spark_of(target.settings).spark_session, sorted(names))
+    except Exception as error:
+        other = _OTHER_PYTHON.search(str(error))
+        if other is None:
+            raise
+        yield _other_python(other[1])
+        return
+    findings = [*_compared(versions_here(), there), *_lacking(needs, there)]
+    yield from findings or [Finding(PART, Health.OK, f"{_text(there)}.")]
+
+
+def versions_here() -> Versions:
+    """Return the versions of Python, PySpark and pyarrow in this process."""
+    import pyarrow as pa
+
+    from dagster_leasehold.assets.spark.spark_versions import version_here
+
+    return {
+        "Python": platform.python_version(),
+        "pyspark": version_here(),
+        "pyarrow": pa.__version__,
+    }
+
+
+def look_into_worker(session: object, modules: Sequence[str]) -> Versions:
+    """Return the versions of Python, PySpark and pyarrow in a worker of a Spark session.
+
+    Those of `modules` that it can import are there as well, with empty versions.
+    """
+
+    def look(batches: Iterator[object]) -> Iterator[object]:
+        # It travels by itself, to a worker that may lack our modules.
+        import platform
+        from importlib.util import find_spec
+
+        import pyarrow as pa
+        import pyspark
+
+        versions = {
+            "Python": platform.python_version(),
+            "pyspark": pyspark.__version__,
+            "pyarrow": pa.__version__,
+            **{name: "" for name in modules if find_spec(name)},
+        }
+        columns = {"name": list(versions), "version": list(versions.values())}
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict(columns)
+
+    frame = session.range(0, 1, 1, 1)  # pyright: ignore
+    rows = frame.mapInArrow(look, "name string, version string").collect()
+    return {row.name: row.version for row in rows}
+
+
+def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+    """Return what workers need for streams: the words and the modules, each with the streams."""
+    from dagster_leasehold.assets.arrow_transform import ArrowTransform
+    from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_kind
+
+    needs: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+    for stream in streams:
+        # A source that cannot be used here is the finding of its own check.
+        with suppress(LeaseholdError):
+            source = source_name(stream.source)
+            if source != LOCAL_LOG:
+                library = source_kind(source).library
+                modules = (library, OPTIONS) if library else (OPTIONS,)
+                needs[f"the source {source} of", modules].append(str(stream.name))
+        if isinstance(stream.transform, ArrowTransform):
+            words = "parse_json and parse_csv in the transform of"
+            needs[words, ARROW_PARSERS].append(str(stream.name))
+    return needs
+
+
+def _streams(target: Target) -> Iterator[ShardStream]:
+    """Yield the declared streams; those that cannot be used are findings of their sources."""
+    names: Sequence[str] = ()
+    with suppress(LeaseholdError):
+        names = target.streams.names
+    for name in names:
+        with suppress(LeaseholdError):
+            yield target.streams.described(name)
+
+
+def _compared(here: Versions, there: Versions) -> Iterator[Finding]:
+    """Yield in what a worker's versions do not go with those of this host."""
+    from dagster_leasehold.assets.spark.spark_versions import go_together
+
+    if _minor(there["Python"]) != _minor(here["Python"]):
+        yield _other_python(_minor(there["Python"]))
+    if here["pyspark"] != there["pyspark"] and not go_together(here["pyspark"], there["pyspark"]):
+        text = (
+            f"it has pyspark {there['pyspark']} and this host {here['pyspark']}: install versions "
+            f"that go together, see {PAGE}."
+        )
+        yield Finding(PART, Health.FAILED, text)
+    if here["pyarrow"] != there["pyarrow"]:
+        text = (
+            f"it has pyarrow {there['pyarrow']} and this host {here['pyarrow']}: install the same "
+            "there, so that transforms do the same on both."
+        )
+        yield Finding(PART, Health.WARNING, text)
+
+
+def _other_python(minor: str) -> Finding:
+    text = (
+        f"it has Python {minor} and this host {_minor(platform.python_version())}: install the "
+        "same minor version there, and name it as spark.sql.execution.pyspark.python in "
+        "[spark.conf] if that is under another path."
+    )
+    return Finding(PART, Health.FAILED, text)
+
+
+def _lacking(
+    needs: Mapping[tuple[str, tuple[str, ...]], list[str]], there: Versions
+) -> Iterator[Finding]:
+    """Yield the modules that a worker lacks, with the streams that need them."""
+    for (words, modules), streams in needs.items():
+        missing = [name for name in modules if name not in there]
+        if missing:
+            text = (
+                f"it lacks {listed(missing)}, for {words} {listed(streams)}: install it there, or "
+                f"let it travel in an environment, see {PAGE}."
+            )
+            yield Finding(PART, Health.WARNING, text)
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _text(versions: Versions) -> str:
+    return ", ".join(f"{name} {number}" for name, number in versions.items() if number)
