@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from dagster_leasehold.lease_store import schema, tables
 from dagster_leasehold.lease_store.columns import server_time
+from dagster_leasehold.lease_store.database_errors import error_number
 from dagster_leasehold.lease_store.database_transport import transport
 from dagster_leasehold.lease_store.engine import isolation, parse_url
 from dagster_leasehold.lease_store.open import open_transactions
@@ -20,6 +21,8 @@ from dagster_leasehold.lease_store.transactions import Transaction
 
 PRUNED = ("lease_journal", "batch", "outbox", "gap", "table_change")
 """The tables whose old rows are deleted, so that history stays bounded."""
+_DENIED = (1142, 1143)
+"""The server's numbers for a table, and a column, that an account may not use so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def _refused(transaction: Transaction, table: Table) -> list[str]:
         try:
             transaction.connection.execute(statement)
         except DBAPIError as error:
-            if error.connection_invalidated:
+            if error_number(error) not in _DENIED:
                 raise
             refused.append(f"{right} on {table.name}")
     return refused

@@ -111,23 +111,8 @@ def standalone_cluster(
 def bare_connect_server(folder: Path) -> Generator[str]:
     """Run a Connect server whose workers have the bare Python; yield its address."""
     port = free_port()
-    log = folder / "connect.log"
-    conf = {
-        "spark.master": "local[2]",
-        "spark.ui.enabled": "false",
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": str(port),
-        "spark.driver.memory": "1g",
-    }
-    command = [
-        str(_programs(bare_python()) / "spark-submit"),
-        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-        *(word for key, value in conf.items() for word in ("--conf", f"{key}={value}")),
-        *("--name", "bare", "spark-internal"),
-    ]
-    environment = bare_environment(folder) | {"SPARK_LOCAL_IP": "127.0.0.1"}
-    with ChildProcess("connect", command, log=log, environment=environment, folder=folder):
-        wait_for("the server", lambda: "Spark Connect server started" in read(log), START_S)
+    conf = {"spark.master": "local[2]", "spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+    with _connect_server(folder, port, conf, bare_environment(folder), bare_python(), "connect"):
         yield f"sc://127.0.0.1:{port}"
 
 
@@ -143,22 +128,39 @@ def connect_server_at(
         conf: its configuration, beyond that of a local one.
         name: of the process.
     """
+    settings = server_conf(folder) | dict(conf)
+    environment = spark_environment(folder, without_spark_connect())
+    with _connect_server(folder, port, settings, environment, Path(sys.executable), name) as server:
+        yield server
+
+
+@contextmanager
+def _connect_server(
+    folder: Path,
+    port: int,
+    conf: Mapping[str, str],
+    environment: Mapping[str, str],
+    python: Path,
+    name: str,
+) -> Generator[ChildProcess]:
+    """Run a Connect server of the Spark of a Python; yield its process once it listens."""
     own = {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
     }
-    settings = server_conf(folder) | own | dict(conf)
     command = [
-        str(_programs(Path(sys.executable)) / "spark-submit"),
+        str(_programs(python) / "spark-submit"),
         *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
-        *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}")),
+        *(
+            word
+            for key, value in (own | dict(conf)).items()
+            for word in ("--conf", f"{key}={value}")
+        ),
         "spark-internal",
     ]
-    environment = spark_environment(folder, without_spark_connect()) | {
-        "SPARK_LOCAL_IP": "127.0.0.1"
-    }
+    variables = dict(environment) | {"SPARK_LOCAL_IP": "127.0.0.1"}
     log = folder / f"{name}.log"
-    with ChildProcess(name, command, log=log, environment=environment, folder=folder) as server:
+    with ChildProcess(name, command, log=log, environment=variables, folder=folder) as server:
         wait_for("the Connect server", lambda: port_open(port), START_S)
         yield server
 
