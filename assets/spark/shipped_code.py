@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import site
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -26,13 +24,13 @@ from weakref import WeakKeyDictionary
 
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark.missing_features import lacks_feature
+from dagster_leasehold.assets.spark.users_modules import OWN_PACKAGE, is_installed
 from dagster_leasehold.shard_sources.registry import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOG = logging.getLogger(__name__)
-OWN_PACKAGE = __name__.partition(".")[0]
 COMPANIONS = ("filelock", "tenacity", "typing_extensions")
 """Libraries without compiled code that the project's own modules need in a worker."""
 NEVER = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
@@ -186,14 +184,7 @@ def _installed(module: ModuleType) -> bool:
     """Return True if a module belongs to this Python's installation, or is in no file."""
     file = getattr(module, "__file__", None)
     places = [file] if file else [*getattr(module, "__path__", ())]
-    return not places or any(Path(places[0]).is_relative_to(folder) for folder in _installation())
-
-
-@cache
-def _installation() -> tuple[Path, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = [*map(sysconfig.get_path, names), *site.getsitepackages(), site.getusersitepackages()]
-    return tuple(dict.fromkeys(Path(folder) for folder in folders))
+    return not places or is_installed(places[0])
 
 
 @cache

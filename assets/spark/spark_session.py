@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import dagster_leasehold
 from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.spark import worker_daemon
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, connect_server
 from dagster_leasehold.assets.spark.spark_runtime import java_home, spark_home
 from dagster_leasehold.assets.spark.spark_settings import (
@@ -48,6 +49,7 @@ LISTENER_TIMEOUT_S = 10.0
 # A socket's address holds 104 bytes on macOS, 108 on Linux, and Spark adds 42 to the folder.
 SOCKET_FOLDER_LENGTH_MAX = 60
 SOCKET_KEYS = ("spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir")
+DAEMON_KEY, WORKER_DAEMON = "spark.python.daemon.module", worker_daemon.__name__
 PARALLELISM_KEYS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
@@ -149,7 +151,11 @@ def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
         JavaNotFound: there is no Java to run it.
     """
     server: ConnectServer = connect_server(
-        folder, server_conf(folder), partial(_local_environment, folder), chosen=conf
+        folder,
+        # Its workers outlive a run, and meet another one's code.
+        server_conf(folder) | {DAEMON_KEY: WORKER_DAEMON},
+        partial(_local_environment, folder),
+        chosen=conf,
     )
     os.environ[TOKEN_VARIABLE] = server.read_token(folder)
     return server.address

@@ -27,6 +27,7 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_session import WORKER_DAEMON
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -37,6 +38,7 @@ from tests.ledger_output import ledger_records
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 STALL_LIMIT_S, DEADLINE_S = 2.0, 240.0
 ABANDON_S = 1.0
+DAEMONS = {"pyspark.daemon", WORKER_DAEMON}
 """For a Spark that is frozen: waiting longer would make it answer no more."""
 
 
@@ -101,7 +103,7 @@ class Home:
         frozen = 0
         for each in psutil.Process(self.server().pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                if "pyspark.daemon" in each.cmdline():
+                if DAEMONS & {*each.cmdline()}:
                     each.suspend()
                     frozen += 1
         assert frozen

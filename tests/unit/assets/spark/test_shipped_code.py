@@ -14,7 +14,7 @@ import pytest
 from pyspark.errors import UnsupportedOperationException  # noqa: TID253
 
 from dagster_leasehold.assets.errors import SparkUnavailable
-from dagster_leasehold.assets.spark import shipped_code
+from dagster_leasehold.assets.spark import shipped_code, users_modules
 from dagster_leasehold.assets.spark.shipped_code import COMPANIONS, OWN_PACKAGE
 
 NAME = "shop_of_this_test"
@@ -120,7 +120,7 @@ def test_a_session_on_this_host_is_sent_nothing(project: Path) -> None:
 def test_an_installed_package_travels_with_a_transform_of_its_own(
     project: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
-    monkeypatch.setattr(shipped_code, "_installation", lambda: (project.parent,) * installed)
+    monkeypatch.setattr(users_modules, "_installation", lambda: (project.parent,) * installed)
     session = begun()
     shipped_code.send_users_code(session, "another.module")
     assert (NAME in session.names) is not installed
