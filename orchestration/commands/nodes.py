@@ -164,9 +164,10 @@ def _health_pages(agent: NodeAgent, node: NodeName, listen: Endpoint) -> Generat
         READINESS,
         health_pages,
     )
+    from dagster_leasehold.orchestration.supervision.systemd_watchdog import told_watchdog
 
     checks = {HEALTH: agent.unhealthy, READINESS: agent.not_ready}
-    with health_pages(listen, checks) as pages:
+    with health_pages(listen, checks) as pages, told_watchdog(agent.unhealthy):
         say(f"Health of node {node} at http://{pages}{HEALTH} and {READINESS}.")
         yield
 

@@ -21,6 +21,7 @@ from dagster_leasehold.lease_store.rules.liveness import Clock, PlannerWatch, st
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS, health_pages
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
+from dagster_leasehold.orchestration.supervision.systemd_watchdog import told_watchdog
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -131,7 +132,7 @@ def _unanswered(error: Exception) -> str:
 
 @contextmanager
 def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
-    """Serve the pages of this process's daemon within the block.
+    """Serve the pages of this process's daemon within the block, and tell systemd's watchdog.
 
     Raises:
         InvalidSetting: the settings are refused, or nobody can listen there.
@@ -161,7 +162,8 @@ def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
         }
 
     health = DaemonHealth(beat, lags)
-    with health_pages(at, {HEALTH: health.unhealthy, READINESS: health.not_ready}) as pages:
+    checks = {HEALTH: health.unhealthy, READINESS: health.not_ready}
+    with health_pages(at, checks) as pages, told_watchdog(health.unhealthy):
         say(f"Health of the daemon at http://{pages}{HEALTH} and {READINESS}.")
         Thread(target=_look_on, args=(health,), name="looks", daemon=True).start()
         yield health

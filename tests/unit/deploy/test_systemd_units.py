@@ -46,6 +46,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     [
         ("Restart=always", "Restart=ever", "ever"),
         ("OOMPolicy=continue", "OOMPolice=continue", "OOMPolice"),
+        ("WatchdogSec=180s", "WatchdogSec=often", "often"),
         ("/leasehold node", "/absent node", "absent is not executable"),
     ],
 )
@@ -62,6 +63,16 @@ def test_what_serves_is_started_again_for_ever(unit: Path) -> None:
     assert values["Restart"] == "always"
     assert values["StartLimitIntervalSec"] == "0"
     assert values["WantedBy"] == "multi-user.target"
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_the_watchdog_looks_after_what_tells_it(unit: Path) -> None:
+    """Without --health nothing tells it, and the unit would be killed again and again."""
+    values = dict(settings(unit))
+    assert ("WatchdogSec" in values) == (" --health " in values["ExecStart"])
+    if "WatchdogSec" in values:
+        assert values["NotifyAccess"] == "main"
+        assert values["WatchdogSignal"] == "SIGKILL", "no core with passwords"
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
