@@ -1,7 +1,8 @@
-"""A rolling update of three nodes, with the commands that the shipped units start."""
+"""A rolling update of the daemon and three nodes, with the commands of the shipped units."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from tests.acceptance.node_hosts import NODES, wait_for_all_records, wait_for_progress
+from tests.acceptance.node_hosts import CHANGE_S, NODES, wait_for_all_records, wait_for_progress
 from tests.acceptance.node_scene import KEY, SHARDS, TICK_S, Writer
 from tests.acceptance.ownership import seconds_without_owner, seconds_without_run
 from tests.acceptance.unit_hosts import UnitHosts
@@ -28,14 +29,19 @@ pytestmark = [
 def test_no_shard_is_without_an_owner_for_longer_than_a_tick(
     tmp_path: Path, mariadb: MariaDB, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Goal: three nodes are replaced one after the other, and each shard keeps an owner.
+    """Goal: daemon and three nodes are replaced in turn, and each shard keeps an owner.
 
-    The next node is told to end as soon as the one before it says that it is ready.
+    The order is that of docs/how-to/deploy.md: the daemon first, and the next one is told to end as
+    soon as the one before it says that it is ready.
     """
     with KafkaBroker() as broker, ExitStack() as stack:
         writer = Writer(broker)
         hosts = UnitHosts(tmp_path, broker, mariadb, stack)
         watched = hosts.watched
+
+        def without_run() -> float:
+            return max(seconds_without_run(watched.store.journal(KEY, after=at)).values())
+
         hosts.upgrade()
         daemon = hosts.start_daemon()
         nodes = {node: hosts.start(node) for node in NODES}
@@ -46,12 +52,17 @@ def test_no_shard_is_without_an_owner_for_longer_than_a_tick(
             hosts.wait_until_shared(daemon)
             wait_for_progress(watched, daemon)
             at = watched.last_entry()
+            hosts.stop_daemon(daemon)
+            daemon = hosts.start_daemon()
+            hosts.wait_until_ready(hosts.first, daemon)
             for node in NODES:
                 hosts.stop(node, nodes[node])
                 nodes[node] = hosts.start(node)
                 hosts.wait_until_ready(hosts.homes[node], nodes[node])
             hosts.wait_until_shared(daemon)
             wait_for_progress(watched, daemon)
+            # A shard is without a run for a moment whenever one has had its time.
+            daemon.until(lambda: without_run() < math.inf, CHANGE_S)
             entries = list(watched.store.journal(KEY, after=at))
         wait_for_all_records(watched, daemon, writer)
         kinds = watched.kinds_after(at)

@@ -24,7 +24,7 @@ from tests.acceptance.leasehold_process import (
     processes_of,
     running,
 )
-from tests.acceptance.node_hosts import CHANGE_S, END_S, NODES, START_S
+from tests.acceptance.node_hosts import CHANGE_S, NODES, START_S
 from tests.acceptance.node_scene import Watched, join_dagster, make_home
 from tests.kafka_broker import KafkaBroker
 from tests.mariadb import MariaDB
@@ -133,11 +133,18 @@ class UnitHosts:
         assert command.end(signal.SIGTERM, stop_s) == 0, command.text
         assert processes_of(self.homes[node]) == [], "nothing is left to be killed"
 
+    def stop_daemon(self, command: Running) -> None:
+        """Tell Dagster's daemon alone to end, as the unit does; its code server ends with it."""
+        stop_s = systemd_units.stop_s(DAEMON)
+        assert stop_s is not None
+        command.end(signal.SIGTERM, stop_s)
+        assert_nothing_runs(self.first)
+
     def end(self, daemon: Running, nodes: Mapping[str, Running]) -> None:
         """End all units; nothing runs any more, and journal and ledger keep the promises."""
         for node, command in nodes.items():
             self.stop(node, command)
-        daemon.end(signal.SIGTERM, END_S)
+        self.stop_daemon(daemon)
         for home in (self.first, *self.homes.values()):
             assert_nothing_runs(home)
         verified = leasehold("verify", folder=self.first, **self.of_home(self.first))

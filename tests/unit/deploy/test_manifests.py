@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -57,6 +58,35 @@ def test_every_file_that_is_named_is_there() -> None:
     assert {DEPLOY / each for each in root["resources"]} == set(FOLDER.glob("*.yaml"))
     for each in root["configMapGenerator"]:
         assert all((DEPLOY / file).is_file() for file in each.get("files", []))
+
+
+def applied(command: str) -> set[str]:
+    """Return what makes pods among the objects that `kubectl apply -k deploy` selects."""
+    selector = re.search(r"--selector '(\S+) in \((.+)\)'", command)
+    assert (selector is None) == ("--selector" not in command)
+    return {
+        f"{each['kind']}/{each['metadata']['name']}".lower()
+        for each in manifests()
+        if "template" in each.get("spec", {})
+        and (selector is None or each["metadata"]["labels"][selector[1]] in selector[2].split(", "))
+    }
+
+
+def test_an_update_goes_from_the_upgrade_to_the_daemon_and_then_to_the_agents() -> None:
+    """Method: what each command of the page rolls or waits for, in their order."""
+    page = (DEPLOY.parent / "docs/how-to/deploy.md").read_text("utf-8")
+    [commands] = re.findall(r"^kubectl .*delete job.*\n((?:kubectl .+\n)+)```", page, re.M)
+    lines = commands.splitlines()
+    rolled: list[set[str]] = []
+    for apply, wait in zip(lines[::2], lines[1::2], strict=True):
+        assert apply.startswith("kubectl apply -k deploy")
+        rolled.append(applied(apply) - set[str]().union(*rolled))
+        assert wait.split()[-1] in rolled[-1]
+    assert rolled == [
+        {"job/leasehold-upgrade"},
+        {"deployment/leasehold-daemon", "deployment/leasehold-webserver"},
+        {"statefulset/leasehold-node"},
+    ]
 
 
 def test_probes_ask_at_ports_that_the_commands_open() -> None:
