@@ -120,11 +120,11 @@ def replay_partitions(
             deployment.store(),
             shards,
             span,
-            session=lambda: spark.spark_session,
-            renewed=spark.renewed_session,
+            spark=spark,
             output_root=deployment.output_folder(stream.key),
             run=run,
             ended=lambda other: run_ended(context.instance, other),
+            tell=context.log.warning,
         )
     # One line for all shards: Dagster stores each line as an event.
     context.log.info("\n".join(_outcome(report) for report in reports.values()))

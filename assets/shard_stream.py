@@ -104,9 +104,9 @@ class ShardStream:
         limits: the most that one batch of one shard may hold; the first one of a run is smaller.
         shards_per_run: the most shards that one sensor or schedule run serves.
         run_budget_s: the time after which a run leaves the rest to the next, in seconds.
-        stall_limit_s: the longest time without progress, in seconds, after which a run gives its
-            shards up and fails. Progress is a source or Dagster that answers, or records that move
-            in Spark.
+        stall_limit_s: the longest time without progress, in seconds, after which a run gives up
+            what it holds and fails. Progress is a source or Dagster that answers, or records that
+            move in Spark.
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
         lag_max: the most unread records a shard may have for its lag check to pass.

@@ -30,6 +30,7 @@ from dagster_leasehold.assets.consuming.shard_data_source import FORMAT, read_op
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
+from dagster_leasehold.assets.guarding.job_watch import JobWatch
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -71,7 +72,7 @@ def ways(
             transform=None,
             output_root=local_place(output),
             new_attempt=lambda: uuid.uuid4().hex,
-            tag="leasehold-benchmark",
+            watch=JobWatch(tag="leasehold-benchmark", work="the benchmark"),
             tasks_max=2 * cores(),
         )
 

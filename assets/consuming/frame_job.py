@@ -12,11 +12,10 @@ from dagster_leasehold.assets.consuming.spark_work import (
     JobFailed,
     ShardsFailed,
     SweepJob,
-    explained,
+    at_work,
     failed_job,
     feature_missing,
     unavailable,
-    watched,
 )
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
@@ -49,7 +48,7 @@ def attempt_frames(
         ShardsFailed: workers named the shards that failed.
         JobFailed: the job failed, and no worker named a shard.
         SparkUnavailable: Spark went away, or lacks what a transform of DataFrames needs.
-        SweepInterrupted: `job.doomed` became true.
+        SweepInterrupted: `job.watch.doomed` became true.
         TransformError: the transform cannot be applied to any shard.
     """
     from dagster_leasehold.assets.output.parquet_sink import FORMAT, write_options
@@ -62,7 +61,7 @@ def attempt_frames(
         folder.remove_empty_folder()
         raise
     explain = partial(_explain, folder=folder, job=job, shards=shards)
-    with explained(job, folder, explain), watched(spark, job, folder):
+    with at_work(spark, job, folder, explain):
         writer = output.write.format(FORMAT).mode("append")
         own = {shard: numbers[shard] for shard in shards}
         options = write_options(own, folder, name_of(job.transform))

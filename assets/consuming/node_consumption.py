@@ -11,17 +11,14 @@ from dagster_leasehold.assets.consuming.bootstrapping import bootstrap_cursors
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.following import Follow
-from dagster_leasehold.assets.consuming.spark_sweeper import ABANDON_S, SparkSweeper
-from dagster_leasehold.assets.consuming.spark_work import STARVED_AFTER_S
-from dagster_leasehold.assets.consuming.stall_guard import (
-    GuardedSweeper,
-    StallGuard,
-    guarded_source,
-)
+from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.consuming.sweep import GuardedSweeper
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
+from dagster_leasehold.assets.guarding.run_on_spark import guarded_run
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.assets.spark.spark_settings import CONNECT
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Timing
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -64,28 +61,30 @@ def consume_shards(
     timing = Timing(timeout_s=timeout_s, beat_s=timeout_s * BEAT_FRACTION_MAX)
     started_s = time.monotonic()
     with (
-        Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat,
         StallGuard(stream.stall_limit_s, time.monotonic) as guard,
+        guarded_run(
+            spark,
+            guard,
+            run=run,
+            work=f"stream {stream.name}",
+            tell=tell,
+            ended=ended,
+            starved_after_s=starved_after_s,
+        ) as on_spark,
+        Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat,
     ):
         sweeper = SparkSweeper(
             stream=stream,
-            session=lambda: spark.spark_session,
+            spark=on_spark,
             output_root=deployment.output_folder(stream.key),
-            run=run,
-            doomed=lambda: guard.ending or not heartbeat.trusted,
-            progressed=guard.progressed,
-            renewed=spark.renewed_session,
-            where=spark.mode,
-            starved_after_s=starved_after_s,
-            tell=tell,
-            ended=ended,
+            doomed=lambda: not heartbeat.trusted,
         )
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),
             store=store,
             node=node,
             run=run,
-            sweeper=GuardedSweeper(sweeper, guard, lambda: sweeper.awaited),
+            sweeper=GuardedSweeper(sweeper, guard, lambda: on_spark.awaited),
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
@@ -94,18 +93,10 @@ def consume_shards(
             ),
             bootstrap=bootstrap_cursors(pulse, node),
             follow=follow and _guarded(follow, guard),
-            unfinished_by=sweeper.succeed,
+            unfinished_by=on_spark.succeed,
         )
         reports = consumer.consume(shards)
-    if guard.stalled is not None:
-        _abandon(sweeper, spark)
     return list(reports.values()), time.monotonic() - started_s
-
-
-def _abandon(sweeper: SparkSweeper, spark: SparkResource) -> None:
-    # The shards are free by now: whoever takes them must not find a Spark that stands still.
-    if not sweeper.abandon(ours=spark.mode == CONNECT) and spark.end_server():
-        _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
 
 
 def _guarded(follow: Follow, guard: StallGuard) -> Follow:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import ROW_DDL, RangeTasks
-from dagster_leasehold.assets.consuming.spark_work import SweepJob, explained, failed_job, watched
+from dagster_leasehold.assets.consuming.spark_work import SweepJob, at_work, failed_job
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
@@ -45,7 +45,7 @@ def attempt_ranges(
     Raises:
         JobFailed: the job failed as a whole, as when a transform ends the worker's process.
         SparkUnavailable: Spark went away, or does not share the output folder.
-        SweepInterrupted: `job.doomed` became true.
+        SweepInterrupted: `job.watch.doomed` became true.
         TransformError: the transform cannot be sent to Spark.
     """
     transform = _pickled(spark, job)
@@ -62,7 +62,7 @@ def attempt_ranges(
         name_of(job.transform),
     )
     explain = partial(failed_job, job=job, shards=shards)
-    with explained(job, folder, explain), watched(spark, job, folder):
+    with at_work(spark, job, folder, explain):
         rows = _run(spark, tasks)
     _check_shared(tasks.tasks, rows, folder, attempt)
     of_shard: dict[ShardId, list[RangeRow]] = {shard: [] for shard in shards}

@@ -1,4 +1,4 @@
-"""Work on Spark that both ways of a sweep share: what a job is, watching over it, its failures."""
+"""Work on Spark that both ways of a sweep share: a job, its failures, and its end."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import re
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
-from dagster_leasehold.assets.consuming.running_tasks import running_tasks
 from dagster_leasehold.assets.consuming.task_packing import Divide
 from dagster_leasehold.assets.errors import (
     SessionLost,
     SparkFeatureMissing,
     SparkUnavailable,
-    SweepInterrupted,
     TransformError,
 )
+from dagster_leasehold.assets.guarding.job_watch import JobWatch, explained, watched
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
@@ -33,8 +32,6 @@ from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WATCH_S = 0.25
-STARVED_AFTER_S = 60.0
 EXECUTOR_LOST = "ExecutorLostFailure"
 
 
@@ -53,14 +50,10 @@ class SweepJob:
         transform: the user's, or None to keep records as they are.
         output_root: the folder of the stream's output, which Spark's workers reach too.
         new_attempt: gives a name that was never used, for the folder of one try.
-        tag: marks the jobs of this run, so that they can be interrupted.
+        watch: of the run over its jobs.
         tasks_max: the most tasks a job is cut into.
-        doomed: asked while a job runs; once it is true, the job is interrupted.
-        progressed: called while a job makes progress, and when one begins.
         divide: cuts a range into parts that tasks may read side by side; None where ranges stay
             whole.
-        starved: called with True when no task has run for a while, and with False once one does.
-        starved_after_s: how long that while is, in seconds.
     """
 
     stream: StreamName
@@ -68,28 +61,17 @@ class SweepJob:
     transform: Transform | ArrowTransform | None
     output_root: OutputPlace
     new_attempt: Callable[[], str]
-    tag: str
+    watch: JobWatch
     tasks_max: int
-    doomed: Callable[[], bool] = lambda: False
-    progressed: Callable[[], None] = lambda: None
     divide: Divide | None = None
-    starved: Callable[[bool], None] = lambda _: None
-    starved_after_s: float = STARVED_AFTER_S
 
     def begin_attempt(self) -> tuple[str, OutputPlace]:
         """Return the name of a new attempt, relative to the output, and its folder, made now."""
         attempt = f"{ATTEMPTS_FOLDER}/{self.new_attempt()}"
         folder = self.output_root / attempt
         folder.make_folder()
-        self.progressed()
+        self.watch.progressed()
         return attempt, folder
-
-    def interrupted(self) -> SweepInterrupted:
-        """Return the error of a job that ended because the run is doomed."""
-        return SweepInterrupted(
-            f"The Spark job of stream {self.stream} was interrupted: this run no longer "
-            "holds its leases for certain, or it is ending."
-        )
 
 
 class JobFailed(Exception):
@@ -115,87 +97,19 @@ class ShardsFailed(Exception):
 
 
 @contextmanager
-def explained(
-    job: SweepJob, folder: OutputPlace, explain: Callable[[Exception], Exception]
+def at_work(
+    spark: SparkSession,
+    job: SweepJob,
+    folder: OutputPlace,
+    explain: Callable[[Exception], Exception],
 ) -> Generator[None]:
-    """Raise the failure of the job inside in our own words, and remove what it left.
-
-    Args:
-        job: of the sweep; an interruption is told from a failure by its `doomed`.
-        folder: of the attempt.
-        explain: returns the error to raise for one of Spark's.
-    """
-    try:
+    """Watch over the job inside; raise its failure as `explain` gives it."""
+    with (
+        explained(job.watch, folder, explain),
+        watched(spark, job.watch, folder),
+        _failpoint_during_write(folder),
+    ):
         yield
-    except Exception as error:
-        if job.doomed():
-            raise job.interrupted() from error
-        failure = explain(error)
-        if not isinstance(failure, SparkUnavailable) or isinstance(failure, SparkFeatureMissing):
-            # Spark has ended the job. Where it has not, somebody may still write into the folder.
-            folder.remove_folder()
-        raise failure from error
-
-
-@contextmanager
-def watched(spark: SparkSession, job: SweepJob, folder: OutputPlace) -> Generator[None]:
-    """Tag the work inside, note its progress and a lack of cores, and interrupt it when doomed.
-
-    Killing a client does not stop its job on a Connect server, so leaving early must say so.
-    """
-    done = threading.Event()
-
-    def watch(running: Callable[[], bool]) -> None:
-        signs = folder.signs_of_work()
-        look_s = folder.watch_every_s
-        waited_s = idle_s = 0.0
-        starved = False
-        while not done.wait(WATCH_S):
-            waited_s += WATCH_S
-            idle_s = 0.0 if _is_running(running) else idle_s + WATCH_S
-            if starved is not (idle_s >= job.starved_after_s):
-                starved = not starved
-                job.starved(starved)
-            if job.doomed():
-                # Again and again: it may come before the job, or not get through.
-                with suppress(Exception):
-                    spark.interruptTag(job.tag)
-            elif waited_s >= look_s:
-                waited_s = 0.0
-                now = folder.signs_of_work()
-                if now != signs:
-                    signs = now
-                    job.progressed()
-        if starved:
-            job.starved(False)
-
-    spark.addTag(job.tag)
-    with running_tasks(spark) as running:
-        name = f"watch {job.tag}"
-        watcher = threading.Thread(target=watch, args=(running,), name=name, daemon=True)
-        watcher.start()
-        try:
-            with _failpoint_during_write(folder):
-                yield
-        except Exception:
-            raise
-        except BaseException:
-            # This process is on its way out, even if Spark does not hear of it any more.
-            with suppress(Exception):
-                spark.interruptTag(job.tag)
-            raise
-        finally:
-            done.set()
-            watcher.join()
-            spark.removeTag(job.tag)
-
-
-def _is_running(running: Callable[[], bool]) -> bool:
-    try:
-        return running()
-    except Exception:
-        # The job itself fails as well then, and says why.
-        return True
 
 
 @contextmanager

@@ -5,12 +5,13 @@ Nothing here knows Spark: `assets.consuming.spark_sweeper` carries sweeps out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from dagster_leasehold.assets.errors import QuarantineLimitExceeded
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.output.worker_results import Plain, RangeStatistics, WrittenFile
 from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -77,6 +78,23 @@ class Sweeper(Protocol):
         `numbers` are those of the batches that are made, by shard.
         """
         ...
+
+
+class GuardedSweeper:
+    """A sweeper that is waited for while it makes progress."""
+
+    def __init__(
+        self, sweeper: Sweeper, guard: StallGuard, awaited: Callable[[], str] = lambda: "Spark"
+    ) -> None:
+        self._sweeper = sweeper
+        self._guard = guard
+        self._awaited = awaited
+
+    def __call__(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        """Carry out a sweep; see `Sweeper`."""
+        return self._guard.call(self._awaited, lambda: self._sweeper(ranges, numbers))
 
 
 def check_quarantined(stream: ShardStream, range_: ReadRange, quarantined: int) -> None:

@@ -150,11 +150,10 @@ class LocalPlace(OutputPlace):
     @override
     def signs_of_work(self) -> Hashable:
         signs: set[tuple[str, int]] = set()
-        for place in (self.path, self.path / REPORTS_FOLDER):
-            with contextlib.suppress(OSError), os.scandir(place) as entries:
-                for entry in entries:
-                    with contextlib.suppress(OSError):
-                        signs.add((entry.name, entry.stat().st_size))
+        for folder, folders, names in os.walk(self.path):
+            for path in (f"{folder}/{name}" for name in (*folders, *names)):
+                with contextlib.suppress(OSError):
+                    signs.add((path, os.stat(path).st_size))
         return frozenset(signs)
 
     @override

@@ -7,11 +7,14 @@ output in place:
 1. The replay claims the shard and writes new files, which no ledger row names yet.
 2. It dies: readers see the old files; the new ones are orphans, which vacuum removes later.
 3. Or it is only slow, and somebody takes its claim over: its swap is refused.
-4. Or it swaps: readers that listed the old files before still find them on the disk.
+4. Or what it waits for makes no progress: it interrupts its job, and gives its claims back.
+5. Or it swaps: readers that listed the old files before still find them on the disk.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +26,9 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.consuming import sweep
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.errors import RewriteRefused
+from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
+from dagster_leasehold.assets.guarding.run_on_spark import guarded_run
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.expired_output import expired_output
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
@@ -44,7 +50,10 @@ from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from dagster_leasehold.assets.spark.spark_resource import SparkResource
+
+_LOG = logging.getLogger(__name__)
+GIVEN_UP = "gave its claims back: the old output stays, and another replay begins anew"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +102,50 @@ def replay_on_spark(
     shards: Sequence[ShardId],
     span: ReplaySpan,
     *,
-    session: Callable[[], SparkSession],
+    spark: SparkResource,
     output_root: OutputPlace,
     run: str,
     ended: Ended,
     of_settings: bool = False,
     progress: Callable[[int], None] = lambda _: None,
-    renewed: Callable[[], SparkSession | None] = lambda: None,
+    tell: Callable[[str], None] = _LOG.warning,
+    starved_after_s: float = STARVED_AFTER_S,
 ) -> dict[ShardId, ReplayReport]:
     """Replay a span of some shards with Spark; see `Replayer` for the arguments.
 
-    `session` gives the Spark session; it is called for the first sweep. `renewed` gives another one
-    in place of a session that is gone.
+    A replay that makes no progress for the stream's `stall_limit_s` is given up: each of its shards
+    that is not done says in its report what the run waited for. `tell` takes a sentence for people
+    while it goes on, such as after `starved_after_s` seconds in which Spark runs no task.
     """
-    sweeper = SparkSweeper(
-        stream=stream, session=session, renewed=renewed, output_root=output_root, run=run
-    )
-    replayer = Replayer(
-        stream=stream,
-        store=store,
-        output_root=output_root,
-        sweeper=sweeper,
-        run=run,
-        ended=ended,
-        of_settings=of_settings,
-        progress=progress,
-    )
-    return replayer.replay(shards, span)
+    with (
+        StallGuard(stream.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
+        guarded_run(
+            spark,
+            guard,
+            run=run,
+            work=f"stream {stream.name}",
+            tell=tell,
+            ended=ended,
+            starved_after_s=starved_after_s,
+        ) as on_spark,
+    ):
+        sweeper = SparkSweeper(stream=stream, spark=on_spark, output_root=output_root)
+
+        def taken_over(other: str) -> bool:
+            on_spark.succeed(other)
+            return ended(other)
+
+        replayer = Replayer(
+            stream=replace(stream, source=guarded_source(stream.source, guard)),
+            store=store,
+            output_root=output_root,
+            sweeper=sweep.GuardedSweeper(sweeper, guard, lambda: on_spark.awaited),
+            run=run,
+            ended=taken_over,
+            of_settings=of_settings,
+            progress=progress,
+        )
+        return replayer.replay(shards, span)
 
 
 @dataclass(kw_only=True)

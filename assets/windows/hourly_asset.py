@@ -225,11 +225,11 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
                 start=start,
                 end=start + HOUR,
                 run=context.run.run_id,
-                session=lambda: spark.spark_session,
-                renewed=spark.renewed_session,
+                spark=spark,
                 out_of_order=timedelta(seconds=hourly.out_of_order_s),
                 even_if_incomplete=config.even_if_incomplete,
                 ended=lambda other: run_ended(context.instance, other),
+                tell=context.log.warning,
             )
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

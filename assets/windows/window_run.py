@@ -1,29 +1,31 @@
-"""One run of a window of event time: read, transform, write, and swap the files in."""
+"""One run of a window of event time: have its files made, and swap them in."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets import errors
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_run
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, touch_replaced
-from dagster_leasehold.assets.output.committed_output import parquet_frame
 from dagster_leasehold.assets.output.expired_output import refuse_expired_times
-from dagster_leasehold.assets.output.store_frames import write_frame
 from dagster_leasehold.assets.output.table.catching_up import catch_up
 from dagster_leasehold.assets.output.table.reading import EventSpan, TablePlan, plan_table
 from dagster_leasehold.assets.output.units import Ended
 from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
-from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
-from dagster_leasehold.lease_store.durable_files import sync_file, sync_folder
+from dagster_leasehold.assets.windows.window_job import make_files
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -35,8 +37,10 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.times import time_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
+_LOG = logging.getLogger(__name__)
+GIVEN_UP = "gave the hour up, which stays as it was: materialize it again"
 TRIES_MAX = 5
 
 
@@ -110,20 +114,18 @@ def make_window(
     start: datetime,
     end: datetime,
     run: str,
-    session: Callable[[], SparkSession],
-    renewed: Callable[[], SparkSession | None] = lambda: None,
+    spark: SparkResource,
     out_of_order: timedelta = timedelta(0),
     even_if_incomplete: bool = False,
     ended: Ended = lambda _: False,
+    tell: Callable[[str], None] = _LOG.warning,
+    starved_after_s: float = STARVED_AFTER_S,
 ) -> WindowMade:
     """Make `[start, end)` of a downstream asset from all that is committed now.
 
-    The files are written into a folder that belongs to this attempt alone; the window's row then
-    names them in the place of the old ones, if nobody wrote the row meanwhile. Else the files may
-    lack records that somebody counted in, and are made again. The attempt is in the store before
-    its first file, and ends with the write of the row: vacuum leaves its files alone until then.
-    `ended` returns True for a run that has certainly ended: its attempts are then forgotten.
-    `renewed` gives another session, once, in place of one that is gone, or None.
+    `ended` returns True for a run that has certainly ended: its attempts are then forgotten, and
+    its job is interrupted. `tell` takes a sentence for people while the run goes on, such as after
+    `starved_after_s` seconds in which Spark runs no task.
 
     Raises:
         WindowIncomplete: a shard may still deliver records of the window.
@@ -131,51 +133,108 @@ def make_window(
         OutputUnreadable: records of the window may have expired: what was made of it stays.
         TransformError: the transform raised, or returned no DataFrame.
         SparkUnavailable: Spark does not answer.
+        RunStalled: Spark made no progress for the stream's `stall_limit_s`.
         RewriteRefused: other runs of the window were faster each time.
     """
-    store, root = deployment.store(), deployment.output_folder(stream.key)
-    if not even_if_incomplete:
-        _check_complete(store, stream, asset=asset, start=start, end=end, out_of_order=out_of_order)
-    _forget_ended(store, stream, ended)
-    spark: SparkSession | None = None
-    for _ in range(TRIES_MAX):
-        before = _window_made(store, stream, asset=asset, start=start, end=end)
-        span = EventSpan(start, end)
-        plan, covered = _planned(deployment, stream, span)
-        name = attempt_name(run)
-        attempt = f"{ATTEMPTS_FOLDER}/{name}"
-        files: tuple[DataFile, ...] = ()
-        store.begin_window(stream.key, name, run)
-        try:
-            if plan.files:
-                # An hour without records has no columns either that a transform could work on.
-                work = (spark or session(), stream, plan, span)
-                files = _make_files(*work, transform=transform, root=root, name=attempt)
-        except BaseException as error:
-            # A store that does not answer keeps the attempt until a later run finds this one ended.
-            with suppress(StoreError):
-                store.end_window(stream.key, name)
-            # The server may still write into this attempt's folder: the next one has its own.
-            if spark is None and isinstance(error, errors.SessionLost) and (spark := renewed()):
-                continue
-            raise
-        window = _window_row(before, asset, start, end, run=run, files=files, covered=covered)
-        replaced = before.files if before else ()
-        touch_replaced(root, replaced)
-        if isinstance(store.put_window(stream.key, window, attempt=name), Changed):
+    store = deployment.store()
+    with (
+        StallGuard(stream.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
+        guarded_run(
+            spark,
+            guard,
+            run=run,
+            work=f"an hour of stream {stream.name}",
+            tell=tell,
+            ended=ended,
+            starved_after_s=starved_after_s,
+        ) as on_spark,
+    ):
+        if not even_if_incomplete:
+            asked = replace(stream, source=guarded_source(stream.source, guard))
+            _check_complete(
+                store, asked, asset=asset, start=start, end=end, out_of_order=out_of_order
+            )
+        _forget_ended(store, stream, ended, on_spark)
+        making = _Making(deployment, stream, asset, transform, start, end, run, guard, on_spark)
+        return making.make()
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """A window that a run makes.
+
+    The files are written into a folder that belongs to one attempt alone; the window's row then
+    names them in the place of the old ones, if nobody wrote the row meanwhile. Else the files may
+    lack records that somebody counted in, and are made again. The attempt is in the store before
+    its first file, and ends with the write of the row: vacuum leaves its files alone until then.
+    """
+
+    deployment: Deployment
+    stream: ShardStream
+    asset: str
+    transform: Transform
+    start: datetime
+    end: datetime
+    run: str
+    guard: StallGuard
+    on_spark: RunOnSpark
+
+    def make(self) -> WindowMade:
+        """Make the window; a session that is gone is replaced once."""
+        store, key = self.deployment.store(), self.stream.key
+        root = self.deployment.output_folder(key)
+        asset, start, end = self.asset, self.start, self.end
+        renewed = False
+        for _ in range(TRIES_MAX):
+            before = _window_made(store, self.stream, asset=asset, start=start, end=end)
+            plan, covered = _planned(self.deployment, self.stream, EventSpan(start, end))
+            name = attempt_name(self.run)
+            attempt = f"{ATTEMPTS_FOLDER}/{name}"
+            store.begin_window(key, name, self.run)
+            try:
+                files = self._files(plan, root, attempt)
+            except BaseException as error:
+                # A store that does not answer keeps the attempt until a later run finds this one
+                # ended.
+                with suppress(StoreError):
+                    store.end_window(key, name)
+                # The server may still write into this attempt's folder: the next one has its own.
+                if not renewed and isinstance(error, errors.SessionLost) and self._renewed():
+                    renewed = True
+                    continue
+                raise
+            row = _window_row(before, asset, start, end, run=self.run, files=files, covered=covered)
+            replaced = before.files if before else ()
             touch_replaced(root, replaced)
-            return WindowMade(window, len(plan.files))
-        store.end_window(stream.key, name)
-        (root / attempt).remove_folder()
-    raise errors.RewriteRefused(
-        f"The hour {time_text(start)} of {asset} changed {TRIES_MAX} times while this run made "
-        "it: it stays as the others left it."
-    )
+            if isinstance(store.put_window(key, row, attempt=name), Changed):
+                touch_replaced(root, replaced)
+                return WindowMade(row, len(plan.files))
+            store.end_window(key, name)
+            (root / attempt).remove_folder()
+        raise errors.RewriteRefused(
+            f"The hour {time_text(start)} of {asset} changed {TRIES_MAX} times while this run made "
+            "it: it stays as the others left it."
+        )
+
+    def _files(self, plan: TablePlan, root: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
+        if not plan.files:
+            # An hour without records has no columns either that a transform could work on.
+            return ()
+        span = EventSpan(self.start, self.end)
+        to_do = partial(make_files, self.on_spark, self.stream, plan, span)
+        return self.guard.call(
+            lambda: self.on_spark.awaited,
+            lambda: to_do(transform=self.transform, root=root, name=attempt),
+        )
+
+    def _renewed(self) -> bool:
+        return self.guard.call("Spark", self.on_spark.renew) is not None
 
 
-def _forget_ended(store: Windows, stream: ShardStream, ended: Ended) -> None:
+def _forget_ended(store: Windows, stream: ShardStream, ended: Ended, on_spark: RunOnSpark) -> None:
     for each in store.window_attempts(stream.key):
         if ended(each.run):
+            on_spark.succeed(each.run)
             store.end_window(stream.key, each.attempt)
 
 
@@ -228,79 +287,6 @@ def _check_complete(
             f"The hour {time_text(start)} of {asset} is not complete ({reached.clause}): wait for "
             "its sensor, or set even_if_incomplete in the config."
         )
-
-
-def _make_files(
-    spark: SparkSession,
-    stream: ShardStream,
-    plan: TablePlan,
-    span: EventSpan,
-    *,
-    transform: Transform,
-    root: OutputPlace,
-    name: str,
-) -> tuple[DataFile, ...]:
-    (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
-    written = _write(spark, stream, plan, span=span, transform=transform, root=root, name=name)
-    return _files(root, name) if written is None else written
-
-
-def _write(
-    spark: SparkSession,
-    stream: ShardStream,
-    plan: TablePlan,
-    span: EventSpan,
-    *,
-    transform: Transform,
-    root: OutputPlace,
-    name: str,
-) -> tuple[DataFile, ...] | None:
-    """Write the output of an hour; return its files, or None where Spark wrote them on a disk."""
-    from pyspark.sql import DataFrame
-
-    folder = root / name
-    where = f"The transform of an hour of stream {stream.name}"
-    frame = parquet_frame(spark, plan, stream.key, span)
-    ship_code_of(transform, spark)
-    try:
-        output = cast(object, transform(frame))
-        if isinstance(output, DataFrame):
-            if not folder.is_local:
-                return write_frame(output, folder, name)
-            output.write.parquet(str(folder))
-            return None
-    except Exception as error:
-        folder.remove_folder()
-        if session_is_gone(error):
-            raise errors.SessionLost(
-                f"Spark does not answer ({users_error(error)}): see the Spark server's log; "
-                "materialize the hour again."
-            ) from error
-        raise errors.TransformError(f"{where} failed with {users_error(error)}.") from error
-    raise errors.TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
-
-
-def _files(output_root: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
-    """Return the files that Spark wrote, durable before a row names them."""
-    import pyarrow.parquet as pq
-
-    root = Path(str(output_root))
-    paths = sorted((root / attempt).glob("*.parquet"))
-    if not paths:
-        raise errors.SparkUnavailable(
-            f"Spark reported that it wrote {attempt} but left no file in {root / attempt}: let "
-            "Spark's workers and this process share the output folder."
-        )
-    for path in paths:
-        with path.open("rb") as file:
-            sync_file(file)
-    sync_folder(root / attempt)
-    # Spark made the folder of the attempt itself.
-    sync_folder(root / ATTEMPTS_FOLDER)
-    return tuple(
-        DataFile(f"{attempt}/{path.name}", pq.read_metadata(path).num_rows, path.stat().st_size)
-        for path in paths
-    )
 
 
 def window_paths(

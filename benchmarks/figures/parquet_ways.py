@@ -23,6 +23,7 @@ from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.parsing import parse_json
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -82,9 +83,10 @@ def consume(
             run="benchmark",
             sweeper=SparkSweeper(
                 stream=stream,
-                session=lambda: spark.spark_session,
+                spark=RunOnSpark(
+                    session=lambda: spark.spark_session, run="benchmark", work="the benchmark"
+                ),
                 output_root=place or local_place(output),
-                run="benchmark",
             ),
             heartbeat=heartbeat,
             clock=time.monotonic,

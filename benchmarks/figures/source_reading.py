@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark import connect_server
@@ -75,7 +76,9 @@ def in_spark(session: Any, source: ShardSource, output: Path) -> ReadRanges:
     """Return a reader of ranges in one Spark job, as a run of a stream without a transform."""
     stream = ShardStream(name="benchmark", source=source)
     sweeper = SparkSweeper(
-        stream=stream, session=lambda: session, output_root=local_place(output), run="benchmark"
+        stream=stream,
+        spark=RunOnSpark(session=lambda: session, run="benchmark", work="the benchmark"),
+        output_root=local_place(output),
     )
 
     def sweep(ranges: Sequence[ReadRange]) -> int:

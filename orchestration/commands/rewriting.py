@@ -78,15 +78,13 @@ def replay_shards(
     from dagster_leasehold.orchestration.resources import spark_of
 
     shards, run = _chosen(target, stream.key, named_shards), _new_run("replay")
-    resource = spark_of(target.settings)
     with progress("replaying", "batches") as show, _ended_gently():
         reports = replay_on_spark(
             stream,
             target.store,
             shards,
             span,
-            session=lambda: resource.spark_session,
-            renewed=resource.renewed_session,
+            spark=spark_of(target.settings),
             output_root=target.settings.output_folder(stream.key.stream, stream.key.group),
             run=run,
             ended=lambda former: former == replaces,

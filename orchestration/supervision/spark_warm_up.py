@@ -154,6 +154,7 @@ def run_first_job(address: str, folder: Path) -> int:
     from pyspark.sql import SparkSession
 
     from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+    from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
     from dagster_leasehold.assets.places.local_place import local_place
     from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.assets.spark.spark_session import settle
@@ -167,9 +168,8 @@ def run_first_job(address: str, folder: Path) -> int:
         log.append(shard, [b"warm"])
         sweep = SparkSweeper(
             stream=ShardStream("warm-up", log),
-            session=lambda: spark,
+            spark=RunOnSpark(session=lambda: spark, run="warm-up", work="the warm-up"),
             output_root=local_place(Path(scratch) / "output"),
-            run="warm-up",
         )
         bounds = log.bounds([shard])[shard]
         range_ = ReadRange(shard, bounds.begin, bounds.end)

@@ -43,10 +43,19 @@ ALLOWED_WITHIN = {
         "places": set[str](),
         "declaration": {"errors", "places"},
         "spark": {"errors"},
+        "guarding": {"errors", "places", "spark"},
         "output": {"errors", "places", "declaration", "spark"},
-        "consuming": {"errors", "places", "declaration", "spark", "output"},
-        "rewriting": {"errors", "places", "declaration", "spark", "output", "consuming"},
-        "windows": {"errors", "places", "declaration", "spark", "output"},
+        "consuming": {"errors", "places", "declaration", "spark", "guarding", "output"},
+        "rewriting": {
+            "errors",
+            "places",
+            "declaration",
+            "spark",
+            "guarding",
+            "output",
+            "consuming",
+        },
+        "windows": {"errors", "places", "declaration", "spark", "guarding", "output"},
     },
     # Rules decide over rows; the roles of a store are known to them as types, and no store is.
     "lease_store": {

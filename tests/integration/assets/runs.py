@@ -12,6 +12,7 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -85,21 +86,22 @@ def consume_stream(
     store = store_of(home)
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
     spark = SparkResource(mode=mode, folder=str(spark_folder), conf=dict(conf))
-    sweeper = SparkSweeper(
-        stream=stream,
+    on_spark = RunOnSpark(
         session=lambda: spark.spark_session,
         renewed=spark.renewed_session,
         ended=lambda earlier: earlier == replaces,
-        output_root=local_place(home / "output"),
         run=run,
+        work=f"stream {stream.name}",
     )
     consumer = Consumer(
         stream=stream,
         store=store,
         node=NODE,
         run=run,
-        sweeper=sweeper,
-        unfinished_by=sweeper.succeed,
+        sweeper=SparkSweeper(
+            stream=stream, spark=on_spark, output_root=local_place(home / "output")
+        ),
+        unfinished_by=on_spark.succeed,
         heartbeat=Beat(),
         clock=time.monotonic,
         replaces=dict.fromkeys(shards, replaces) if replaces else None,

@@ -14,6 +14,7 @@ from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.guarding.job_watch import JobWatch
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import UnknownShard
@@ -57,9 +58,8 @@ class Sweeping:
             transform=transform,
             output_root=self.place,
             new_attempt=lambda: uuid.uuid4().hex,
-            tag="leasehold-test",
+            watch=JobWatch(tag="leasehold-test", work="stream orders", doomed=doomed),
             tasks_max=4,
-            doomed=doomed,
             divide=self.log.divide,
         )
         wanted = self.ranges() if ranges is None else ranges

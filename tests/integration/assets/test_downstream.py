@@ -3,7 +3,7 @@
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pyarrow.parquet as pq
@@ -21,6 +21,7 @@ from dagster_leasehold.assets.windows.window_run import make_window, window_path
 from dagster_leasehold.lease_store.group_rows import Timing
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.output.test_committed_output import NOON, append
+from tests.unit.assets.spark_doubles import SparkDouble
 
 pytestmark = pytest.mark.spark
 HOUR = timedelta(hours=1)
@@ -81,7 +82,7 @@ def make(world: World, deployment: Deployment, session: Any, hour: int, **more: 
         asset="per_shard",
         start=start,
         end=start + HOUR,
-        session=lambda: session,
+        spark=cast(Any, SparkDouble(session)),
         **given,
     )
 

@@ -24,6 +24,7 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -99,9 +100,12 @@ def consume(
     shards = [lease.shard for lease in store.snapshot(stream.key).shards]
     sweeper = SparkSweeper(
         stream=stream,
-        session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+        spark=RunOnSpark(
+            session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+            run=run,
+            work="stream orders",
+        ),
         output_root=local_place(home / "output"),
-        run=run,
     )
     consumer = Consumer(
         stream=stream,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pyarrow as pa
@@ -38,6 +38,7 @@ from tests.integration.assets.sweeping import Sweeping
 from tests.ledger_output import ledger_paths, ledger_records
 from tests.object_store import ENVIRONMENT, StoreClock, new_bucket, serve, store_clock
 from tests.unit.assets.consumption_world import World
+from tests.unit.assets.spark_doubles import SparkDouble
 
 HOUR = timedelta(hours=1)
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -294,7 +295,7 @@ def test_spark_reads_the_store_and_makes_hours_in_it(
             start=datetime(2000, 1, 1, tzinfo=UTC),
             end=datetime(2100, 1, 1, tzinfo=UTC),
             run=run,
-            session=lambda: connect_session,
+            spark=cast(Any, SparkDouble(connect_session)),
             even_if_incomplete=True,
         )
         assert made.window.records == 2

@@ -12,6 +12,7 @@ import pytest
 from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.output.quarantined import quarantined_records
 from dagster_leasehold.assets.parsing import parse_csv, parse_json
 from dagster_leasehold.assets.places.local_place import local_place
@@ -137,9 +138,14 @@ def test_another_try_puts_mended_records_where_they_belong(
         output_root=output,
         sweeper=SparkSweeper(
             stream=stream,
-            session=lambda: SparkResource(mode="connect", folder=str(spark_folder)).spark_session,
+            spark=RunOnSpark(
+                session=lambda: (
+                    SparkResource(mode="connect", folder=str(spark_folder)).spark_session
+                ),
+                run="replay-1",
+                work="stream orders",
+            ),
             output_root=output,
-            run="replay-1",
         ),
         run="replay-1",
     )

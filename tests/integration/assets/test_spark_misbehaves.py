@@ -27,6 +27,7 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.rewriting import replay
 from dagster_leasehold.assets.rewriting.replay import replay_on_spark
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.spark.connect_server import running, stop
@@ -209,12 +210,12 @@ def test_a_server_that_restarts_costs_no_replay(world: World, tmp_path: Path) ->
         with world.run(address) as run:
             world.catches_up(run)
         (world.home / "pause-3").touch()
-        replay = runs.enter_context(world.run(address, "replay"))
-        world.until((world.home / "replayed-3").exists, replay)
+        run = runs.enter_context(world.run(address, "replay"))
+        world.until((world.home / "replayed-3").exists, run)
         first.close()
         with connect_server_at(tmp_path, port, {}, "again"):
             (world.home / "pause-3").unlink()
-            assert world.outcome(replay) == {shard: ["3 batches", ""] for shard in "012"}
+            assert world.outcome(run) == {shard: ["3 batches", ""] for shard in "012"}
     store, key = store_of(world.home), stream_of(world.home).key
     for shard in "012":
         assert [batch.generation for batch in store.batches(key, ShardId(shard))] == [1, 1, 1]
@@ -250,6 +251,46 @@ def test_a_cluster_without_a_free_core_is_named_and_left_and_serves_again_when_i
             world.until(lambda: f"Spark ({master}) {sentence}" in world.messages(), run)
             taken.close()
             world.catches_up(run)
+    world.check()
+
+
+def test_a_replay_without_a_free_core_says_so_gives_up_and_goes_through_once_there_is_one(
+    world: World, tmp_path: Path
+) -> None:
+    """Method: a server on a cluster whose cores another application takes after the first run."""
+    port = free_port()
+    mode = f"sc://127.0.0.1:{port}"
+    store, key = store_of(world.home), stream_of(world.home).key
+
+    def generations() -> list[int]:
+        return [batch.generation for shard in "012" for batch in store.batches(key, ShardId(shard))]
+
+    with (
+        standalone_cluster(tmp_path, *this_spark(tmp_path), WORKERS) as master,
+        ExitStack() as taken,
+    ):
+        with world.run(master) as run:
+            world.catches_up(run)
+        taken.enter_context(all_cores_taken(master))
+        served = {"spark.master": master, "spark.executor.memory": "512m"}
+        with connect_server_at(tmp_path, port, served):
+            with world.run(mode, "replay", stall_limit_s=10.0) as run:
+                given_up = world.outcome(run)
+            for batches, error in given_up.values():
+                assert batches == "0 batches"
+                assert "This run made no progress for 10 s while it waited for" in error
+                assert f"a free core of Spark ({mode}), so that it gave its claims back" in error
+            sentence = "has run no task of stream orders for 3 s, as if it had no free core"
+            assert f"Spark ({mode}) {sentence}" in world.messages()
+            assert store.rewrites(key) == []
+            assert set(generations()) == {0}, "the old output stays"
+            taken.close()
+            with world.run(mode, "replay") as run:
+                outcome = world.outcome(run)
+    assert outcome == {
+        shard: [f"{len(store.batches(key, ShardId(shard)))} batches", ""] for shard in "012"
+    }
+    assert set(generations()) == {1}
     world.check()
 
 
@@ -358,17 +399,19 @@ class Runner:
     def replay(self) -> dict[str, list[str]]:
         """Replay all shards; return how many batches of each were made anew, and its error."""
         spark = SparkResource(mode=self.mode, folder=str(self.folder))
+        replay.time = Clock(self.home)
         reports = replay_on_spark(
-            stream_of(self.home),
+            replace(stream_of(self.home), stall_limit_s=self.stall_limit_s),
             store_of(self.home),
             [ShardId(shard) for shard in "012"],
             ReplaySpan(),
-            session=lambda: spark.spark_session,
-            renewed=spark.renewed_session,
+            spark=spark,
             output_root=local_place(self.home / "output"),
             run=self.run,
             ended=lambda _: False,
             progress=lambda _: self._pause("replayed"),
+            tell=self._tell,
+            starved_after_s=STARVED_AFTER_S,
         )
         return {shard: [f"{each.batches} batches", each.error] for shard, each in reports.items()}
 

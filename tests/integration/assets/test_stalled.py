@@ -20,10 +20,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dagster_leasehold.assets.consuming import node_consumption, spark_sweeper
+from dagster_leasehold.assets.consuming import node_consumption
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.guarding import run_on_spark
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -49,7 +50,7 @@ class Home:
         self.home, self.folder = home, folder
         self.runs = 0
 
-    def start(self, way: str, abandon_s: float = spark_sweeper.ABANDON_S) -> subprocess.Popen[str]:
+    def start(self, way: str, abandon_s: float = run_on_spark.ABANDON_S) -> subprocess.Popen[str]:
         self.runs += 1
         arguments = (self.home, self.folder, f"run-{self.runs}", way, abandon_s)
         return subprocess.Popen(
@@ -166,7 +167,7 @@ class Clock:
 
 
 def main(home: Path, folder: Path, run: str, way: str, abandon_s: float) -> None:
-    spark_sweeper.ABANDON_S = node_consumption.ABANDON_S = abandon_s
+    run_on_spark.ABANDON_S = abandon_s
     node_consumption.time = Clock(home)
     store = store_of(home)
     transform = holding_tables(home) if way == "arrow" else HoldingTransform(home)

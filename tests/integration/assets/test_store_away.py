@@ -12,6 +12,7 @@ import pytest
 
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.group_rows import Timing
@@ -58,7 +59,9 @@ def test_the_store_is_away_and_comes_back(
 
     def consume(run: str) -> set[str]:
         sweeper = SparkSweeper(
-            stream=world.stream, session=lambda: connect_session, output_root=world.place, run=run
+            stream=world.stream,
+            spark=RunOnSpark(session=lambda: connect_session, run=run, work="stream orders"),
+            output_root=world.place,
         )
         return {report.error for report in world.consume(run, sweeper=sweeper).values()}
 

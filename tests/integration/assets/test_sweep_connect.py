@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from dagster_leasehold.assets.arrow_transform import arrow_transform
-from dagster_leasehold.assets.consuming.spark_sweeper import run_tag
 from dagster_leasehold.assets.errors import SweepInterrupted
+from dagster_leasehold.assets.guarding.run_on_spark import run_tag
 from tests.integration.assets.arrow_sweeping import CASES, ArrowSweeping
 from tests.integration.assets.runs import PROJECT, consume, store_of, stream_of
 from tests.integration.assets.sweeping import Sweeping

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.output.table.reading import EventSpan, PlannedFile, TablePlan
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -61,12 +62,15 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
         worlds: list[World] = []
 
         def sweeper(
-            *, stream: ShardStream, run: str, doomed: Any, output_root: OutputPlace, **_: Any
+            *, stream: ShardStream, spark: RunOnSpark, doomed: Any, output_root: OutputPlace
         ):
-            made = worlds[0]
+            made, run = worlds[0], spark.run
             deployment = next(each for each in made.deployments if run in each.runs)
             log, moods = made.logs[stream.name], made.moods(stream.name)
-            return SweeperDouble(deployment, run, log, moods, Path(output_root.address), doomed)
+            return SweeperDouble(
+                deployment, run, log, moods, Path(output_root.address),
+                lambda: spark.watch.doomed() or doomed(),
+            )  # fmt: skip
 
         doubles = {
             "dagster_leasehold.orchestration.supervision.node_agent.threading": virtual.threading(),
@@ -77,8 +81,8 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             ),
             "dagster_leasehold.sensors.run_cleaning.process_gone": lambda note: note == DEAD,
             "dagster_leasehold.lease_store.heartbeat.threading": virtual.threading(),
-            "dagster_leasehold.assets.consuming.stall_guard.threading": virtual.threading(),
-            "dagster_leasehold.assets.consuming.stall_guard.SimpleQueue": partial(
+            "dagster_leasehold.assets.guarding.stall_guard.threading": virtual.threading(),
+            "dagster_leasehold.assets.guarding.stall_guard.SimpleQueue": partial(
                 VirtualQueue, virtual
             ),
             "dagster_leasehold.assets.consuming.node_consumption.Heartbeat": partial(

@@ -91,7 +91,7 @@ def _read_until_made(self: LateRecords, since: datetime, until: datetime, leases
 
 _READ = LateRecords._read
 _PLAN = SyntheticLog.plan
-_STALL_GUARD = "dagster_leasehold.assets.consuming.stall_guard"
+_STALL_GUARD = "dagster_leasehold.assets.guarding.stall_guard"
 _LOG = "tests.simulation.soak.synthetic_log.SyntheticLog"
 
 MUTANTS = [

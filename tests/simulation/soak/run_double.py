@@ -93,17 +93,6 @@ class SweeperDouble:
             self._time.sleep(LOOK_S)
         raise SweepInterrupted("The Spark job was interrupted.")
 
-    awaited = "Spark"
-    """As of the real one, where Spark has a free core."""
-
-    def succeed(self, run: str) -> None:
-        """Take note of a run that left a batch unfinished; it has no job here to interrupt."""
-
-    def abandon(self, *, ours: bool) -> bool:
-        """Interrupt what still runs; Spark itself is well."""
-        del ours
-        return True
-
     def _result(self, range_: ReadRange) -> SweepResult:
         if range_.shard in self._moods.failing:
             return TransformError(REFUSED)

@@ -12,6 +12,7 @@ from dagster_leasehold.assets.consuming.frame_job import REGISTER_ATTEMPTS, _reg
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.errors import SparkFeatureMissing, SparkUnavailable, TransformError
+from dagster_leasehold.assets.guarding.job_watch import JobWatch
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
@@ -84,7 +85,8 @@ class _Server:
 
 def _sweep(session: Any, transform: Any, tmp_path: Path) -> Any:
     place = local_place(tmp_path / "output")
-    job = SweepJob(StreamName("orders"), {}, transform, place, lambda: "run-1", "tag", 1)
+    watch = JobWatch(tag="tag", work="stream orders")
+    job = SweepJob(StreamName("orders"), {}, transform, place, lambda: "run-1", watch, 1)
     shard = ShardId("0")
     return run_sweep(session, job, [ReadRange(shard, "0", "1")], {shard: range(1)})[shard]
 
@@ -141,7 +143,8 @@ def test_the_folder_of_an_attempt_is_named_on_the_disk_before_anything_is_read(
 ) -> None:
     """The session is none, so that the sweep goes no further than the folder."""
     root = tmp_path / "output"
-    job = SweepJob(StreamName("s"), {}, transform, local_place(root), lambda: "run-1", "tag", 1)
+    watch = JobWatch(tag="tag", work="stream s")
+    job = SweepJob(StreamName("s"), {}, transform, local_place(root), lambda: "run-1", watch, 1)
     with synced(monkeypatch) as paths, suppress(SparkUnavailable):
         shard = ShardId("0")
         run_sweep(cast(Any, None), job, [ReadRange(shard, "0", "1")], {shard: range(1)})

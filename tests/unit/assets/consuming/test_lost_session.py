@@ -11,6 +11,7 @@ from dagster_leasehold.assets.consuming import spark_sweeper
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.consuming.spark_work import SweepJob, failed_job, unavailable
 from dagster_leasehold.assets.errors import SessionLost, SparkUnavailable, SweepInterrupted
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -49,10 +50,8 @@ class Spark:
 def sweeper_of(spark: Spark, tmp_path: Path, **named: Any) -> SparkSweeper:
     return SparkSweeper(
         stream=ShardStream(name="orders", source=LocalLog.create(tmp_path / "log", 1)),
-        session=spark.session,
+        spark=RunOnSpark(session=spark.session, run="run-1", work="stream orders", **named),
         output_root=local_place(tmp_path / "output"),
-        run="run-1",
-        **named,
     )
 
 

@@ -17,6 +17,8 @@ from dagster_leasehold.assets.consuming.spark_sweeper import (
     run_sweep,
 )
 from dagster_leasehold.assets.consuming.spark_work import SweepJob, failed_job
+from dagster_leasehold.assets.guarding.job_watch import JobWatch
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
@@ -34,8 +36,9 @@ def test_a_cluster_that_loses_its_executors_is_not_asked_once_for_each_shard(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """Method: every job fails; the numbers of tasks and executors differ each time."""
+    watch = JobWatch(tag="tag", work="stream orders")
     job = SweepJob(
-        StreamName("orders"), {}, None, local_place(tmp_path), lambda: "a", "tag", tasks_max=2
+        StreamName("orders"), {}, None, local_place(tmp_path), lambda: "a", watch, tasks_max=2
     )
     jobs: list[int] = []
 
@@ -74,9 +77,8 @@ def test_the_tasks_of_a_sweep_follow_what_its_session_says_at_that_time(
     sessions: Iterator[Any] = iter(("2", "64"))
     sweeper = SparkSweeper(
         stream=ShardStream("orders", LocalLog.create(tmp_path / "log", 1), transform=transform),
-        session=lambda: next(sessions),
+        spark=RunOnSpark(run="run-1", work="stream orders", session=lambda: next(sessions)),
         output_root=local_place(tmp_path / "output"),
-        run="run-1",
     )
     for _ in range(2):
         sweeper([ReadRange(ShardId("0"), "0", "1")], {})

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from dagster_leasehold.assets.consuming import spark_sweeper
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
-from dagster_leasehold.assets.errors import RewriteRefused, SessionLost, TransformError
+from dagster_leasehold.assets.errors import RewriteRefused, TransformError
 from dagster_leasehold.assets.output.units import units
-from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport, replay_on_spark
+from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -76,37 +74,6 @@ class Scene(World):
 @pytest.fixture
 def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
-
-
-def test_a_replay_goes_on_in_a_new_session(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sweep(
-        session: str, _: object, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
-    ) -> Mapping[ShardId, SweepResult]:
-        if session == "first":
-            raise SessionLost("Spark does not answer.")
-        return scene.today(ranges, numbers)
-
-    monkeypatch.setattr(spark_sweeper, "run_sweep", sweep)
-    sessions = ["first"]
-
-    def renewed() -> Any:
-        sessions.append("second")
-        return sessions[-1]
-
-    reports = replay_on_spark(
-        scene.stream,
-        scene.store,
-        (ZERO, ONE),
-        ALL,
-        session=lambda: cast(Any, sessions[-1]),
-        renewed=renewed,
-        output_root=scene.place,
-        run="replay-1",
-        ended=lambda _: False,
-    )
-    assert [report.error for report in reports.values()] == ["", ""]
-    assert set(scene.generations()) == {1}
-    assert sessions == ["first", "second"]
 
 
 def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -14,15 +16,20 @@ import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnreadable, SessionLost, TransformError
+from dagster_leasehold.assets.guarding.job_watch import JobWatch
+from dagster_leasehold.assets.guarding.run_on_spark import run_tag
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
-from dagster_leasehold.assets.windows import window_run
-from dagster_leasehold.assets.windows.window_run import WindowMade, _files, make_window
+from dagster_leasehold.assets.windows import window_job, window_run
+from dagster_leasehold.assets.windows.window_job import _files
+from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
+from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from tests.synced import synced
 from tests.unit.assets.consumption_world import World
+from tests.unit.assets.spark_doubles import PATIENCE_S, Clock, Driver, SparkDouble, until
 
 
 class Hour:
@@ -33,12 +40,23 @@ class Hour:
         self.world.consume()
         self.key, self.store = self.world.key, self.world.store
         self.meanwhile: Callable[[], None] = lambda: None
-        self.sessions: list[str] = []
-        self.renewed: Callable[[], Any] = lambda: None
-        monkeypatch.setattr(window_run, "_write", self._write)
+        self.sessions: list[object] = []
+        self.spark = SparkDouble(Driver())
+        self.sentences: list[str] = []
+        self.watch = JobWatch(tag="", work="")
+        monkeypatch.setattr(window_job, "_write", self._write)
 
-    def _write(self, session: str, *_: object, root: OutputPlace, name: str, **__: object) -> None:
+    def _write(
+        self,
+        session: object,
+        watch: JobWatch,
+        *_: object,
+        root: OutputPlace,
+        name: str,
+        **__: object,
+    ) -> None:
         self.sessions.append(session)
+        self.watch = watch
         path = Path(str(root / name))
         path.mkdir()
         pq.write_table(pa.table({"value": [1, 2]}), path / "part-0.parquet")
@@ -46,7 +64,7 @@ class Hour:
             os.utime(each, (0, 0))
         self.meanwhile()
 
-    def make(self, run: str = "run-1", *ended: str) -> WindowMade:
+    def make(self, run: str = "run-1", *ended: str, even_if_incomplete: bool = True) -> WindowMade:
         return make_window(
             Deployment(lambda: self.store, (), Timing(), lambda _: self.world.place),
             self.world.stream,
@@ -55,10 +73,10 @@ class Hour:
             start=datetime(2000, 1, 1, tzinfo=UTC),
             end=datetime(2100, 1, 1, tzinfo=UTC),
             run=run,
-            session=lambda: cast(Any, "first"),
-            renewed=self.renewed,
-            even_if_incomplete=True,
+            spark=cast(Any, self.spark),
+            even_if_incomplete=even_if_incomplete,
             ended=ended.__contains__,
+            tell=self.sentences.append,
         )
 
     def vacuum(self) -> VacuumReport:
@@ -133,7 +151,7 @@ def test_an_hour_is_made_once_more_in_a_new_session(hour: Hour, lost: int) -> No
         if len(hour.sessions) <= lost:
             raise SessionLost("Spark does not answer.")
 
-    hour.meanwhile, hour.renewed = fails, lambda: "second"
+    hour.meanwhile, hour.spark = fails, SparkDouble("first", "second")
     if lost == 2:
         with pytest.raises(SessionLost):
             hour.make()
@@ -168,3 +186,88 @@ def test_a_run_that_fails_or_is_killed_keeps_nothing_for_ever(
     hour.make("run-3", "run-1")
     assert hour.attempts() == []
     assert len(hour.vacuum().removed) == 1, "the replaced hour is young"
+    hour.spark.sessions[0] = session = Driver()
+    with monkeypatch.context() as patch:
+        patch.setattr(hour.store, "end_window", lambda *_: None)
+        hour.meanwhile = fails
+        with pytest.raises(TransformError):
+            hour.make("run-4")
+    hour.meanwhile = lambda: None
+    hour.make("run-5", "run-4")
+    assert session.interrupted == [run_tag("run-4")], "its job may be at work still"
+
+
+def test_an_hour_without_progress_is_given_up_and_stays_as_it_was(
+    hour: Hour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: it is made once; then no task of its job runs, and the job ends late."""
+    before = hour.make().window
+    hung, woken, clock = threading.Event(), threading.Event(), Clock()
+    hour.spark.sessions[0] = session = Driver()
+    attempts_at_interruption: list[object] = []
+
+    def hang() -> None:
+        hour.watch.starved(True)
+        assert until(lambda: hour.sentences != [])
+        clock.step_s = 301.0
+        hung.wait()
+        woken.set()
+
+    hour.meanwhile = hang
+    session.interruptTag = lambda tag: attempts_at_interruption.append((tag, hour.attempts()))
+    monkeypatch.setattr(window_run, "time", SimpleNamespace(monotonic=clock))
+    with pytest.raises(RunStalled) as caught:
+        hour.make("run-2")
+    assert str(caught.value) == (
+        "This run made no progress for 600 s while it waited for a free core of Spark "
+        "(sc://host:15002), so that it gave the hour up, which stays as it was: materialize it "
+        "again. Let that answer sooner, or raise stall_limit_s if work may take so long."
+    )
+    assert hour.sentences == [
+        "Spark (sc://host:15002) has run no task of an hour of stream orders for 60 s, as if it "
+        "had no free core: add workers, or give other applications fewer cores. The run waits, "
+        "for stall_limit_s at most."
+    ]
+    assert attempts_at_interruption == [(run_tag("run-2"), [])]
+    assert hour.watch.doomed(), "what is at work in this process goes on being interrupted"
+    hung.set()
+    assert woken.wait(PATIENCE_S)
+    assert hour.store.windows(hour.key) == [before]
+    hour.meanwhile, clock.step_s = lambda: None, 0.0
+    assert hour.make("run-3").window.generation == before.generation + 1
+
+
+def test_an_hour_that_is_terminated_has_its_job_interrupted(
+    hour: Hour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work, doomed = threading.Event(), list[bool]()
+
+    def terminated() -> float:
+        if at_work.is_set() and threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return 0.0
+
+    def work_until_interrupted() -> None:
+        at_work.set()
+        doomed.append(until(hour.watch.doomed))
+        raise hour.watch.interrupted()
+
+    hour.meanwhile = work_until_interrupted
+    monkeypatch.setattr(window_run, "time", SimpleNamespace(monotonic=terminated))
+    with pytest.raises(KeyboardInterrupt):
+        hour.make()
+    assert doomed == [True]
+    assert hour.attempts() == []
+    assert hour.store.windows(hour.key) == []
+
+
+def test_an_hour_whose_source_hangs_is_given_up(
+    hour: Hour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hung = threading.Event()
+    monkeypatch.setattr(hour.world.log, "list_shards", hung.wait)
+    monkeypatch.setattr(window_run, "time", SimpleNamespace(monotonic=Clock(301.0)))
+    with pytest.raises(RunStalled, match="while it waited for the source's list of shards, so"):
+        hour.make(even_if_incomplete=False)
+    hung.set()
+    assert hour.sessions == []

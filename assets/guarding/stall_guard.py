@@ -6,8 +6,8 @@ of its own, and the run waits for it only as long as there is progress:
 
 1. A source's read hangs in a socket, or Spark's worker stands still. The node goes on beating.
 2. Nothing of the work has moved for `limit_s`: the run stops waiting, and leaves the thread.
-3. It closes its tenures, at their last checkpoints, and fails with a sentence.
-4. The thread wakes after all. It holds no tenure, and nothing that it still does is committed.
+3. It gives back what it holds, tenures at their last checkpoints, and fails with a sentence.
+4. The thread wakes after all. The run holds nothing, and nothing that is still done is committed.
 
 Progress is that a call returns, or that it says so itself: a Spark job does while records move.
 """
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
-
-    from dagster_leasehold.assets.consuming.sweep import Sweeper, SweepResult
 
 POLL_S = 0.2
 UNWIND_S = 10.0
@@ -86,11 +84,18 @@ class StallGuard:
     Args:
         limit_s: for how long a call may make no progress, in seconds.
         clock: monotonic seconds.
+        given_up: how the run ends then, as the end of a sentence that begins with "so that it".
     """
 
-    def __init__(self, limit_s: float, clock: Clock) -> None:
+    def __init__(
+        self,
+        limit_s: float,
+        clock: Clock,
+        given_up: str = "gave its shards up: the next run goes on from their checkpoints",
+    ) -> None:
         self._limit_s = limit_s
         self._clock = clock
+        self._given_up = given_up
         self._progress_at = clock()
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -136,9 +141,8 @@ class StallGuard:
                     awaited = what if isinstance(what, str) else what()
                     self._stalled = RunStalled(
                         f"This run made no progress for {self._limit_s:g} s while it waited for "
-                        f"{awaited}, so that it gave its shards up: the next run goes on from "
-                        "their checkpoints. Let that answer sooner, or raise stall_limit_s if "
-                        "work may take so long."
+                        f"{awaited}, so that it {self._given_up}. Let that answer sooner, or "
+                        "raise stall_limit_s if work may take so long."
                     )
                     raise self._stalled
         except RunStalled:
@@ -165,23 +169,6 @@ class StallGuard:
         trace: TracebackType | None,
     ) -> None:
         self._calls.put(None)
-
-
-class GuardedSweeper:
-    """A sweeper that is waited for while it makes progress."""
-
-    def __init__(
-        self, sweeper: Sweeper, guard: StallGuard, awaited: Callable[[], str] = lambda: "Spark"
-    ) -> None:
-        self._sweeper = sweeper
-        self._guard = guard
-        self._awaited = awaited
-
-    def __call__(
-        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
-    ) -> Mapping[ShardId, SweepResult]:
-        """Carry out a sweep; see `assets.consuming.sweep.Sweeper`."""
-        return self._guard.call(self._awaited, lambda: self._sweeper(ranges, numbers))
 
 
 class GuardedSource(ShardSource):

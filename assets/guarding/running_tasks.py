@@ -8,24 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """The tasks of a job as Spark last spoke of them.
+
+    Attributes:
+        running: True if one of them was running.
+        done: the number of completed ones of each stage that has begun.
+    """
+
+    running: bool = False
+    done: frozenset[tuple[int, int]] = frozenset()
+
+
 @contextmanager
-def running_tasks(spark: SparkSession) -> Generator[Callable[[], bool]]:
-    """Yield a function that tells if a task of the work inside was running when Spark last said."""
+def running_tasks(spark: SparkSession) -> Generator[Callable[[], Tasks]]:
+    """Yield a function that returns the tasks of the work inside, as Spark last spoke of them."""
     session: Any = spark
     if not type(session).__module__.startswith("pyspark.sql.connect"):
         tracker = session.sparkContext.statusTracker()
-        yield lambda: _any_active(tracker)
+        yield lambda: _of_driver(tracker)
         return
     progress = _Progress()
     session.registerProgressHandler(progress)
     try:
-        yield lambda: progress.running
+        yield lambda: progress.tasks
     finally:
         session.removeProgressHandler(progress)
 
@@ -34,7 +48,7 @@ class _Progress:
     """The last word of a Connect server about the tasks of a job."""
 
     def __init__(self) -> None:
-        self.running = False
+        self.tasks = Tasks()
 
     def __call__(
         self,
@@ -43,11 +57,15 @@ class _Progress:
         operation_id: str | None,
         done: bool,
     ) -> None:
-        del stages, operation_id, done
-        self.running = inflight_tasks > 0
+        del operation_id, done
+        completed = ((stage.stage_id, stage.num_completed_tasks) for stage in stages or ())
+        self.tasks = Tasks(inflight_tasks > 0, frozenset(completed))
 
 
-def _any_active(tracker: Any) -> bool:
+def _of_driver(tracker: Any) -> Tasks:
     # The driver is this process, so that all its stages are those of this run.
-    stages = map(tracker.getStageInfo, tracker.getActiveStageIds())
-    return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
+    stages = [*filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))]
+    return Tasks(
+        any(stage.numActiveTasks > 0 for stage in stages),
+        frozenset((stage.stageId, stage.numCompletedTasks) for stage in stages),
+    )

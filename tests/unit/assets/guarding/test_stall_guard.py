@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.assets.consuming.stall_guard import (
-    GuardedSweeper,
-    StallGuard,
-    guarded_source,
-)
+from dagster_leasehold.assets.consuming.sweep import GuardedSweeper
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.attempt_reports import MovingRecords
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.errors import LogCorrupt, RunStalled
@@ -28,20 +25,10 @@ from dagster_leasehold.shard_sources.source import (
     ShardBounds,
 )
 from tests.unit.assets.consumption_world import World
+from tests.unit.assets.spark_doubles import Clock
 
 LIMIT_S = 600.0
 ZERO = ShardId("0")
-
-
-class Clock:
-    """Seconds that pass with every look, so that waiting takes no time."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.now_s, self.step_s = 0.0, step_s
-
-    def __call__(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
 
 
 @pytest.fixture
