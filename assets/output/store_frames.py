@@ -12,8 +12,10 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.assets.output.attempt_reports import MovingRecords
 from dagster_leasehold.assets.output.output_file import COMPRESSION
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -60,12 +62,13 @@ class _FileWritten:
         if first is None:
             return
         name, records = f"part-{uuid.uuid4().hex}.parquet", 0
-        file = (self.folder / name).create()
+        file, moving = (self.folder / name).create(), MovingRecords(self.folder)
         try:
             with pq.ParquetWriter(file.sink, first.schema, compression=COMPRESSION) as out:
-                for batch in (first, *batches):
+                for batch in chain((first,), batches):
                     out.write_batch(batch)
                     records += batch.num_rows
+                    moving.moved()
             bytes_ = file.written()
             file.settle()
         except BaseException:
