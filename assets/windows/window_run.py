@@ -35,6 +35,7 @@ from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.times import time_text
+from dagster_leasehold.lease_store.tracing import span
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -138,6 +139,7 @@ def make_window(
     """
     store = deployment.store()
     with (
+        span("run", stream.key, job="hour", run=run, asset=asset),
         StallGuard(stream.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
         guarded_run(
             spark,
@@ -220,12 +222,13 @@ class _Making:
         if not plan.files:
             # An hour without records has no columns either that a transform could work on.
             return ()
-        span = EventSpan(self.start, self.end)
-        to_do = partial(make_files, self.on_spark, self.stream, plan, span)
-        return self.guard.call(
-            lambda: self.on_spark.awaited,
-            lambda: to_do(transform=self.transform, root=root, name=attempt),
-        )
+        event_span = EventSpan(self.start, self.end)
+        to_do = partial(make_files, self.on_spark, self.stream, plan, event_span)
+        with span("spark"):
+            return self.guard.call(
+                lambda: self.on_spark.awaited,
+                lambda: to_do(transform=self.transform, root=root, name=attempt),
+            )
 
     def _renewed(self) -> bool:
         return self.guard.call("Spark", self.on_spark.renew) is not None

@@ -27,6 +27,7 @@ from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
+from tests.spans import recorded_spans
 from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 from tests.unit.assets.spark_doubles import PATIENCE_S, Clock, Driver, SparkDouble, until
@@ -101,6 +102,16 @@ def test_files_of_an_hour_are_on_the_disk_under_their_names(
         (file,) = _files(local_place(tmp_path), "attempts/run-1")
     assert (file.path, file.records) == ("attempts/run-1/part-0.parquet", 2)
     assert paths == [folder / "part-0.parquet", folder, tmp_path / "attempts"]
+
+
+def test_the_trace_of_an_hour_shows_what_spark_takes_of_it(hour: Hour) -> None:
+    with recorded_spans() as spans:
+        hour.make()
+        publication = ["  publication", "    stage", "    catalog"]
+        assert spans.tree() == ["run", *publication, "  spark", "    session"]
+        (attributes,) = spans.attributes("run")
+    of_group = {"stream": hour.key.stream, "group": hour.key.group}
+    assert attributes == of_group | {"job": "hour", "run": "run-1", "asset": "hourly"}
 
 
 def test_an_hour_whose_output_expired_stays_as_it_was_made(hour: Hour) -> None:
