@@ -22,9 +22,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.errors import SparkFeatureMissing, SparkUnavailable
 from dagster_leasehold.assets.spark.missing_features import lacks_feature
 from dagster_leasehold.assets.spark.users_modules import OWN_PACKAGE, is_installed
+from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.shard_sources.registry import ENTRY_POINT_GROUP
 
 if TYPE_CHECKING:
@@ -57,10 +58,10 @@ def begin(session: SparkSession, environment: str = "") -> None:
         environment: the file of the environment whose Python the workers run; empty for theirs.
 
     Raises:
-        SparkUnavailable: the session has other code under these names.
+        SparkUnavailable: the session has other code under these names, or takes no environment.
     """
     if environment and session.conf.get(WORKERS_PYTHON_KEY, None) != WORKERS_PYTHON:
-        session.addArtifacts(f"{environment}#{ENVIRONMENT}", archive=True)
+        _add_environment(session, environment)
         session.conf.set(WORKERS_PYTHON_KEY, WORKERS_PYTHON)
     _sent[session] = set()
     _send(session, [OWN_PACKAGE, *COMPANIONS])
@@ -107,6 +108,18 @@ def _send(session: Any, names: Iterable[str]) -> None:
             _add(session, archive)
             session.conf.set(key, archive.name)
         sent.add(name)
+
+
+def _add_environment(session: Any, environment: str) -> None:
+    try:
+        session.addArtifacts(f"{environment}#{ENVIRONMENT}", archive=True)
+    except Exception as error:
+        if not lacks_feature(error):
+            raise
+        raise SparkFeatureMissing(
+            f"This Spark takes no environment for its workers ({one_line(str(error))}): install on "
+            "them what it holds, and leave spark.environment_archive out."
+        ) from error
 
 
 def _add(session: Any, archive: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pyspark.errors import UnsupportedOperationException  # noqa: TID253
 
-from dagster_leasehold.assets.errors import SparkUnavailable
+from dagster_leasehold.assets.errors import SparkFeatureMissing, SparkUnavailable
 from dagster_leasehold.assets.spark import shipped_code, users_modules
 from dagster_leasehold.assets.spark.shipped_code import COMPANIONS, OWN_PACKAGE
 
@@ -40,11 +40,11 @@ class Session:
         self, path: str, *, pyfile: bool = False, archive: bool = False
     ) -> None:
         assert pyfile is not archive
+        if self._refusal:
+            raise self._refusal
         if archive:
             self.environments.append(path)
             return
-        if self._refusal:
-            raise self._refusal
         self.archives.append(Path(path))
 
     @property
@@ -181,6 +181,15 @@ def test_a_spark_that_takes_no_code_is_left_to_its_own(caplog: pytest.LogCapture
     session = Session(RuntimeError("no space left"))
     with pytest.raises(RuntimeError, match="no space left"):
         shipped_code.begin(session)
+
+
+def test_a_spark_that_takes_no_environment_says_where_it_belongs() -> None:
+    session: Any = Session(UnsupportedOperationException("handle add artifacts"))
+    with pytest.raises(SparkFeatureMissing, match="takes no environment for") as caught:
+        shipped_code.begin(session, "/srv/environment.tar.gz")
+    assert "(handle add artifacts)" in str(caught.value)
+    assert "leave spark.environment_archive out" in str(caught.value)
+    assert session.settings == {}
 
 
 def test_a_source_is_found_by_the_entry_point_that_travels_with_it(
