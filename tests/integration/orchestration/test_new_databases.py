@@ -1,4 +1,4 @@
-"""What `deploy/home/databases.sh` makes in a new MySQL, used as `deploy/compose.yaml` uses it."""
+"""The script `deploy/home/databases.sh` in a new MySQL, and who works with what it makes."""
 
 from __future__ import annotations
 
@@ -58,13 +58,15 @@ def server(tmp_path: Path) -> Generator[MySQL]:
             f"ALTER USER 'root'@'localhost' IDENTIFIED BY '{SECRETS['MYSQL_ROOT_PASSWORD']}'"
         )
         # In the image, the client finds the socket of its server by itself.
-        found = tmp_path / "bin" / "mysql"
-        found.parent.mkdir()
-        found.write_text(f'#!/bin/sh\nexec {client} --no-defaults --socket={server.socket} "$@"\n')
-        found.chmod(0o755)
+        wrapper = tmp_path / "bin" / "mysql"
+        wrapper.parent.mkdir()
+        wrapper.write_text(
+            f'#!/bin/sh\nexec {client} --no-defaults --socket={server.socket} "$@"\n'
+        )
+        wrapper.chmod(0o755)
         done = subprocess.run(
             ["/bin/sh", FILE.parent / "home/databases.sh"],
-            env=SECRETS | {"PATH": f"{found.parent}:{os.environ['PATH']}"},
+            env=SECRETS | {"PATH": f"{wrapper.parent}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
             check=False,
