@@ -23,7 +23,9 @@ MEMORY_MIN_MIB = 512
 ARCHIVES = (".tar.gz", ".tgz")
 _MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
 _MEMORY = re.compile(r"([1-9]\d*)([mg])")
-_SECRET = re.compile(r"(?i)secret|password|token|credential|access[.-]?key|account[.-]?key")
+_SECRET = re.compile(
+    r"(?i)secret|password|token|credential|access[.-]?key|account[.-]?key|private[.-]key$"
+)
 _SECRET_KEY_REF = re.compile(r"spark\.kubernetes\.(driver|executor)\.secretKeyRef\..+")
 _KEY_OF_SECRET = re.compile(r"[a-z0-9][a-z0-9.-]*:[\w.-]+")
 _REFERENCE = re.compile(

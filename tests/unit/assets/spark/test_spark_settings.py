@@ -148,6 +148,7 @@ def test_a_key_that_only_refers_to_a_secret_is_taken(key: str, value: str) -> No
         "spark.sql.catalog.lake.credential",
         "spark.ssl.keyPassword",
         "spark.authenticate.secret",
+        "spark.hadoop.fs.gs.auth.service.account.private.key",
         "spark.kubernetes.authenticate.oauthToken",
         "spark.kubernetes.authenticate.driver.mounted.oauthToken",
         "spark.kubernetes.executor.secretKey",
