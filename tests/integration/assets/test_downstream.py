@@ -1,6 +1,10 @@
 """Downstream of a stream, on real Spark: a DataFrame as input, and windows of it."""
 
 import os
+import threading
+import time
+from _thread import interrupt_main
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -12,12 +16,14 @@ from pyspark.sql import DataFrame  # noqa: TID253 - an annotation that Dagster r
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import TransformError, WindowIncomplete
+from dagster_leasehold.assets.guarding.run_on_spark import run_tag
 from dagster_leasehold.assets.output.committed_input import committed_input
 from dagster_leasehold.assets.partitions import output_key, spark_key
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.window_run import make_window, window_paths
+from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.group_rows import Timing
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.output.test_committed_output import NOON, append
@@ -156,3 +162,51 @@ def test_a_transform_that_fails_is_one_sentence_and_leaves_nothing(
         make(world, deployment, connect_session, 0, transform=lambda _: 7)
     assert {*world.output.rglob("*.parquet")} == before
     assert world.store.windows(world.key) == []
+
+
+@pytest.mark.parametrize("way", ["given up", "terminated"])
+def test_an_hour_that_ends_early_leaves_no_job_at_work(
+    world: World, deployment: Deployment, connect_session: Any, tmp_path: Path, way: str
+) -> None:
+    """Method: its task holds until the test is over, and its run does not."""
+    held, let_go = tmp_path / "held", tmp_path / "let-go"
+
+    def hold(batches: Any) -> Any:
+        while not let_go.exists():
+            with held.open("a") as file:
+                file.write(".")
+            time.sleep(0.05)
+        yield from batches
+
+    def at_work() -> bool:
+        size = held.stat().st_size
+        time.sleep(1.0)
+        return held.stat().st_size > size
+
+    def terminate() -> None:
+        # A Python worker that has only begun outlives the task that Spark ends.
+        while not held.exists() or held.stat().st_size < 60:
+            time.sleep(0.05)
+        interrupt_main()
+
+    world.stream = replace(world.stream, stall_limit_s=20.0 if way == "given up" else 600.0)
+    kind = RunStalled if way == "given up" else KeyboardInterrupt
+    if way == "terminated":
+        threading.Thread(target=terminate, daemon=True).start()
+    try:
+        with pytest.raises(kind) as caught:
+            make(
+                *(world, deployment, connect_session, 0),
+                transform=lambda records: records.mapInArrow(hold, records.schema),
+            )
+        assert any(not at_work() for _ in range(60))
+        assert connect_session.interruptTag(run_tag("run-1")) == []
+        if way == "given up":
+            assert "no progress for 20 s while it waited for Spark, so that it gave the" in str(
+                caught.value
+            )
+        assert world.store.windows(world.key) == []
+        assert world.store.window_attempts(world.key) == []
+        assert make(world, deployment, connect_session, 0, run="run-2").window.generation == 1
+    finally:
+        let_go.touch()
