@@ -163,7 +163,7 @@ def test_leases_that_tell_no_place_are_named_or_refused(
     stream.put_lease(first, "LATEST")
     stream.put_lease(second, numbers[second][0], leaseOwner="dead-worker")
     printed = output_of(capsys, *IMPORT)
-    assert "Imported 1 checkpoints" in printed
+    assert "Imported 1 checkpoint of" in printed
     assert f"Shards without a checkpoint there: {first}." in printed
     missing = ("checkpoint", "import", "--consumer-group", "no-such-app")
     assert "DynamoDB table 'no-such-app'" in output_of(capsys, *missing, code=2)

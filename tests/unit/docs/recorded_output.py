@@ -58,7 +58,7 @@ Stopping: the nodes leave at their runs' next checkpoints.""",
     ),
     ("checkpoint", "import"): (
         "leasehold checkpoint import --consumer-group old-consumers",
-        "Imported 1 checkpoints of 'old-consumers' into orders/default.",
+        "Imported 1 checkpoint of 'old-consumers' into orders/default.",
     ),
     ("checkpoint", "export"): (
         "leasehold checkpoint export --consumer-group new",
