@@ -29,6 +29,7 @@ from dagster_leasehold.orchestration.supervision.child_processes import RestartW
 from dagster_leasehold.orchestration.supervision.daemon_health import SERVER, daemon_pages
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.sensor_ticks import SensorTicks, forget_later_ticks
+from dagster_leasehold.orchestration.supervision.steady_loops import wait_by
 
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 20
@@ -168,6 +169,7 @@ def main() -> None:
         from dagster._daemon.cli import main as run_daemon
 
         server.wait_until_ready()
+        wait_by(steady_clock)
         ticks = SensorTicks(time.time, steady_clock, _forget_later_ticks)
         keep = threading.Thread(target=_keep, args=(server, ticks, turned), daemon=True)
         keep.start()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold
+from tests.acceptance.node_changes import kill_and_start_again, leave
 from tests.acceptance.node_hosts import (
     END_S,
     NODES,
@@ -34,10 +35,11 @@ STEPS = ((75, -60, 30), (-90, 60, 120))
 """The minutes by which the clock of each host is wrong, at first and then one after the other."""
 
 
-def test_nodes_whose_clocks_step_by_hours_keep_their_shards(tmp_path: Path) -> None:
-    """Goal: clocks that are apart and step change no owner, and each record is in the table once.
+def test_nodes_whose_clocks_are_apart_and_step(tmp_path: Path) -> None:
+    """Goal: clocks change no owner, and a node that dies is missed, comes back, and another leaves.
 
-    Every process of a host has its clock, but for Spark's Java and the database.
+    Each record is in the table once. Every process of a host has its clock, but for Spark's Java
+    and the database.
     """
     clocks = {node: WallClock(wall_clock_library(), tmp_path / f"clock-{node}") for node in NODES}
 
@@ -54,7 +56,8 @@ def test_nodes_whose_clocks_step_by_hours_keep_their_shards(tmp_path: Path) -> N
         up = hosts.start_first()
         with writer:
             wait_until_shared(watched, up, "node-a")
-            others = [hosts.start(node) for node in NODES[1:]]
+            hosts.start("node-b")
+            c = hosts.start("node-c")
             wait_until_shared(watched, up, *NODES)
             wait_for_progress(watched, up)
             at = watched.last_entry()
@@ -71,9 +74,10 @@ def test_nodes_whose_clocks_step_by_hours_keep_their_shards(tmp_path: Path) -> N
             if not any(change.startswith("resume") for change in changes):
                 assert changes == [], "nothing moved"
             assert sum(watched.counts().values()) == SHARDS
+            b = kill_and_start_again(hosts, up)
+            leave(hosts, up, c)
         wait_for_all_records(watched, up, writer)
-        for other in others:
-            assert other.end(signal.SIGTERM, END_S) == 0, other.text
+        assert b.end(signal.SIGTERM, END_S) == 0, b.text
         assert up.end(signal.SIGINT, END_S) == 0, up.text
         for home in hosts.homes.values():
             assert_nothing_runs(home)
