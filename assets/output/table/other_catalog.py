@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table.catalog_clients import open_client
 from dagster_leasehold.assets.output.table.catalogs import (
     LeaseDatabaseCatalog,
     OpenTable,
@@ -42,17 +42,13 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 
-ANSWER_S = 50.0
-"""How long a REST service may take to answer, in seconds: less than Dagster gives a tick."""
-
-
 @dataclass(slots=True)
 class OtherCatalog(TableCatalog):
     """Any catalog that PyIceberg knows: REST, Glue, Hive, or a database of its own.
 
     Attributes:
         store: keeps the publications that are on their way.
-        catalog: PyIceberg's.
+        catalog: PyIceberg's; each of its calls ends in time.
     """
 
     store: Publications
@@ -158,44 +154,12 @@ def open_catalog(
     if not properties:
         return LeaseDatabaseCatalog(store, io, new_name)
     try:
-        return OtherCatalog(store, _loaded(name, properties))
+        return OtherCatalog(store, open_client(name, properties))
     except Exception as error:
         raise TableUnavailable(
             f"Catalog {name} cannot be opened ({_reason(error, name)}): check that it runs, "
             "catalog_properties and its secrets; output goes on being committed."
         ) from error
-
-
-def _loaded(name: str, properties: Mapping[str, str]) -> Catalog:
-    """Return PyIceberg's catalog of a name, which gives a REST service up that never answers.
-
-    PyIceberg sets no limit. Behind a firewall that forgot the connection, the one publisher would
-    wait for ever, and the table would stand still until its process ended.
-    """
-    from pyiceberg import catalog
-
-    if catalog.PY_CATALOG_IMPL in properties:
-        return catalog.load_catalog(name, **properties)
-    from pyiceberg.utils.config import Config
-
-    conf: dict[str, Any] = {**(Config().get_catalog_config(name) or {}), **properties}
-    named = conf.get(catalog.TYPE)
-    kind = (
-        catalog.CatalogType(str(named).lower()) if named else catalog.infer_catalog_type(name, conf)
-    )
-    if kind is not catalog.CatalogType.REST:
-        return catalog.load_catalog(name, **properties)
-    from pyiceberg.catalog.rest import RestCatalog
-    from requests import Session
-
-    class RestInTime(RestCatalog):
-        @override
-        def _config_headers(self, session: Session) -> None:
-            super()._config_headers(session)
-            # Before its first request, which may be for a token.
-            cast("Any", session).request = partial(session.request, timeout=ANSWER_S)
-
-    return RestInTime(name, **conf)
 
 
 def _reason(error: Exception, name: str) -> str:

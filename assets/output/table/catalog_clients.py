@@ -1,0 +1,156 @@
+"""PyIceberg's clients of catalogs, with a limit on how long each request can take.
+
+PyIceberg sets no limit for REST, Hive and SQL, and Glue's is 10 times 60 s. Behind a firewall that
+dropped the connection, or with a service that hangs, a publisher would keep the publish lock until
+its process ended.
+
+Every request runs in a thread of its own, which its caller leaves after `ANSWER_S`, whatever the
+catalog is waiting for: a connection, a token, a lock, or the metadata file that it reads. Sockets
+of REST, Hive and MySQL have the same limit, so that those threads end. A request that was left can
+still arrive: `other_catalog` counts on that.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from requests import Session
+
+T = TypeVar("T")
+
+ANSWER_S = 50.0
+"""How long a catalog can take to answer, in seconds: less than Dagster gives a tick."""
+
+_unanswered: dict[str, list[tuple[float, Future[Any]]]] = {}
+_lock = threading.Lock()
+
+
+def open_client(name: str, properties: Mapping[str, str]) -> Catalog:
+    """Return PyIceberg's client of a catalog, whose calls raise `TimeoutError` after `ANSWER_S`."""
+    client = answered(name, partial(_opened, name, properties))
+    return cast("Catalog", _ClientInTime(client))
+
+
+class _ClientInTime:
+    """A client whose methods are called through `answered`."""
+
+    def __init__(self, client: Catalog) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._client, name)
+        return partial(self._call, value) if callable(value) else value
+
+    def _call(self, method: Callable[..., T], *arguments: Any, **named: Any) -> T:
+        return answered(self._client.name, partial(method, *arguments, **named))
+
+
+def answered(
+    catalog: str, request: Callable[[], T], clock: Callable[[], float] = time.monotonic
+) -> T:
+    """Return the answer to a request.
+
+    Raises:
+        TimeoutError: there was none within `ANSWER_S`, or n earlier requests are still unanswered
+            and the newest of them began less than n times `ANSWER_S` ago.
+    """
+    now_s, answer = clock(), Future[T]()
+    with _lock:
+        late = [each for each in _unanswered.get(catalog, ()) if not each[1].done()]
+        _unanswered[catalog] = late
+    # A driver without limits never ends its thread: each further one has to wait longer.
+    if late and (pause_s := max(late)[0] + len(late) * ANSWER_S - now_s) > 0:
+        raise TimeoutError(
+            f"no answer to {len(late)} earlier requests; the next one is sent in {pause_s:.0f} s"
+        )
+
+    def work() -> None:
+        try:
+            answer.set_result(request())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    run = partial(contextvars.copy_context().run, work)
+    threading.Thread(target=run, name=f"catalog {catalog}", daemon=True).start()
+    try:
+        return answer.result(ANSWER_S)
+    except TimeoutError:
+        if not answer.done():
+            with _lock:
+                _unanswered[catalog].append((now_s, answer))
+            raise TimeoutError(f"no answer within {ANSWER_S:g} s") from None
+        raise
+
+
+def _opened(name: str, properties: Mapping[str, str]) -> Catalog:
+    from pyiceberg import catalog
+    from pyiceberg.utils.config import Config
+
+    if catalog.PY_CATALOG_IMPL in properties:
+        return catalog.load_catalog(name, **properties)
+    conf: dict[str, Any] = {**(Config().get_catalog_config(name) or {}), **properties}
+    named = conf.get(catalog.TYPE)
+    kind = (
+        catalog.CatalogType(str(named).lower()) if named else catalog.infer_catalog_type(name, conf)
+    )
+    if kind is catalog.CatalogType.REST:
+        return _rest(name, conf)
+    if kind is catalog.CatalogType.SQL and catalog.URI in conf:
+        properties = {**properties, catalog.URI: _with_limits(conf[catalog.URI])}
+    client = catalog.load_catalog(name, **properties)
+    if kind is catalog.CatalogType.HIVE:
+        _limit_sockets(client)
+    return client
+
+
+def _rest(name: str, conf: dict[str, Any]) -> Catalog:
+    from pyiceberg.catalog.rest import RestCatalog
+
+    class RestInTime(RestCatalog):
+        @override
+        def _config_headers(self, session: Session) -> None:
+            super()._config_headers(session)
+            # Before its first request, which may be for a token.
+            cast("Any", session).request = partial(session.request, timeout=ANSWER_S)
+
+    return RestInTime(name, **conf)
+
+
+def _limit_sockets(hive: Any) -> None:
+    """Limit each socket of a client of Hive, which makes a new one for every call but the first."""
+    from thrift.transport.TSocket import TSocket
+
+    client = hive._client
+    open_transport = client._init_thrift_transport
+
+    def limited() -> Any:
+        transport = open_transport()
+        for part in vars(transport).values():
+            if isinstance(part, TSocket):
+                part.setTimeout(1_000 * ANSWER_S)
+        return transport
+
+    client._init_thrift_transport, client._transport = limited, limited()
+
+
+def _with_limits(uri: str) -> str:
+    """Return the address of a database with limits for the driver that we know."""
+    from sqlalchemy import make_url
+
+    url = make_url(uri)
+    if not url.drivername.endswith("+pymysql"):
+        return uri
+    limit_s = str(math.ceil(ANSWER_S))
+    url = url.set(query={"read_timeout": limit_s, "write_timeout": limit_s, **url.query})
+    return url.render_as_string(hide_password=False)
