@@ -58,6 +58,9 @@ COMMANDS = {
     "status": Place(
         "status", "Show a group's nodes, and its shards with state, owner, checkpoint and lag."
     ),
+    "top": Place(
+        "top", "Watch a stream live: its nodes, and each shard's state, lag and rate; q quits."
+    ),
     "plan": Place(
         "inspection", "Show what the next planning round would change; nothing is carried out."
     ),

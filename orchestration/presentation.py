@@ -37,6 +37,18 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def duration(seconds: float) -> str:
+    """Return a time span for people: `8 s`, `41 min`, `2 h 5 min`, `3 d 4 h`."""
+    minutes, left_s = divmod(max(round(seconds), 0), 60)
+    hours, left_min = divmod(minutes, 60)
+    days, left_h = divmod(hours, 24)
+    if days:
+        return f"{days:,} d {left_h} h"
+    if hours:
+        return f"{hours} h {left_min} min"
+    return f"{minutes} min" if minutes else f"{left_s} s"
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names for the end of a sentence, cut to a readable number."""
     items = list(names)

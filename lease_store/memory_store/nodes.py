@@ -39,6 +39,7 @@ class MemoryNodes(MemoryRows, Nodes):
             if entry.displaces:
                 self._depart(rows, node.name, "evict", rules.displacement_reason(node), observer)
             rows.nodes[node.name] = entry.after
+            rows.beat_times[node.name] = self._clock()
             if entry.note:
                 rows.bump()
                 self._note(rows, entry.note, observer)
@@ -52,7 +53,15 @@ class MemoryNodes(MemoryRows, Nodes):
             if rows is None or row is None or not incarnation or row.incarnation != incarnation:
                 return BeatRefused()
             rows.nodes[node] = replace(row, lease_id=row.lease_id + 1)
+            rows.beat_times[node] = self._clock()
             return Beaten(row.lease_id + 1)
+
+    @override
+    def beat_ages(self, key: GroupKey) -> dict[NodeName, float]:
+        with self._verb("beat_ages"):
+            rows, now = self._groups.get(key), self._clock()
+            members = sorted(rows.members) if rows else []
+            return {node: (now - rows.beat_times[node]).total_seconds() for node in members if rows}
 
     @override
     def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:

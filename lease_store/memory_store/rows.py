@@ -116,6 +116,7 @@ class GroupRows:
 
     group: Group
     nodes: dict[NodeName, Node] = field(default_factory=dict[NodeName, Node])
+    beat_times: dict[NodeName, datetime] = field(default_factory=dict[NodeName, datetime])
     shards: dict[ShardId, ShardLease] = field(default_factory=dict[ShardId, ShardLease])
     batches: ByShard[ShardId, Batch] = field(default_factory=ByShard[ShardId, Batch])
     journal: ByShard[ShardId | None, JournalEntry] = field(

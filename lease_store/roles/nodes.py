@@ -39,6 +39,14 @@ class Nodes(Protocol):
         """Add 1 to the node's counter, if this incarnation still answers to the name."""
         ...
 
+    def beat_ages(self, key: GroupKey) -> dict[NodeName, float]:
+        """Return the seconds since each member's last beat, by the database's own clock.
+
+        For people only: no decision follows from it. After the clock was set back, an age can be
+        negative. A group without members, or an unknown one, has none.
+        """
+        ...
+
     def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
         """Release all that the node holds and stop answering to its name, in one transaction."""
         ...

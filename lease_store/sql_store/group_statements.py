@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from dagster_leasehold.lease_store.columns import server_time
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
 from dagster_leasehold.lease_store.tables import consumer_group, worker_instance
 
@@ -98,6 +99,15 @@ def select_members(key: GroupKey) -> sa.Select[Any]:
     return sa.select(worker_instance.c.worker_instance).where(
         of_group(worker_instance, key), worker_instance.c.incarnation != ""
     )
+
+
+def select_beat_times(key: GroupKey) -> sa.Select[Any]:
+    """The members, with the time of their last beat and the present time of the same clock."""
+    own = worker_instance.c
+    chosen: sa.Select[Any] = sa.select(
+        own.worker_instance, own.update_time, server_time().label("now")
+    )  # pyright: ignore[reportAssignmentType]
+    return chosen.where(of_group(worker_instance, key), own.incarnation != "")
 
 
 def select_turn(table: sa.Table, key: GroupKey) -> sa.Select[Any]:

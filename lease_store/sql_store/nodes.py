@@ -86,6 +86,16 @@ class SqlNodes(SqlVerbs, Nodes):
         return self._write("beat", work)
 
     @override
+    def beat_ages(self, key: GroupKey) -> dict[NodeName, float]:
+        rows = self._read(
+            "beat_ages", lambda tx: tx.rows(group_statements.select_beat_times(key)).all()
+        )
+        return {
+            NodeName(row["worker_instance"]): (row["now"] - row["update_time"]).total_seconds()
+            for row in rows
+        }
+
+    @override
     def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
         def work(tx: Transaction) -> Changed | Stale:
             row = self._node(tx, key, node)

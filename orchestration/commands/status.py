@@ -18,18 +18,22 @@ from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import counted, listed, say, show_json, show_table
+from dagster_leasehold.orchestration.group_view import GroupReader, NodeRow, ShardRow
+from dagster_leasehold.orchestration.presentation import (
+    counted,
+    duration,
+    listed,
+    plain,
+    say,
+    show_json,
+    show_table,
+)
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.shard_sources.lag import Lags, lags_of, unread_times
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from dagster_leasehold.assets.shard_stream import ShardStream
-    from dagster_leasehold.lease_store.group_rows import Node
-    from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+    from dagster_leasehold.lease_store.identifiers import GroupKey
     from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
-    from dagster_leasehold.lease_store.shard_rows import ShardLease
     from dagster_leasehold.lease_store.store import LeaseStore
 
 
@@ -38,14 +42,9 @@ def status(
 ) -> None:
     """Show a group's nodes, and its shards with state, owner, checkpoint and lag."""
     target, key = Target.of_group(home, stream, group)
-    snapshot = target.store.snapshot(key)
-    leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
     declared = target.streams.opened(key.stream)
-    source = declared.source
-    lags = lags_of(source, leases)
-    ages = lags.seconds(unread_times(source, lags.behind), utc_now())
-    shards = [_shard_row(lease, lags, ages) for lease in leases]
-    nodes = [_node_row(node, snapshot.shards) for node in snapshot.nodes]
+    view = GroupReader(target.store, key, declared.source).read()
+    snapshot, shards, nodes = view.snapshot, list(map(_shard_facts, view.shards)), view.nodes
     refusals = [*not_joined(snapshot, declared, target.settings), *refused_members(snapshot)]
     note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
@@ -57,6 +56,7 @@ def status(
         show_json(
             {
                 "group": group_,
+                "alive": view.death() is None,
                 "nodes": nodes,
                 "refusals": refusals,
                 "note": note,
@@ -70,18 +70,17 @@ def status(
     paused = ", paused" if snapshot.group.paused else ""
     show_table(
         f"Nodes of {key} (generation {snapshot.group.generation}{paused})",
-        "node, member, takes runs, >beats, >shards",
-        (tuple(node.values())[:5] for node in nodes),
+        "node, state, >last beat, takes runs, >beats, >shards",
+        map(_shown_node, nodes),
     )
-    for line in (*refusals, *([note] if note else ()), *mixed_releases(snapshot)):
+    death = view.death()
+    sentences = (*([death] if death else ()), *refusals, *([note] if note else ()))
+    for line in (*sentences, *mixed_releases(snapshot)):
         say(str(line))
     show_table(
         f"Shards of {key}",
         "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents",
-        (
-            (*_shown_values(shard)[:7], str(shard["run"])[:8], ", ".join(lease.parents))
-            for shard, lease in zip(shards, leases, strict=True)
-        ),
+        map(_shown_shard, view.shards),
     )
     if published is not None:
         say(publication_sentence(published, lag))
@@ -93,44 +92,31 @@ def status(
         )
     if upkeep is not None:
         _show_upkeep(upkeep)
-    if lags.trouble:
-        say(f"The lag is unknown: {lags.trouble}")
+    if view.trouble:
+        say(f"The lag is unknown: {view.trouble}")
 
 
-def _shard_row(lease: ShardLease, lags: Lags, ages: Mapping[ShardId, float]) -> dict[str, Any]:
-    age = ages.get(lease.shard)
-    return {
-        "shard": lease.shard,
-        "state": lease.state,
-        "consumer_owner": lease.consumer_owner,
-        "next_owner": lease.lease_owner if lease.lease_owner != lease.consumer_owner else None,
-        "check_point": lease.check_point,
-        "lag": lags.records.get(lease.shard),
-        "lag_seconds": None if age is None else round(age, 3),
-        "epoch": lease.consumer_epoch,
-        "run": lease.consumer_run,
-        "parents": lease.parents,
-    }
+def _shard_facts(row: ShardRow) -> dict[str, Any]:
+    """Return a shard as JSON has it; a single reading knows no rate."""
+    facts: dict[str, Any] = plain(row)
+    age = facts["lag_seconds"]
+    facts["lag_seconds"] = None if age is None else round(age, 3)
+    del facts["rate"], facts["caught_up_s"]
+    return facts
 
 
-def _shown_values(shard: dict[str, Any]) -> list[Any]:
+def _shown_shard(row: ShardRow) -> tuple[object, ...]:
     """Return a shard's row for the table: the lag is a number, an age or both, as far as known."""
-    age = shard["lag_seconds"]
-    parts = [shard["lag"], f"{age:,.0f} s" if age else None]
-    lag = ", ".join(str(part) for part in parts if part is not None) or None
-    row = {name: value for name, value in shard.items() if name != "lag_seconds"}
-    return list((row | {"lag": lag}).values())
+    age = row.lag_seconds
+    parts = [None if row.lag is None else f"{row.lag:,}", f"{age:,.0f} s" if age else None]
+    lag = ", ".join(part for part in parts if part is not None)
+    names = (row.shard, row.state, row.consumer_owner, row.next_owner, row.check_point)
+    return (*names, lag, row.epoch, row.run[:8], ", ".join(row.parents))
 
 
-def _node_row(node: Node, leases: Sequence[ShardLease]) -> dict[str, Any]:
-    return {
-        "node": node.name,
-        "member": node.member,
-        "accepts_runs": node.accepts_runs,
-        "lease_id": node.lease_id,
-        "shards": sum(lease.consumer_owner == node.name for lease in leases),
-        "release": node.release_version,
-    }
+def _shown_node(row: NodeRow) -> tuple[object, ...]:
+    ago = None if row.last_beat_s is None else f"{duration(row.last_beat_s)} ago"
+    return (row.node, row.liveness, ago, row.accepts_runs, row.lease_id, row.shards)
 
 
 def mixed_releases(snapshot: Snapshot) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict
@@ -236,3 +238,16 @@ def test_waiting_and_finished_shards_are_nobodys_to_release(world: World) -> Non
     world.store.leave(world.key, A, "a-1")
     assert world.shard(Y).state is ShardState.WAIT
     assert world.shard(Z).state is ShardState.OVER
+
+
+def test_the_age_of_a_beat_counts_from_the_newest_one(world: World) -> None:
+    """By the store's own clock, and only for members. Method: wait, then let one of two beat."""
+    assert world.store.beat_ages(world.key) == {}
+    world.group()
+    world.join(A, B, C)
+    world.store.leave(world.key, C, "c-1")
+    time.sleep(0.3)
+    world.store.beat(world.key, A, "a-1")
+    ages = world.store.beat_ages(world.key)
+    assert ages.keys() == {A, B}
+    assert 0 <= ages[A] <= ages[B] - 0.25

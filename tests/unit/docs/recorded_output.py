@@ -52,6 +52,17 @@ Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.
 …
 Stopping: the nodes leave at their runs' next checkpoints.""",
     ),
+    ("top",): (
+        "leasehold top",
+        """\
+demo/default · 1 node alive · 2 shards · lag 0 · 0 records/s
+node  state  last beat  takes runs  shards  release
+a     alive    0 s ago  yes              2  0.2.0
+shard  state          node  lag  age  records/s  caught up in  epoch  run  parents
+0      already_alloc  a       0  0 s          0           0 s      1
+1      already_alloc  a       0  0 s          0           0 s      1
+…""",
+    ),
     ("metrics",): (
         "leasehold metrics",
         "Metrics on http://127.0.0.1:9464/metrics; Ctrl-C ends it.",

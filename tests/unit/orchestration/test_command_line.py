@@ -450,7 +450,7 @@ def test_an_unexpected_error_names_the_file_with_its_stack_trace(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("dagster_leasehold.orchestration.commands.status.lags_of", broken)
+    monkeypatch.setattr("dagster_leasehold.orchestration.group_view.lags_of", broken)
     outcome = run("status")
     assert outcome.code == 3
     (path,) = re.findall(r"is in (\S+\.log)", outcome.err)
@@ -466,7 +466,7 @@ def test_an_interrupt_is_no_error_with_a_stack_trace(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dagster_leasehold.orchestration.commands.status.lags_of", interrupted)
+    monkeypatch.setattr("dagster_leasehold.orchestration.group_view.lags_of", interrupted)
     outcome = run("status")
     assert (outcome.code, outcome.err) == (130, "Interrupted.\n")
 

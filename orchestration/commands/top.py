@@ -1,0 +1,357 @@
+"""`leasehold top`: a stream's nodes and shards on a live page of the terminal."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, StreamArgument
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.group_view import (
+    GroupReader,
+    GroupView,
+    Liveness,
+    NodeRow,
+    ShardRow,
+    total,
+    tree,
+)
+from dagster_leasehold.orchestration.presentation import counted, duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+REFRESH_S = 1.0
+REST_PER_READING = 1.0
+"""A page rests as long as its reading took, so that it costs half of one core at most."""
+KEY_WAIT_S = 0.2
+NODES_SHARE = 0.3
+"""The share of the lines that nodes take at most."""
+KEYS = "q quit · / filter · s sort · r reverse · t tree · ↑ ↓ PgUp PgDn Home End scroll"
+ESCAPES = {
+    "[A": "up",
+    "[B": "down",
+    "[5~": "page up",
+    "[6~": "page down",
+    "[H": "home",
+    "[F": "end",
+    "OA": "up",
+    "OB": "down",
+    "OH": "home",
+    "OF": "end",
+    "[1~": "home",
+    "[4~": "end",
+}
+ORDERS = {
+    "shard": lambda row: rank_key(row.shard),
+    "state": lambda row: (row.state, rank_key(row.shard)),
+    "node": lambda row: (row.consumer_owner or "", rank_key(row.shard)),
+    "lag": lambda row: -1 if row.lag is None else row.lag,
+    "age": lambda row: -1.0 if row.lag_seconds is None else row.lag_seconds,
+    "rate": lambda row: row.rate or 0.0,
+}
+"""The orders of the shards by their names, and what each compares."""
+DESCENDING = frozenset({"lag", "age", "rate"})
+"""Orders that begin with the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the keys have chosen.
+
+    Attributes:
+        order: the name of the order.
+        reverse: True if the order is turned around.
+        tree: True if shards stand below the ones that they came from.
+        pattern: only shards whose name, state or node contains this text are shown.
+        typing: True while keys are letters of the pattern.
+        offset: the number of shards above the first one shown.
+        ended: True once the user has quit.
+    """
+
+    order: str = "shard"
+    reverse: bool = False
+    tree: bool = False
+    pattern: str = ""
+    typing: bool = False
+    offset: int = 0
+    ended: bool = False
+
+    def after(self, key: str, lines: int) -> Page:
+        """Return the page after a key.
+
+        Args:
+            key: a character, or a name of `ESCAPES`.
+            lines: the number of shards that fit into the terminal.
+        """
+        if self.typing:
+            return self._typed(key)
+        moves = {"up": -1, "down": 1, "page up": -lines, "page down": lines, "home": -(10**9)}
+        moves["end"] = 10**9
+        if key in moves:
+            return replace(self, offset=max(self.offset + moves[key], 0))
+        names = list(ORDERS)
+        following = names[(names.index(self.order) + 1) % len(names)]
+        changes: dict[str, dict[str, Any]] = {
+            "q": {"ended": True},
+            "\x03": {"ended": True},
+            "/": {"typing": True, "pattern": ""},
+            "s": {"order": following, "reverse": False, "tree": False, "offset": 0},
+            "r": {"reverse": not self.reverse},
+            "t": {"tree": not self.tree, "offset": 0},
+            "escape": {"pattern": "", "offset": 0},
+        }
+        return replace(self, **changes.get(key, {}))
+
+    def _typed(self, key: str) -> Page:
+        if key == "\x03":
+            return replace(self, ended=True)
+        if key == "escape":
+            return replace(self, typing=False, pattern="")
+        if key in ("\r", "\n"):
+            return replace(self, typing=False)
+        if key in ("\x7f", "\b"):
+            return replace(self, pattern=self.pattern[:-1], offset=0)
+        return replace(self, pattern=self.pattern + key, offset=0) if key.isprintable() else self
+
+    def chosen(self, rows: Sequence[ShardRow]) -> list[tuple[int, ShardRow]]:
+        """Return the shards of the page in their order, each with its depth in the tree."""
+        words = self.pattern.lower()
+        matching = [
+            row
+            for row in rows
+            if words in f"{row.shard} {row.state} {row.consumer_owner or ''}".lower()
+        ]
+        if self.tree:
+            return tree(matching)
+        down = (self.order in DESCENDING) != self.reverse
+        return [(0, row) for row in sorted(matching, key=ORDERS[self.order], reverse=down)]
+
+
+def top(
+    stream: StreamArgument = None,
+    group: GroupName = None,
+    home: Home = None,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.2, help="Seconds between two readings.")
+    ] = REFRESH_S,
+) -> None:
+    """Watch a stream live: its nodes, and each shard's state, lag and rate; q quits."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise InvalidSetting(
+            "`leasehold top` needs a terminal. Use `leasehold status`, which prints the same once."
+        )
+    target, key = Target.of_group(home, stream, group)
+    reader = GroupReader(target.store, key, target.streams.opened(key.stream).source)
+    watch = _Watch(reader, interval)
+    with watch.running():
+        _show(watch)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Reads a group again and again on a thread of its own, so that keys are never late."""
+
+    reader: GroupReader
+    interval_s: float
+    view: GroupView | None = None
+    trouble: str = ""
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """Keep reading until the context ends."""
+        thread = threading.Thread(target=self._read, name="leasehold-top", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            thread.join(timeout=self.interval_s)
+
+    def _read(self) -> None:
+        while not self._ended.is_set():
+            began_s = time.monotonic()
+            try:
+                self.view, self.trouble = self.reader.read(), ""
+            except LeaseholdError as error:
+                self.trouble = str(error)
+            took_s = time.monotonic() - began_s
+            self._ended.wait(max(self.interval_s - took_s, REST_PER_READING * took_s))
+
+
+def _show(watch: _Watch) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console, page = Console(highlight=False), Page()
+    with _raw_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+        while not page.ended:
+            height = console.size.height
+            page, content = rendered(page, watch.view, watch.trouble, height)
+            live.update(content, refresh=True)
+            for key in _keys():
+                page = page.after(key, max(height // 2, 1))
+
+
+def rendered(
+    page: Page, view: GroupView | None, trouble: str, height: int
+) -> tuple[Page, RenderableType]:
+    """Return a page with an offset that fits, and what the terminal shows of it.
+
+    Args:
+        page: what the keys have chosen.
+        view: the newest reading; None before the first one.
+        trouble: a sentence if the newest reading failed.
+        height: of the terminal, in lines.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    if view is None:
+        return page, Text(trouble or "Reading …")
+    nodes_max = max(int(height * NODES_SHARE) - 2, 1)
+    nodes = sorted(view.nodes, key=lambda row: (row.liveness is not Liveness.SILENT, row.node))
+    alerts = [line for line in (trouble, view.death(), _lag_trouble(view)) if line]
+    rows = page.chosen(view.shards)
+    # A line each for the title, the keys and the two heads; the alerts have one or two.
+    fitting = max(height - 6 - 2 * len(alerts) - min(len(nodes), nodes_max), 1)
+    page = replace(page, offset=min(page.offset, max(len(rows) - fitting, 0)))
+    shown = rows[page.offset : page.offset + fitting]
+    parts: list[RenderableType] = [Text(_title(view), style="bold", no_wrap=True)]
+    parts += [Text(line, style="bold red") for line in alerts]
+    parts += [_nodes_table(nodes[:nodes_max]), _shards_table(page, shown)]
+    last = f"{page.offset + 1} to {page.offset + len(shown)} of {len(rows):,}" if shown else "none"
+    parts.append(Text(f"shards {last} · {_prompt(page)}", style="reverse", no_wrap=True))
+    return page, Group(*parts)
+
+
+def _lag_trouble(view: GroupView) -> str:
+    return f"The lag is unknown: {view.trouble}" if view.trouble else ""
+
+
+def _title(view: GroupView) -> str:
+    group = view.snapshot.group
+    alive = sum(row.liveness is Liveness.ALIVE for row in view.nodes)
+    lag, rate = total(row.lag for row in view.shards), total(row.rate for row in view.shards)
+    parts = [
+        str(group.key) + (" (paused)" if group.paused else ""),
+        f"{counted(alive, 'node')} alive",
+        counted(len(view.shards), "shard"),
+        f"lag {_number(lag)}",
+        f"{_number(rate)} records/s",
+    ]
+    return " · ".join(parts)
+
+
+def _prompt(page: Page) -> str:
+    if page.typing:
+        return f"filter: {page.pattern}▏ (Enter keeps it, Esc removes it)"
+    order = "tree" if page.tree else page.order + (" reversed" if page.reverse else "")
+    pattern = f" · filter {page.pattern}" if page.pattern else ""
+    return f"by {order}{pattern} · {KEYS}"
+
+
+def _table(columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold cyan", padding=(0, 2, 0, 0))
+    for column in columns.split(", "):
+        right = column.startswith(">")
+        table.add_column(
+            column.removeprefix(">"), justify="right" if right else "left", no_wrap=True
+        )
+    return table
+
+
+def _nodes_table(rows: Sequence[NodeRow]) -> Table:
+    from rich.text import Text
+
+    table = _table("node, state, >last beat, takes runs, >shards, release")
+    styles = {Liveness.ALIVE: "green", Liveness.SILENT: "bold red", Liveness.LEFT: "dim"}
+    for row in rows:
+        ago = "" if row.last_beat_s is None else f"{duration(row.last_beat_s)} ago"
+        runs = "yes" if row.accepts_runs else "no"
+        cells = (row.node, row.liveness, ago, runs, f"{row.shards:,}", row.release)
+        table.add_row(*(Text(str(cell)) for cell in cells), style=styles[row.liveness])
+    return table
+
+
+def _shards_table(page: Page, rows: Sequence[tuple[int, ShardRow]]) -> Table:
+    from rich.text import Text
+
+    table = _table(
+        "shard, state, node, >lag, >age, >records/s, >caught up in, >epoch, run, parents"
+    )
+    for depth, row in rows:
+        name = "  " * depth + ("└ " if depth and page.tree else "") + row.shard
+        node = row.consumer_owner or "-"
+        cells = (
+            name,
+            row.state,
+            f"{node} → {row.next_owner}" if row.next_owner else node,
+            _number(row.lag),
+            "" if row.lag_seconds is None else duration(row.lag_seconds),
+            _number(row.rate),
+            "-" if row.caught_up_s is None else duration(row.caught_up_s),
+            f"{row.epoch:,}",
+            row.run[:8],
+            ", ".join(row.parents),
+        )
+        table.add_row(*(Text(str(cell)) for cell in cells))
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+@contextmanager
+def _raw_keys() -> Generator[None]:
+    """Have each key arrive at once, without being shown."""
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _keys() -> list[str]:
+    """Wait a moment for keys, and return those that came."""
+    descriptor = sys.stdin.fileno()
+    if not select.select([descriptor], [], [], KEY_WAIT_S)[0]:
+        return []
+    return keys_in(os.read(descriptor, 1024).decode(errors="replace"))
+
+
+def keys_in(text: str) -> list[str]:
+    """Return the keys of what a terminal sends: characters, and the names of `ESCAPES`."""
+    keys: list[str] = []
+    while text:
+        if not text.startswith("\x1b"):
+            keys.append(text[0])
+            text = text[1:]
+            continue
+        code = next((each for each in ESCAPES if text.startswith("\x1b" + each)), "")
+        keys.append(ESCAPES.get(code, "escape"))
+        text = text[1 + len(code) :]
+    return keys

@@ -1,0 +1,271 @@
+"""What people see of a consumer group: its nodes and shards as rows, from one or several readings.
+
+`leasehold status` shows one reading, and `leasehold top` a series of them. Nothing here decides
+anything: ages are counted by the database's clock or by the caller's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from dagster_leasehold.lease_store.group_rows import Node, Snapshot
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.orchestration.presentation import duration
+from dagster_leasehold.shard_sources.lag import Lags, UnreadTimes, lags_of
+from dagster_leasehold.shard_sources.source import ShardSource
+
+RATE_WINDOW_S = 60.0
+"""Rates are means over this time, so that commits every few seconds do not make them jump."""
+
+
+class Liveness(StrEnum):
+    """Whether a node is alive, as people see it.
+
+    `alive`: it has beaten within the group's timeout. `silent`: it has not, and no process has
+    evicted it yet. `left`: it left the group, or was evicted.
+    """
+
+    ALIVE = "alive"
+    SILENT = "silent"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node of a group.
+
+    Attributes:
+        node: its name.
+        liveness: see `Liveness`.
+        last_beat_s: seconds since its last beat; None after it left.
+        member: True until it leaves or is evicted.
+        accepts_runs: False while it gives its shards away.
+        lease_id: the number of its beats.
+        shards: the number of shards that it may consume.
+        release: the release that it runs.
+    """
+
+    node: NodeName
+    liveness: Liveness
+    last_beat_s: float | None
+    member: bool
+    accepts_runs: bool
+    lease_id: int
+    shards: int
+    release: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRow:
+    """A shard of a group.
+
+    Attributes:
+        shard: its name.
+        state: of its lease.
+        consumer_owner: the node that may consume it; None if it is unassigned.
+        next_owner: the node that it is transferred to; None outside a transfer.
+        check_point: the cursor up to which its output is committed.
+        lag: the number of unread records; None where the source cannot tell.
+        lag_seconds: the age of the oldest unread record; None where it is unknown.
+        rate: committed records per second; None after a single reading.
+        caught_up_s: seconds until nothing is unread, at the present pace; None while it does not
+            catch up.
+        epoch: of its newest tenure.
+        run: the run that has it open; empty if none has.
+        parents: the shards that it came from.
+    """
+
+    shard: ShardId
+    state: ShardState
+    consumer_owner: NodeName | None
+    next_owner: NodeName | None
+    check_point: str | None
+    lag: int | None
+    lag_seconds: float | None
+    rate: float | None
+    caught_up_s: float | None
+    epoch: int
+    run: str
+    parents: tuple[ShardId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group at one moment.
+
+    Attributes:
+        snapshot: the rows of the lease store.
+        nodes: by name.
+        shards: by rank.
+        trouble: a sentence where the source did not answer; empty otherwise.
+    """
+
+    snapshot: Snapshot
+    nodes: tuple[NodeRow, ...]
+    shards: tuple[ShardRow, ...]
+    trouble: str = ""
+
+    def death(self) -> str | None:
+        """Return a sentence if no node of the group is alive; None if one is."""
+        if any(row.liveness is Liveness.ALIVE for row in self.nodes):
+            return None
+        ages = [row.last_beat_s for row in self.nodes if row.last_beat_s is not None]
+        last = f"the last beat was {duration(min(ages))} ago" if ages else "it has no member"
+        return (
+            f"No node of {self.snapshot.group.key} is alive ({last}): nothing is consumed until a "
+            "deployment runs again."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """One reading of what rates are made of."""
+
+    at_s: float
+    records: Mapping[ShardId, int]
+    lags: Mapping[ShardId, int | None]
+
+
+@dataclass(slots=True)
+class GroupReader:
+    """Reads a group again and again; each reading knows the ones before it.
+
+    Attributes:
+        store: the lease store.
+        key: the group.
+        source: the log that it reads.
+        clock: monotonic seconds.
+        now: the time at which the age of unread records is counted.
+    """
+
+    store: LeaseStore
+    key: GroupKey
+    source: ShardSource
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = utc_now
+    _unread: UnreadTimes | None = None
+    _points: deque[_Point] = field(default_factory=deque[_Point])
+
+    def read(self) -> GroupView:
+        """Read the group now.
+
+        Raises:
+            UnknownGroup: there is no such group.
+            StoreUnavailable: the database does not answer.
+        """
+        snapshot = self.store.snapshot(self.key)
+        ages = self.store.beat_ages(self.key)
+        lags = lags_of(self.source, snapshot.shards)
+        self._unread = self._unread or UnreadTimes(self.clock)
+        seconds = lags.seconds(self._unread.of(self.source, lags.behind), self.now())
+        records = {own.shard: own.records for own in self.store.totals(self.key)}
+        self._points.append(_Point(self.clock(), records, lags.records))
+        while self._points[-1].at_s - self._points[0].at_s > RATE_WINDOW_S:
+            self._points.popleft()
+        leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
+        shards = tuple(self._shard_row(lease, lags, seconds) for lease in leases)
+        return GroupView(snapshot, node_rows(snapshot, ages), shards, lags.trouble)
+
+    def _shard_row(
+        self, lease: ShardLease, lags: Lags, seconds: Mapping[ShardId, float]
+    ) -> ShardRow:
+        shard, lag = lease.shard, lags.records.get(lease.shard)
+        in_transfer = lease.lease_owner != lease.consumer_owner
+        return ShardRow(
+            shard,
+            lease.state,
+            lease.consumer_owner,
+            lease.lease_owner if in_transfer else None,
+            lease.check_point,
+            lag,
+            seconds.get(shard),
+            self._rate(shard),
+            self._caught_up_s(shard, lag),
+            lease.consumer_epoch,
+            lease.consumer_run,
+            lease.parents,
+        )
+
+    def _rate(self, shard: ShardId) -> float | None:
+        first, last = self._points[0], self._points[-1]
+        if last.at_s == first.at_s:
+            return None
+        grown = last.records.get(shard, 0) - first.records.get(shard, 0)
+        return grown / (last.at_s - first.at_s)
+
+    def _caught_up_s(self, shard: ShardId, lag: int | None) -> float | None:
+        before, passed_s = self._points[0].lags.get(shard), self._points[-1].at_s
+        passed_s -= self._points[0].at_s
+        if lag is None or before is None or lag >= before or passed_s <= 0:
+            return 0.0 if lag == 0 else None
+        return lag * passed_s / (before - lag)
+
+
+def node_rows(snapshot: Snapshot, beat_ages: Mapping[NodeName, float]) -> tuple[NodeRow, ...]:
+    """Return the nodes of a group.
+
+    Args:
+        snapshot: of the group.
+        beat_ages: seconds since each member's last beat.
+    """
+    counts: dict[NodeName, int] = {}
+    for lease in snapshot.shards:
+        if lease.consumer_owner is not None:
+            counts[lease.consumer_owner] = counts.get(lease.consumer_owner, 0) + 1
+    timeout_s = snapshot.group.timeout_s
+    return tuple(
+        NodeRow(
+            node.name,
+            _liveness(node, beat_ages.get(node.name), timeout_s),
+            beat_ages.get(node.name) if node.member else None,
+            node.member,
+            node.accepts_runs,
+            node.lease_id,
+            counts.get(node.name, 0),
+            node.release_version,
+        )
+        for node in snapshot.nodes
+    )
+
+
+def _liveness(node: Node, age_s: float | None, timeout_s: float) -> Liveness:
+    if not node.member:
+        return Liveness.LEFT
+    # A member without an age joined between the two readings.
+    return Liveness.ALIVE if age_s is None or age_s <= timeout_s else Liveness.SILENT
+
+
+def tree(rows: Iterable[ShardRow]) -> list[tuple[int, ShardRow]]:
+    """Return shards in the order of their splits and merges, each with its depth.
+
+    A shard stands below its first parent; a merged one names its parents itself. Parents that are
+    not in `rows` do not count.
+    """
+    listed = {row.shard: row for row in rows}
+    children: dict[ShardId | None, list[ShardRow]] = {}
+    for row in listed.values():
+        parent = next((each for each in row.parents if each in listed), None)
+        children.setdefault(parent, []).append(row)
+    ordered: list[tuple[int, ShardRow]] = []
+    waiting = [(0, row) for row in reversed(children.get(None, []))]
+    while waiting:
+        depth, row = waiting.pop()
+        ordered.append((depth, row))
+        waiting += [(depth + 1, child) for child in reversed(children.pop(row.shard, []))]
+    return ordered
+
+
+def total(values: Iterable[float | None]) -> float | None:
+    """Return the sum of some numbers; None if one of them is unknown."""
+    known: Sequence[float | None] = list(values)
+    return None if None in known else sum(value or 0 for value in known)
