@@ -1,4 +1,4 @@
-"""What people see of a consumer group: its nodes and shards as rows, from one or several readings.
+"""A consumer group as people see it: nodes and shards as rows, from one or several readings.
 
 `leasehold status` shows one reading, and `leasehold top` a series of them. Nothing here decides
 anything: ages are counted by the database's clock or by the caller's.
@@ -29,7 +29,7 @@ RATE_WINDOW_S = 60.0
 
 
 class Liveness(StrEnum):
-    """Whether a node is alive, as people see it.
+    """The liveness of a node, as people see it.
 
     `alive`: it has beaten within the group's timeout. `silent`: it has not, and no process has
     evicted it yet. `left`: it left the group, or was evicted.
@@ -129,7 +129,7 @@ class GroupView:
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """One reading of what rates are made of."""
+    """The numbers of one reading that rates are made of."""
 
     at_s: float
     records: Mapping[ShardId, int]
@@ -267,5 +267,5 @@ def tree(rows: Iterable[ShardRow]) -> list[tuple[int, ShardRow]]:
 
 def total(values: Iterable[float | None]) -> float | None:
     """Return the sum of some numbers; None if one of them is unknown."""
-    known: Sequence[float | None] = list(values)
-    return None if None in known else sum(value or 0 for value in known)
+    parts: Sequence[float | None] = list(values)
+    return None if None in parts else sum(part or 0 for part in parts)

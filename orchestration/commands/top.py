@@ -69,7 +69,7 @@ DESCENDING = frozenset({"lag", "age", "rate"})
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What the keys have chosen.
+    """The choices that the keys have made.
 
     Attributes:
         order: the name of the order.

@@ -47,7 +47,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """What was printed so far, without control sequences."""
+        """The output so far, without control sequences."""
         return ESCAPES.sub("", self._output.decode(errors="replace"))
 
     def sends(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What `status` and `top` show of a group: liveness, rates, and the tree of splits and merges."""
+"""The rows of `status` and `top`: liveness, rates, and the tree of splits and merges."""
 
 from __future__ import annotations
 
