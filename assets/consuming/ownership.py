@@ -13,7 +13,8 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.outcomes import NotHeld, Opened
 from dagster_leasehold.lease_store.roles.shards import Shards
 from dagster_leasehold.lease_store.roles.tenures import Tenures
-from dagster_leasehold.lease_store.rules.assignment_plan import Claim, Plan
+from dagster_leasehold.lease_store.rules.assignment_plan import UNSUBSCRIBABLE, Claim, Plan
+from dagster_leasehold.lease_store.rules.lineage import why_waiting
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
@@ -105,12 +106,12 @@ def _obstacle(
     if wanted is not None and wanted not in served:
         return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."
     if row.state is ShardState.WAIT:
-        return (
-            f"Shard {row.shard} of {key} waits for its parents ({', '.join(row.parents)}) to be "
-            "consumed to their ends: consume those first."
-        )
+        states: dict[str, ShardState] = {each.shard: each.state for each in snapshot.shards}
+        return f"Shard {row.shard} of {key} {why_waiting(row, states)}."
     if snapshot.group.paused:
         return f"Consumer group {key} is paused: resume it before consuming shard {row.shard}."
+    if not row.subscribable:
+        return f"Shard {row.shard} of {key} cannot be consumed: {UNSUBSCRIBABLE}."
     return None
 
 
@@ -150,8 +151,6 @@ def _claimant(
 
 def _why_left(planned: Plan, row: ShardLease) -> str:
     """Return the reason why the plan gives a free shard to nobody."""
-    if not row.subscribable:
-        return "its source lets nobody subscribe to it now"
     left = (each.reason for each in planned.unassigned if each.shard == row.shard)
     return next(left, planned.summary)
 

@@ -15,6 +15,8 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.rules.assignment_plan import UNSUBSCRIBABLE
+from dagster_leasehold.lease_store.rules.states import ShardState
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,25 +36,38 @@ class Connector:
     pinned: PinnedShards
 
     def connect(self, shard: ShardId, bootstrap: str | None) -> Connection:
-        """Open a shard, and store the place where its reading begins."""
+        """Open a shard, and store the place where its reading begins.
+
+        In a pinned group, a shard that cannot be opened is not asked for any longer: it would be
+        this client's, read by none, and refused to all others.
+        """
         if bootstrap is not None:
             self.feed.clamp(shard, bootstrap)  # Refuses nonsense before anything is changed.
-        if self.member.group.assignment is AssignmentMode.PINNED:
+        if self._pins:
             self.pinned.ask(shard, bootstrap)
-        opened = self._open_at(shard, bootstrap)
         try:
+            opened = self._open_at(shard, bootstrap)
             cursor = starting_cursor(self.member, self.feed, shard, opened, bootstrap)
         except BaseException:
             with suppress(LeaseholdError):
-                self.member.release(shard)
+                self.disconnect(shard)
             raise
-        return Connection(opened.tenure, cursor)
+        return Connection(opened.tenure, cursor, asked=bootstrap)
 
     def disconnect(self, shard: ShardId) -> None:
-        """Persist the checkpoint of a shard, and ask for it no more."""
-        self.member.release(shard)
-        if self.member.group.assignment is AssignmentMode.PINNED:
+        """Persist the checkpoint of a shard, and stop asking for it.
+
+        Where the store does not answer, the heartbeats that follow do both.
+        """
+        if self._pins:
             self.pinned.withdraw(shard)
+        self.member.release(shard)
+        if self._pins:
+            self.pinned.beat()
+
+    @property
+    def _pins(self) -> bool:
+        return self.member.group.assignment is AssignmentMode.PINNED
 
     def _open_at(self, shard: ShardId, bootstrap: str | None) -> Opened:
         """Open a shard; a stored checkpoint that differs from `bootstrap` is forced there."""
@@ -81,6 +96,10 @@ class Connector:
     def _refused(self, shard: ShardId, outcome: NotHeld | OpenByOther) -> ShardOccupied:
         if isinstance(outcome, OpenByOther):
             why = f"run {outcome.run} of this node has it open"
+        elif outcome.state == "unsubscribable":
+            why = UNSUBSCRIBABLE
+        elif outcome.state == ShardState.WAIT and (lease := self.member.lease(shard)) is not None:
+            why = self.member.why_waiting(lease)
         elif outcome.consumer_owner is None or outcome.consumer_owner == self.member.node:
             why = f"it is in state {outcome.state}"
         else:

@@ -51,15 +51,31 @@ class Offsets:
 
 @dataclass(slots=True)
 class Connection:
-    """A connected shard. At most one batch is outstanding, protected until `protected_until`."""
+    """A connected shard. At most one batch is outstanding, protected until `protected_until`.
+
+    Attributes:
+        confirmed: the end of the records that were confirmed, at first the start of reading.
+        asked: the bootstrap cursor that its caller asked for, which may lie outside the shard.
+    """
 
     tenure: Tenure
     confirmed: str
+    asked: str | None = None
     outstanding: PulledBatch | None = None
     protected_until: float = 0.0
     ends_shard: bool = False
     fetching: bool = False
     leaving: bool = False
+    _start: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Remember where reading began."""
+        self._start = self.confirmed
+
+    def stands_at(self, cursor: str) -> bool:
+        """Return True if a connection that asks for a cursor would begin where this one stands."""
+        untouched = self.confirmed == self._start
+        return cursor == self.confirmed or (untouched and cursor == self.asked)
 
     def roll_back_if_due(self, now: float) -> None:
         """Forget the outstanding batch once its protect time is over: it is delivered again."""

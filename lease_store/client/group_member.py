@@ -20,7 +20,9 @@ from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, N
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.membership import Membership
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rules.lineage import why_waiting
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
@@ -212,6 +214,13 @@ class GroupMember(MemberShards):
         """Return the shard's row as the last heartbeat saw it."""
         rows = self._last().snapshot.shards
         return next((row for row in rows if row.shard == shard), None)
+
+    def why_waiting(self, lease: ShardLease) -> str:
+        """Return what a waiting shard waits for and what to do, as the end of a sentence."""
+        states: dict[str, ShardState] = {
+            row.shard: row.state for row in self._last().snapshot.shards
+        }
+        return f"it {why_waiting(lease, states)}"
 
     def _joined(self) -> Rebalancer:
         if self._rebalancer is None:

@@ -8,7 +8,13 @@ from contextlib import contextmanager
 from threading import RLock
 
 from dagster_leasehold.lease_store.client.open_shard import OpenShard, Standing
-from dagster_leasehold.lease_store.errors import LeaseLost, ShardNotOpen, StoreError, shown
+from dagster_leasehold.lease_store.errors import (
+    CheckpointRefused,
+    LeaseLost,
+    ShardNotOpen,
+    StoreError,
+    shown,
+)
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.membership import Membership
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
@@ -102,10 +108,11 @@ class HeldShards:
         """Remember a checkpoint, and write it to the store now if `persist`.
 
         Raises:
+            CheckpointRefused: it lies before the one that is stored; the shard stays open.
             StoreError: it could not be written now; it is tried again by the interval.
         """
         with self._lock, self._fenced(shard, held := self._current(shard, tenure)):
-            held.unsaved = cursor
+            held.remember(cursor)
             if persist:
                 held.flush()
 
@@ -121,7 +128,7 @@ class HeldShards:
                     continue
                 try:
                     with self._fenced(shard, held):
-                        held.flush()
+                        _flush_remembered(held)
                 except LeaseLost as error:
                     self._untold[shard] = error
                 except StoreError as error:
@@ -153,10 +160,12 @@ class HeldShards:
         """Save what is unsaved and end the tenure; a shard in transfer is handed over by that.
 
         Raises:
-            StoreError: the store does not answer; the shard is still open here.
+            StoreError: the store does not answer; the shard is still open here, until a heartbeat
+                does not report it.
         """
         with self._lock, self._fenced(shard, held := self._current(shard)):
-            held.flush()
+            held.reported = True
+            _flush_remembered(held)
             held.close(reason)
             del self._open[shard]
 
@@ -249,3 +258,11 @@ class HeldShards:
                 f"{self._member.node}: open it first, once a heartbeat has confirmed it."
             )
         return held
+
+
+def _flush_remembered(held: OpenShard) -> None:
+    """Persist what waits; one that only the store could refuse is dropped, and logged."""
+    try:
+        held.flush()
+    except CheckpointRefused as error:
+        _LOG.warning("%s", error)

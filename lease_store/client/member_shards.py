@@ -79,6 +79,8 @@ class MemberShards:
         consumer that was replaced within this process from saving for its successor.
 
         Raises:
+            CheckpointRefused: it lies before the one that is stored. The shard stays open, and
+                its next save counts; to read records again, force the checkpoint.
             LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
             ShardNotOpen: the shard is not open here.
             StoreError: it could not be persisted now; a later heartbeat tries again.

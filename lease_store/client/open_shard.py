@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused, LeaseLost, shown
 from dagster_leasehold.lease_store.outcomes import Opened, Stale
-from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.rules.ledger import check_onwards
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.refusals import lease_lost
 from dagster_leasehold.lease_store.rules.starting_point import resumption
 from dagster_leasehold.lease_store.shard_rows import Progress, Tenure
+from dagster_leasehold.lease_store.store import LeaseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class OpenShard:
         over: the reason for which the tenure ended; empty while it goes on.
     """
 
-    def __init__(self, store: Tenures, opened: Opened, clock: Clock) -> None:
+    def __init__(self, store: LeaseStore, opened: Opened, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self.tenure = opened.tenure
@@ -65,6 +66,15 @@ class OpenShard:
         waits = not self.over and self.unsaved is not None
         return waits and self._clock() - self._saved_at >= interval_s
 
+    def remember(self, cursor: str) -> None:
+        """Keep a checkpoint to be persisted.
+
+        Raises:
+            CheckpointRefused: it lies before the one that is stored; what was kept stays.
+        """
+        check_onwards(self.tenure, self._unanswered or self.persisted or self._ledger_end, cursor)
+        self.unsaved = cursor
+
     def flush(self) -> None:
         """Persist the unsaved checkpoint, after an earlier one whose writing got no answer.
 
@@ -73,6 +83,8 @@ class OpenShard:
            Repeated, the write of 7 changes nothing; 9 then follows it.
 
         Raises:
+            CheckpointRefused: only the store could tell that it lies before the one that is
+                stored; it is dropped, and the tenure continues.
             StoreError: the store does not answer.
         """
         if self.unsaved is None or self.unsaved == self.persisted:
@@ -89,11 +101,17 @@ class OpenShard:
         """Write a checkpoint; a store that contradicts its own confirmation has lost commits.
 
         Raises:
+            CheckpointRefused: the store has what it confirmed, and does not go back to `cursor`.
             LeaseLost: the tenure is over, or has to be: reading goes on where the store is.
         """
         try:
             self._write_checkpoint(cursor)
         except CheckpointRefused as error:
+            rows = self._store.progress(self.tenure.key, [self.tenure.holder])
+            row = rows.get(self.tenure.shard)
+            if row is not None and row.check_point == self.persisted:
+                self.unsaved = self._unanswered = None
+                raise
             raise LeaseLost(
                 f"Shard {self.tenure.shard} has to be opened again: the store does not have the "
                 f"checkpoint that it confirmed. {error}"
@@ -136,7 +154,7 @@ class OpenShard:
 
     def finish(self, cursor: str) -> None:
         """Edge 8: a read-only shard is consumed up to its end at `cursor`."""
-        self.unsaved = cursor
+        self.remember(cursor)
         self.flush()
         if isinstance(self._store.finish_empty(self.tenure, cursor), Stale):
             raise self.lost

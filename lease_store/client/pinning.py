@@ -12,16 +12,14 @@ from dataclasses import dataclass, field, replace
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.errors import ShardOccupied, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.assignment_plan import UNSUBSCRIBABLE
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 PAUSE_MAX_S = 60.0
 REFUSED_BEFORE = "it was refused a moment ago"
-_NOT_FREE = {
-    ShardState.WAIT: "it waits for the shards that it comes from",
-    ShardState.OVER: "it is over",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +70,18 @@ class PinnedShards:
             why = REFUSED_BEFORE
         asks = not why
         if asks:
-            settings = self.member.settings
-            pinned = {**(settings.pinned or {}), shard: bootstrap}
-            self.member.offer(replace(settings, pinned=pinned))
-            self.beat()
+            self._offer((self.member.settings.pinned or {}) | {shard: bootstrap})
+            try:
+                self.beat()
+            except BaseException:
+                self.withdraw(shard)
+                raise
             if shard in self.confirmed():
                 self._refusals.pop(shard, None)
                 return
             why = self._obstacle(shard) or REFUSED_BEFORE
             self.withdraw(shard)
+            self.beat()
         if asks or not early:
             self._refusals[shard] = self._refused(refusal, asked=asks)
         raise ShardOccupied(
@@ -89,11 +90,12 @@ class PinnedShards:
         )
 
     def withdraw(self, shard: ShardId) -> None:
-        """Ask for a shard no more."""
-        pinned = dict(self.member.settings.pinned or {})
-        pinned.pop(shard, None)
+        """Stop asking for a shard; the next heartbeat says so to the group."""
+        pinned = self.member.settings.pinned or {}
+        self._offer({each: start for each, start in pinned.items() if each != shard})
+
+    def _offer(self, pinned: dict[ShardId, str | None]) -> None:
         self.member.offer(replace(self.member.settings, pinned=pinned))
-        self.beat()
 
     def _refused(self, before: _Refusal | None, *, asked: bool) -> _Refusal:
         beat_s = self.member.beat_s
@@ -107,21 +109,39 @@ class PinnedShards:
         Raises:
             UnknownShard: the group has no such shard.
         """
-        lease, node = self.member.lease(shard), self.member.node
+        lease = self.member.lease(shard)
         if lease is None:
             raise UnknownShard(
                 f"Group {self.member.group.key} has no shard {shown(shard)}: connect one that it "
                 "has."
             )
-        if lease.state in _NOT_FREE:
-            return _NOT_FREE[lease.state]
-        owner = lease.consumer_owner if lease.consumer_owner != node else lease.lease_owner
-        if owner not in (None, node):
-            return f"it is {owner}'s"
+        return self._unreadable(lease) or self._rivalry(lease)
+
+    def _unreadable(self, lease: ShardLease) -> str:
+        if lease.state is ShardState.WAIT:
+            return self.member.why_waiting(lease)
+        if lease.state is ShardState.OVER:
+            return "it is over"
         if self.member.group.paused:
             return "the group is paused"
-        if not lease.subscribable:
-            return "its source lets nobody subscribe to it now"
-        others = (row for row in self.member.members if row.name != node)
-        rival = next((row.name for row in others if shard in (row.pinned or {})), None)
-        return f"{rival} asks for it" if rival is not None else ""
+        return "" if lease.subscribable else UNSUBSCRIBABLE
+
+    def _rivalry(self, lease: ShardLease) -> str:
+        """Return which other node has the shard: one that asks for it, or hands it over now.
+
+        A node that has it and does not ask for it gives it to this one, by the plan.
+        """
+        node, holder = self.member.node, lease.consumer_owner
+        asking = [
+            row.name
+            for row in self.member.members
+            if row.name != node and lease.shard in (row.pinned or {})
+        ]
+        for owner in (holder, lease.lease_owner):
+            if owner in asking:
+                return f"it is {owner}'s"
+        if asking:
+            return f"{asking[0]} asks for it"
+        if lease.state is ShardState.TRANSFER and holder != node:
+            return f"{holder} hands it over once its batch is done"
+        return ""

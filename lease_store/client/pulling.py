@@ -159,7 +159,7 @@ class PullClient:
         with self._lock:
             self._connections.tell(shard)
             if (connection := self._connections.open.get(shard)) is not None:
-                if wanted in (None, connection.confirmed):
+                if wanted is None or connection.stands_at(wanted):
                     return connection.confirmed
                 raise ShardOccupied(
                     f"Shard {shown(shard)} is connected already, and stands at "

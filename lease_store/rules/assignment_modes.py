@@ -191,7 +191,7 @@ def _towards(
         if target is None or (not lease.subscribable and owner != target):
             if owner is not None and owner in counts:
                 counts[owner] += 1
-            why = missing.get(lease.shard, "its source lets nobody subscribe to it now")
+            why = missing.get(lease.shard, plans.UNSUBSCRIBABLE)
             unassigned.append(plans.Unassigned(lease.shard, why))
             continue
         counts[target] += 1

@@ -13,6 +13,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 SHOWN_SHARDS_MAX = 12
+UNSUBSCRIBABLE = "its source lets nobody subscribe to it now"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState, first_state, 
 from dagster_leasehold.lease_store.rules.transitions import Step, edge_note
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
+NEVER_LISTED = "parents that its source names and has never listed"
 PARENTS_OVER = "all its parents are over"
 UNORDERED = "the group became unordered"
 
@@ -70,6 +71,40 @@ def listed_again(
     for name in ("parents", "gone_parents"):
         values[name] += forgotten
     return replace(shard, **values)
+
+
+def unlisted_parents(shard: ShardLease, states: Container[str]) -> tuple[ShardId, ...]:
+    """Return the parents that the group never had and that the source does not call gone.
+
+    Only a person can end the wait for them.
+    """
+    return tuple(
+        parent
+        for parent in shard.parents
+        if parent not in states and parent not in shard.gone_parents
+    )
+
+
+def why_waiting(shard: ShardLease, states: Mapping[str, ShardState]) -> str:
+    """Return what a waiting shard waits for and what to do, as the end of a sentence about it."""
+    unfinished = [
+        parent
+        for parent in shard.parents
+        if states.get(parent, ShardState.OVER) is not ShardState.OVER
+    ]
+    clauses: list[str] = []
+    if unfinished:
+        clauses.append(
+            f"waits for its parents ({', '.join(unfinished)}) to be consumed to their ends: "
+            "consume those first"
+        )
+    if unlisted := unlisted_parents(shard, states):
+        clauses.append(
+            f"waits for {NEVER_LISTED} ({', '.join(unlisted)}): let the source list them, or name "
+            "them in `gone_parents` where they were removed; or read in any order with "
+            "`leasehold group update --unordered`"
+        )
+    return ". It also ".join(clauses)
 
 
 def _listed(listing: ShardListing) -> dict[str, Any]:

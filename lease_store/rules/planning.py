@@ -9,6 +9,7 @@ ask nobody. A plan that was made from a stale snapshot does no harm: every move 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
@@ -16,6 +17,7 @@ from dagster_leasehold.lease_store.rules import assignment_modes
 from dagster_leasehold.lease_store.rules import assignment_plan as plans
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.balanced_plan import plan_balanced
+from dagster_leasehold.lease_store.rules.lineage import unlisted_parents, why_waiting
 from dagster_leasehold.lease_store.rules.states import ShardState, may_start
 from dagster_leasehold.lease_store.rules.weighted_plan import plan_weighted, weighed
 
@@ -31,6 +33,13 @@ def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
         return plans.Plan(
             group.generation, summary=f"{group.key} is paused: nothing changes its owner"
         )
+    decided = _plan_by_mode(snapshot, live=live)
+    left = stranded(snapshot)
+    return replace(decided, unassigned=decided.unassigned + left) if left else decided
+
+
+def _plan_by_mode(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
+    group = snapshot.group
     takers = eligible_nodes(snapshot.nodes, live)
     if group.assignment is AssignmentMode.PINNED:
         return assignment_modes.plan_pinned(snapshot, takers=takers, live=live)
@@ -39,6 +48,19 @@ def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
     ):
         return assignment_modes.plan_modulo(snapshot, takers=takers, live=live)
     return _plan_shared(snapshot, takers=takers, live=live)
+
+
+def stranded(snapshot: Snapshot) -> tuple[plans.Unassigned, ...]:
+    """Return the shards whose wait only a person can end: their parents were never listed."""
+    waiting = [lease for lease in snapshot.shards if lease.state is ShardState.WAIT]
+    if not waiting:
+        return ()
+    states: dict[str, ShardState] = {lease.shard: lease.state for lease in snapshot.shards}
+    return tuple(
+        plans.Unassigned(lease.shard, f"it {why_waiting(lease, states)}")
+        for lease in sorted(waiting, key=lambda lease: rank_key(lease.shard))
+        if unlisted_parents(lease, states)
+    )
 
 
 def _plan_shared(

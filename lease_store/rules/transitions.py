@@ -261,12 +261,15 @@ def opening_refused(
 ) -> NotHeld | OpenByOther | None:
     """Return why a run of a node may not open a shard; None if it may.
 
-    `replaces` names a run that has ended, and may have left the shard open.
+    `replaces` names a run that has ended, and may have left the shard open. Its tenure can be
+    replaced, and so closed, also while the source lets nobody subscribe to the shard.
     """
     if not shard.state.held or shard.consumer_owner != node:
         return NotHeld(shard.state.value, shard.consumer_owner)
     if paused:
         return NotHeld("paused", shard.consumer_owner)
+    if not shard.subscribable and replaces is None:
+        return NotHeld("unsubscribable", shard.consumer_owner)
     if shard.consumer_run and shard.consumer_run != replaces:
         return OpenByOther(shard.consumer_run)
     return None

@@ -12,7 +12,7 @@ from dagster_leasehold.lease_store.publication_rows import PublicationLag
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
 from dagster_leasehold.lease_store.rules.node_settings import node_row
-from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.rules.planning import plan, stranded
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
@@ -75,7 +75,7 @@ def status(
     )
     death = view.death()
     sentences = (*([death] if death else ()), *refusals, *([note] if note else ()))
-    for line in (*sentences, *mixed_releases(snapshot)):
+    for line in (*sentences, *mixed_releases(snapshot), *stranded(snapshot)):
         say(str(line))
     show_table(
         f"Shards of {key}",

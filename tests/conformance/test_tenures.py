@@ -150,6 +150,20 @@ def test_nothing_is_opened_while_paused(ready: World) -> None:
     assert ready.store.open_tenure(ready.key, X, A, "run-2") == NotHeld("paused", A)
 
 
+def test_a_shard_that_its_source_lets_nobody_read_is_not_opened(ready: World) -> None:
+    old = ready.open(A, X).tenure
+    ready.store.sync_shards(ready.key, [ShardListing(X, subscribable=False)], observer="test")
+    assert ready.store.open_tenure(ready.key, X, A, "run-2") == NotHeld("unsubscribable", A)
+    together = ready.store.open_tenures(ready.key, [X], A, "run-2", replaces={})
+    assert together == {X: NotHeld("unsubscribable", A)}
+    # The tenure of a run that has ended can still be replaced, or it would never be closed.
+    replaced = ready.store.open_tenure(ready.key, X, A, "run-2", replaces=old.run)
+    assert isinstance(replaced, Opened)
+    ready.store.close_tenure(replaced.tenure, reason="test")
+    ready.store.sync_shards(ready.key, [ShardListing(X)], observer="test")
+    assert isinstance(ready.store.open_tenure(ready.key, X, A, "run-3"), Opened)
+
+
 def test_closing_keeps_the_shard(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     before = ready.shard(X)

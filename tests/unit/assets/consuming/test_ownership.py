@@ -173,6 +173,21 @@ def test_a_waiting_shard_names_its_parents_and_a_paused_group_itself():
     assert "paused" in sentence(standing(store, "0"))
 
 
+def test_a_child_of_a_parent_that_was_never_listed_says_what_to_do():
+    store = store_with_members(A)
+    store.sync_shards(KEY, [ShardListing(ShardId("5"), parents=(ShardId("9"),))], observer="test")
+    text = sentence(standing(store, "5"))
+    assert "never listed (9)" in text
+    assert "`gone_parents`" in text
+
+
+def test_a_shard_that_its_source_lets_nobody_read_is_not_consumed_by_its_holder_either():
+    store = store_with_members(A)
+    claim(store, ONE, A)
+    store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
+    assert "lets nobody subscribe" in sentence(standing(store, "1"))
+
+
 def test_a_finished_shard_has_nothing_to_read_even_in_a_paused_group():
     store = store_with_members(A)
     claim(store, ZERO, A)

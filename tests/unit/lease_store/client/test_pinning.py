@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import NoReturn
 
 import pytest
 
-from dagster_leasehold.lease_store.errors import ShardOccupied, UnknownShard
+from dagster_leasehold.lease_store.errors import ShardOccupied, StoreUnavailable, UnknownShard
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
@@ -32,6 +33,10 @@ from tests.unit.lease_store.client.world import (
 @pytest.fixture
 def store() -> MemoryStore:
     return memory_store(["0", "1"], assignment=AssignmentMode.PINNED)
+
+
+def unavailable(*_: object, **__: object) -> NoReturn:
+    raise StoreUnavailable("The lease store does not answer.")
 
 
 def traces(store: MemoryStore) -> tuple[int, int]:
@@ -183,3 +188,69 @@ def test_a_shard_that_nobody_may_read_is_given_up_until_it_may_be_read_again(
     client.beat()
     assert client.partitions() == (S0,)
     assert client.connect(S0) == "4"
+
+
+def test_a_disconnected_shard_is_connected_by_the_next_client_that_asks(
+    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+):
+    a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
+    a.connect(S0)
+    a.confirm(polled(a))
+    b.connect(S1)
+    a.disconnect(S0)
+    b.disconnect(S1)
+    assert b.connect(S0) == "4"
+    assert a.connect(S1) == "0"
+    assert (owner(store, "0"), owner(store, "1")) == ("b", "a")
+    with pytest.raises(ShardOccupied, match="it is b's"):
+        a.connect(S0)
+
+
+@pytest.mark.parametrize(
+    ("connects", "silent"),
+    [(True, "claim"), (True, "open_tenure"), (True, "save_checkpoint"), (False, "close_tenure")],
+)
+def test_a_shard_that_a_client_failed_to_connect_or_disconnect_is_free_for_others(
+    clock: VirtualClock,
+    feed: ListFeed,
+    store: MemoryStore,
+    monkeypatch: pytest.MonkeyPatch,
+    connects: bool,
+    silent: str,
+):
+    a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
+    if not connects:
+        a.connect(S0)
+    call = a.connect if connects else a.disconnect
+    with monkeypatch.context() as patch:
+        patch.setattr(store, silent, unavailable)
+        with pytest.raises((StoreUnavailable, ShardOccupied)):
+            call(S0)
+    clock.pass_s(BEAT_S)
+    a.beat()
+    clock.pass_s(BEAT_S)
+    assert b.connect(S0) == "0"
+    with pytest.raises(ShardOccupied, match="it is b's"):
+        a.connect(S0)
+
+
+def test_a_shard_that_its_owner_reads_and_does_not_ask_for_is_had_after_its_batch(
+    clock: VirtualClock, feed: ListFeed
+):
+    """The group was shared by number when its only client began to read."""
+    store = memory_store(["0"])
+    a = started(store, clock, feed, "a")
+    a.connect(S0)
+    a.beat()
+    batch = polled(a)
+    (group,) = store.groups()
+    store.update_group(replace(group, assignment=AssignmentMode.PINNED), observer="operator")
+    b = started(store, clock, feed, "b")
+    for _ in range(2):
+        with pytest.raises(ShardOccupied, match="a hands it over"):
+            b.connect(S0)
+        clock.pass_s(BEAT_S)
+        a.beat()
+    a.confirm(batch)
+    clock.pass_s(BEAT_S)
+    assert b.connect(S0) == "4"

@@ -232,6 +232,21 @@ def test_a_cursor_outside_the_shard_is_clamped_and_recorded_as_a_gap(
     assert polled(client).records[0].value == b"0:5"
 
 
+@pytest.mark.parametrize(("asked", "begin"), [("1000000000", "10"), ("2", "5")])
+def test_a_second_connect_with_a_cursor_that_was_clamped_answers_where_the_shard_stands(
+    clock: VirtualClock, feed: ListFeed, asked: str, begin: str
+):
+    store = memory_store(["0"])
+    feed.begins[S0] = 5
+    client = started(store, clock, feed, "a")
+    assert client.connect(S0, asked) == begin
+    feed.append("0", b"late")
+    assert client.connect(S0, asked) == begin
+    client.confirm(polled(client))
+    with pytest.raises(ShardOccupied, match="disconnect it before you begin elsewhere"):
+        client.connect(S0, asked)
+
+
 @pytest.mark.parametrize(
     ("policy", "value", "end"), [(GapPolicy.BEGIN, b"0:6", "6"), (GapPolicy.END, b"late", "10")]
 )
@@ -309,6 +324,25 @@ def test_a_finished_shard_is_over_and_frees_its_children_from_their_beginning(
     assert client.connect(S1) == "0"
 
 
+@pytest.mark.parametrize("mode", [AssignmentMode.BALANCED, AssignmentMode.PINNED])
+def test_a_child_that_waits_says_for_what(
+    clock: VirtualClock, feed: ListFeed, mode: AssignmentMode
+):
+    store = memory_store(["0"], assignment=mode, ordered=True)
+    listing = [ShardListing(S0), ShardListing(S1, parents=(S0,))]
+    store.sync_shards(KEY, listing, observer="test")
+    client = started(store, clock, feed, "a")
+    with pytest.raises(ShardOccupied, match=r"it waits for its parents \(0\)"):
+        client.connect(S1)
+    orphan = ShardListing(ShardId("2"), parents=(ShardId("9"),))
+    feed.append("2", b"first")
+    store.sync_shards(KEY, [*listing, orphan], observer="test")
+    clock.pass_s(BEAT_S)
+    client.beat()
+    with pytest.raises(ShardOccupied, match=r"never listed \(9\)"):
+        client.connect(ShardId("2"))
+
+
 def test_an_empty_finished_shard_is_over_too(clock: VirtualClock):
     feed = ListFeed({S0: []}, read_only={S0})
     store = memory_store(["0"])
@@ -332,6 +366,25 @@ def test_modulo_clients_take_their_ranks_and_conflicts_are_refused(
     assert b.partitions() == (S0,)
     with pytest.raises(ShardOccupied, match="it is b's"):
         a.connect(S0)
+
+
+@pytest.mark.parametrize("beats", [0, 1])
+@pytest.mark.parametrize("mode", [AssignmentMode.MODULO, AssignmentMode.BALANCED])
+def test_a_shard_that_the_source_lets_nobody_read_is_not_connected(
+    clock: VirtualClock, feed: ListFeed, mode: AssignmentMode, beats: int
+):
+    store = memory_store(["0"], assignment=mode)
+    client = started(store, clock, feed, "a", 1, 0)
+    assert client.partitions() == (S0,)
+    store.sync_shards(KEY, [ShardListing(S0, subscribable=False)], observer="test")
+    for _ in range(beats):
+        clock.pass_s(BEAT_S)
+        client.beat()
+    with pytest.raises(ShardOccupied, match="its source lets nobody subscribe to it now"):
+        client.connect(S0)
+    assert owner(store) == "a", "it stays assigned"
+    store.sync_shards(KEY, [ShardListing(S0)], observer="test")
+    assert client.connect(S0) == "0"
 
 
 def test_a_negative_count_switches_modulo_off(clock: VirtualClock, feed: ListFeed):

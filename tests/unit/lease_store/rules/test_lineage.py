@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.lineage import listed_again
+from dagster_leasehold.lease_store.rules.lineage import listed_again, why_waiting
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 
@@ -22,3 +22,28 @@ def test_a_parent_that_the_source_forgot_stays_and_the_list_is_not_read_for_it()
     shard = ShardLease(CHILD, ShardState.WAIT, parents=(LISTED, FORGOTTEN))
     again = listed_again(shard, ShardListing(CHILD), Names())
     assert (again.parents, again.gone_parents) == ((FORGOTTEN,), (FORGOTTEN,))
+
+
+def test_a_waiting_shard_says_which_parents_it_waits_for_and_what_to_do() -> None:
+    shard = ShardLease(CHILD, ShardState.WAIT, parents=(LISTED, FORGOTTEN))
+    reading = {LISTED: ShardState.ALREADY_ALLOC, FORGOTTEN: ShardState.OVER}
+    assert why_waiting(shard, reading) == (
+        "waits for its parents (0) to be consumed to their ends: consume those first"
+    )
+    assert why_waiting(shard, {LISTED: ShardState.OVER}) == (
+        "waits for parents that its source names and has never listed (1): let the source list "
+        "them, or name them in `gone_parents` where they were removed; or read in any order with "
+        "`leasehold group update --unordered`"
+    )
+    both = why_waiting(shard, {LISTED: ShardState.NOT_ALLOC})
+    assert "(0)" in both
+    assert "never listed (1)" in both
+
+
+def test_a_parent_that_is_gone_for_good_is_not_waited_for() -> None:
+    shard = ShardLease(
+        CHILD, ShardState.WAIT, parents=(LISTED, FORGOTTEN), gone_parents=(FORGOTTEN,)
+    )
+    assert FORGOTTEN not in why_waiting(shard, {LISTED: ShardState.NOT_ALLOC})
+    reopened = {LISTED: ShardState.OVER, FORGOTTEN: ShardState.NOT_ALLOC}
+    assert "(1) to be consumed" in why_waiting(shard, reopened)

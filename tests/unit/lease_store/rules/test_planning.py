@@ -7,10 +7,11 @@ import math
 import random
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_leasehold.lease_store.group_rows import Snapshot
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     BeginTransfer,
@@ -167,6 +168,23 @@ def test_finished_waiting_and_unsubscribable_shards_do_not_count() -> None:
     decided = plan(snapshot([node("node-a"), node("node-b")], leases), live=NODES)
     assert [action.shard for action in decided.actions] == ["0", "1"]
     assert {action.gains for action in decided.actions} == {"node-a", "node-b"}
+
+
+@pytest.mark.parametrize("mode", AssignmentMode)
+def test_a_plan_says_what_to_do_about_a_parent_that_was_never_listed(mode: AssignmentMode) -> None:
+    parents = (ShardId("8"),)
+    leases = [
+        shard("0"),
+        replace(shard("1"), state=ShardState.WAIT, parents=(ShardId("0"),)),
+        replace(shard("2"), state=ShardState.WAIT, parents=parents),
+        replace(shard("3"), state=ShardState.WAIT, parents=parents, gone_parents=parents),
+    ]
+    members = [node("node-a", source_count=1, node_id=0, pinned={ShardId("0"): None})]
+    decided = plan(snapshot(members, leases, assignment=mode), live=NODES)
+    [left] = [each for each in decided.unassigned if each.shard != "0"]
+    assert left.shard == "2"
+    assert "it waits for parents that its source names and has never listed (8)" in str(left)
+    assert str(left) in decided.explain()
 
 
 def test_a_shard_in_transfer_counts_for_the_next_node() -> None:
