@@ -1,4 +1,4 @@
-"""The lease table of a stream as an asset: nodes, shards and owners as they are, and as they were.
+"""The lease table of a stream as an asset: nodes, shards and owners as they are.
 
 Its check proves the group's whole history, as `leasehold verify` does.
 """
@@ -6,21 +6,16 @@ Its check proves the group's whole history, as `leasehold verify` does.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from itertools import islice
 from typing import Any
 
 import dagster as dg
 
-from dagster_leasehold.assets import lease_pictures as pictures
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
-from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease
@@ -32,8 +27,6 @@ TABLE_ROWS_MAX = 500
 VIOLATIONS_SHOWN_MAX = 20
 SHARD_LEASES = "loghub_client_shard_lease"
 """The table that the asset is about, by its name in the database."""
-PICTURE_ROWS_MAX = 20_000
-"""So many of the newest journal entries, and of the newest batches, are drawn."""
 
 
 def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
@@ -67,7 +60,7 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         try:
             store = deployment.store()
             violations = [str(violation) for violation in verify(store, stream.key)]
-            metadata = lease_metadata(stream, store, datetime.now(UTC))
+            metadata = lease_metadata(stream, store)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         result = dg.AssetCheckResult(
@@ -83,20 +76,14 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     return lease_asset
 
 
-def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -> dict[str, Any]:
+def lease_metadata(stream: ShardStream, store: GroupsAndLedger) -> dict[str, Any]:
     """Return the metadata of the asset; numbers stay numbers, so that they plot."""
     snapshot = store.snapshot(stream.key)
     lags = lags_of(stream.source, snapshot.shards).records
-    holdings = recent_holdings(store, snapshot, now)
-    points = recent_growth(store, stream.key)
     counted = [lag for lag in lags.values() if lag is not None]
     complete = len(counted) == len(lags)
-    ownership = pictures.as_markdown(pictures.ownership_picture(holdings), "Who held which shard")
-    committed = pictures.as_markdown(pictures.growth_picture(points), "Committed records")
     shards = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
     return {
-        "ownership": dg.MetadataValue.md(ownership),
-        "committed_records": dg.MetadataValue.md(committed),
         "nodes": dg.MetadataValue.table([_node_row(node, snapshot) for node in snapshot.nodes])
         if snapshot.nodes
         else "No node has joined yet.",
@@ -110,47 +97,9 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger, now: datetime) -
         "node_count": sum(node.member for node in snapshot.nodes),
         "lag_known": complete,
         **({"lag": sum(counted)} if complete else {}),
-        "records": points[-1][1] if points else 0,
+        "records": sum(own.records for own in store.totals(stream.key)),
         "generation": snapshot.group.generation,
     }
-
-
-def recent_holdings(
-    store: Ledger, snapshot: Snapshot, now: datetime, limit: int = PICTURE_ROWS_MAX
-) -> list[pictures.Holding]:
-    """Return the nodes that held each shard over time, by the newest entries of the journal."""
-    journal = store.journal(snapshot.group.key, limit=limit, newest=True)
-    if len(journal) < limit:
-        return pictures.holdings_over_time(journal, now)
-    held = {row.shard: row.consumer_owner for row in snapshot.shards if row.consumer_owner}
-    return pictures.holdings_over_time(
-        journal, now, held_before=pictures.holders_before(journal, held)
-    )
-
-
-def recent_growth(
-    store: Ledger, key: GroupKey, limit: int = PICTURE_ROWS_MAX
-) -> list[tuple[datetime, int]]:
-    """Return the growth of the output, by the newest batches of each shard.
-
-    It begins where the batches of all shards are known; its first value includes all before.
-    """
-    totals = [own for own in store.totals(key) if own.batches]
-    share = max(limit // max(len(totals), 1), 1)
-    committed: list[tuple[datetime, int]] = []
-    since: datetime | None = None
-    before = 0
-    for own in totals:
-        newest = [
-            (row.committed_at, row.statistics.written)
-            for row in islice(store.each_batch(key, own.shard, newest_first=True), share + 1)
-            if row.committed_at is not None
-        ]
-        if len(newest) > share:
-            before += own.records - sum(written for _, written in newest)
-            since = max(since or newest[-1][0], newest[-1][0])
-        committed += newest
-    return pictures.growth(committed, before=before, since=since)
 
 
 def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:

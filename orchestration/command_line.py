@@ -61,6 +61,10 @@ COMMANDS = {
     "top": Place(
         "top", "Watch a stream live: its nodes, and each shard's state, lag and rate; q quits."
     ),
+    "report": Place(
+        "report",
+        "Write a page about a stream: nodes, shards, ownership, rates, gaps, moves and runs.",
+    ),
     "plan": Place(
         "inspection", "Show what the next planning round would change; nothing is carried out."
     ),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.table_check import TABLE
+from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.orchestration.commands.report import report_of
+from dagster_leasehold.orchestration.group_view import GroupReader
+from dagster_leasehold.orchestration.report_page import page as report_page
 from tests.acceptance.replayed_stream import STREAM
 from tests.dagster_deployment import wait_for
 from tests.ui.conftest import CONSUMED_S, SHARDS, Scene
@@ -90,13 +95,12 @@ def test_a_sensor_is_switched_off_and_on(scene: Scene, page: Page) -> None:
         wait_for(status, switched, SHOWN_S)
 
 
-def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Page) -> None:
+def test_the_lease_table_shows_who_holds_what(scene: Scene, page: Page) -> None:
     page.goto(f"{scene.url}/assets/leases/{STREAM}_leases?view=overview")
     before = newest_run(scene)
     page.get_by_role("button", name="Materialize").first.click()
     wait_for("the launch", lambda: newest_run(scene) != before, SHOWN_S)
     rows = page.get_by_role("row")
-    picture = page.get_by_role("img", name="Who held which shard")
 
     def held() -> bool:
         page.goto(f"{scene.url}/assets/leases/{STREAM}_leases?view=overview")
@@ -111,9 +115,27 @@ def test_the_lease_table_shows_who_holds_what_and_held_it(scene: Scene, page: Pa
         assert any(text.startswith(cells) for text in texts), (cells, texts)
     for table in page.get_by_role("table").all():
         assert not table.evaluate(CUT_OFF), "every column can be read"
-    page.get_by_text("[Show Markdown]").first.click()
-    picture.wait_for()
-    assert picture.evaluate("image => image.naturalWidth") > 400, "the picture is drawn"
+
+
+def test_the_report_shows_who_held_what_without_a_network(
+    scene: Scene, page: Page, tmp_path: Path
+) -> None:
+    file, asked = tmp_path / "report.html", []
+    page.on("request", lambda request: asked.append(request.url))
+    view = GroupReader(scene.store, scene.key, scene.log).read()
+    content = report_of(scene.store, scene.key, view, utc_now(), verified=True)
+    file.write_text(report_page(content), "utf-8")
+    page.goto(file.as_uri())
+    assert asked == [file.as_uri()]
+    picture = page.get_by_role("img", name="Which node held which shard")
+    assert picture.evaluate("image => image.getBoundingClientRect().width") > 400
+    assert page.get_by_text("Verified: each record was committed once").is_visible()
+    shards = page.locator("section", has=page.get_by_role("searchbox")).locator("tbody tr:visible")
+    assert shards.count() == len(SHARDS)
+    page.get_by_role("searchbox").fill("already_alloc")
+    assert shards.count() == len(SHARDS)
+    page.get_by_role("searchbox").fill("no such shard")
+    assert shards.count() == 0
 
 
 def newest_run(scene: Scene) -> str:

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -12,75 +11,17 @@ from dagster_leasehold.assets.lease_asset import (
     JOURNAL_VERIFIED,
     build_lease_asset,
     lease_asset_key,
-    recent_growth,
 )
-from dagster_leasehold.assets.lease_pictures import (
-    ROWS_MAX,
-    Holding,
-    growth,
-    growth_picture,
-    holders_before,
-    holdings_over_time,
-    ownership_picture,
-)
-from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from tests.aged_store import KEY, RECORDS, Age, fill
 from tests.unit.sensors.streams import memory_deployment, scripted_stream
 
 BEGIN = datetime(2026, 1, 2, tzinfo=UTC)
 A, B = NodeName("a"), NodeName("b")
 HELD, MOVING, FREE = ShardState.ALREADY_ALLOC, ShardState.TRANSFER, ShardState.NOT_ALLOC
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-def edge(at: int, to: ShardState, owner: NodeName | None, shard: str = "0") -> JournalEntry:
-    moment = BEGIN + timedelta(seconds=at)
-    return JournalEntry(
-        "edge", "why", ShardId(shard), to_state=to, to_owner=owner,
-        sequence=at, observer="test", at=moment,
-    )  # fmt: skip
-
-
-def stretch(begin: int, end: int, node: NodeName, shard: str = "0") -> Holding:
-    second = timedelta(seconds=1)
-    return Holding(ShardId(shard), node, BEGIN + begin * second, BEGIN + end * second)
-
-
-@pytest.mark.parametrize(
-    ("journal", "expected"),
-    [
-        ([edge(1, HELD, A)], [stretch(1, 9, A)]),
-        ([edge(1, HELD, A), edge(4, FREE, None)], [stretch(1, 4, A)]),
-        (
-            [edge(1, HELD, A), edge(3, MOVING, B), edge(5, HELD, B)],
-            [stretch(1, 5, A), stretch(5, 9, B)],
-        ),
-        ([edge(1, HELD, A), edge(3, MOVING, B), edge(5, HELD, A)], [stretch(1, 9, A)]),
-        (
-            [edge(1, HELD, A, "10"), edge(2, HELD, B, "9")],
-            [stretch(2, 9, B, "9"), stretch(1, 9, A, "10")],
-        ),
-    ],
-    ids=["held", "freed", "transferred", "given back", "by shard"],
-)
-def test_the_journal_tells_who_held_what_when(
-    journal: list[JournalEntry], expected: list[Holding]
-) -> None:
-    assert holdings_over_time(journal, BEGIN + timedelta(seconds=9)) == expected
-
-
-def test_pictures_are_drawn_of_nothing_of_little_and_of_very_much() -> None:
-    many = [stretch(0, 5, NodeName(f"n{n % 30}"), str(n)) for n in range(5 * ROWS_MAX)]
-    for holdings in ([], [stretch(0, 5, A)], many):
-        assert ownership_picture(holdings).startswith(PNG)
-    assert growth_picture([]).startswith(PNG)
-    assert growth_picture([(BEGIN, 5), (BEGIN + timedelta(hours=1), 9)]).startswith(PNG)
-    assert growth([]) == []
 
 
 def materialized(stream: Any, deployment: Any) -> Any:
@@ -109,7 +50,6 @@ def test_the_table_shows_shards_nodes_and_lag_and_proves_the_history() -> None:
     ]
     assert event.metadata["lag"].value == 12
     assert event.metadata["lag_known"].value is True
-    assert "data:image/png;base64," in event.metadata["ownership"].value
     (evaluation,) = result.get_asset_check_evaluations()
     assert (evaluation.check_name, evaluation.passed) == (JOURNAL_VERIFIED, True)
 
@@ -171,32 +111,3 @@ def test_a_group_that_does_not_exist_is_one_sentence() -> None:
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert "has no consumer group 'default'" in failure.step_failure_data.error.message
     assert lease_asset_key(stream) == dg.AssetKey(["leases", f"{stream.name}_leases"])
-
-
-def test_the_newest_part_of_a_long_journal_begins_with_who_held_what() -> None:
-    zero, one, two = (ShardId(text) for text in "012")
-    journal = [
-        replace(edge(3, MOVING, A, "0"), from_state=HELD, from_owner=A),
-        replace(edge(4, FREE, None, "0"), from_state=MOVING, from_owner=A),
-        replace(edge(5, HELD, B, "1"), from_state=FREE),
-    ]
-    held = holders_before(journal, {one: B, two: B})
-    assert held == {zero: A, two: B}
-    assert holdings_over_time(journal, BEGIN + timedelta(seconds=9), held_before=held) == [
-        stretch(3, 4, A, "0"),
-        stretch(5, 9, B, "1"),
-        stretch(3, 9, B, "2"),
-    ]
-
-
-def test_growth_is_drawn_from_the_newest_batches_and_counts_all(tmp_path: Path) -> None:
-    age = Age(64, shards=2)
-    url = f"sqlite:///{tmp_path}/leases.db"
-    fill(url, age)
-    store = open_store(url)
-    whole, newest = recent_growth(store, KEY), recent_growth(store, KEY, limit=10)
-    store.close()
-    assert len(whole) == age.batches
-    assert whole[-1][1] == newest[-1][1] == age.batches * RECORDS
-    assert newest == whole[-len(newest) :]
-    assert len(newest) == 12

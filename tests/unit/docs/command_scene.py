@@ -113,6 +113,7 @@ def _look(scene: Scene, home: ConsumedHome) -> None:
     home.sweeper.refuses = lambda value: b"request" in value
     home.consume("5f2a9c31")
     scene.run("status")
+    scene.run("report demo --html report.html")
     scene.run("doctor")
     home.store.register(KEY, Node(NodeName("b"), 0, "b-1"), observer="test")
     scene.run("plan --explain")

@@ -1,0 +1,121 @@
+"""`leasehold report`: a stream's nodes, shards and recent history as one HTML page."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.group_history import (
+    holders_before,
+    holdings_over_time,
+    moves,
+    points,
+    runs,
+)
+from dagster_leasehold.orchestration.group_view import GroupReader
+from dagster_leasehold.orchestration.presentation import counted, progress, tell
+from dagster_leasehold.orchestration.report_page import Report, page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+    from dagster_leasehold.lease_store.journal_rows import JournalEntry
+    from dagster_leasehold.lease_store.ledger_rows import Batch
+    from dagster_leasehold.lease_store.store import LeaseStore
+    from dagster_leasehold.orchestration.group_view import GroupView
+
+ENTRIES_MAX = 100_000
+"""The most journal entries, and about as many ledger rows, that a page is made of."""
+GAPS_MAX = 10_000
+
+
+def report(
+    stream: StreamArgument = None,
+    *,
+    html: Annotated[
+        Path, typer.Option("--html", metavar="FILE", help="The page to write; an old one goes.")
+    ] = Path("report.html"),
+    verified: Annotated[
+        bool,
+        typer.Option("--verify/--no-verify", help="Verify journal and ledger, which reads both."),
+    ] = True,
+    group: GroupName = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Write a page about a stream: nodes, shards, ownership, rates, gaps, moves and runs.
+
+    The page needs no network and no other file.
+    """
+    target, key = Target.of_group(home, stream, group)
+    view = GroupReader(target.store, key, target.streams.opened(key.stream).source).read()
+    content = page(report_of(target.store, key, view, utc_now(), verified=verified))
+    written = html.with_name(f".{html.name}.{os.getpid()}")
+    written.write_text(content, encoding="utf-8")
+    written.replace(html)
+    shards = counted(len(view.shards), "shard")
+    facts = {"group": str(key), "file": str(html), "shards": len(view.shards)}
+    tell(facts, f"Wrote {html}: {shards} of {key}.", as_json=as_json)
+
+
+def report_of(
+    store: LeaseStore, key: GroupKey, view: GroupView, now: datetime, *, verified: bool
+) -> Report:
+    """Return the content of a page.
+
+    Args:
+        store: the lease store.
+        key: the group.
+        view: the group as it is.
+        now: the time of the page.
+        verified: True to verify journal and ledger.
+    """
+    from itertools import islice
+
+    from dagster_leasehold.lease_store.rules.verification import audit
+
+    journal = store.journal(key, limit=ENTRIES_MAX, newest=True)
+    batches, complete = _newest_batches(store, key)
+    violations = None
+    if verified:
+        with progress("reading journal and ledger", "batches") as done:
+            violations = [str(each) for each in audit(store, key, progress=done).violations]
+    notes: list[str] = []
+    if len(journal) == ENTRIES_MAX:
+        notes.append(f"Ownership, moves and runs begin at {journal[0].at:%Y-%m-%d %H:%M} UTC.")
+    if not complete:
+        notes.append("Rates are those of the newest batches of each shard.")
+    return Report(
+        at=now,
+        view=view,
+        holdings=holdings_over_time(journal, now, held_before=_held_before(journal, view)),
+        moves=moves(journal),
+        runs=runs(journal, batches),
+        points=points(batches),
+        gaps=list(islice(store.gaps(key), GAPS_MAX)),
+        violations=violations,
+        notes=notes,
+    )
+
+
+def _held_before(journal: Sequence[JournalEntry], view: GroupView) -> dict[ShardId, NodeName]:
+    if len(journal) < ENTRIES_MAX:
+        return {}
+    held = {row.shard: row.consumer_owner for row in view.shards if row.consumer_owner}
+    return holders_before(journal, held)
+
+
+def _newest_batches(store: LeaseStore, key: GroupKey) -> tuple[list[Batch], bool]:
+    """Return the newest batches of each shard, and True if they are all that there are."""
+    heads = store.heads(key)
+    share = max(ENTRIES_MAX // max(len(heads), 1), 1)
+    begins = {shard: max(head.next_number - share, 0) for shard, head in heads.items()}
+    return list(store.batches_since(key, begins)), not any(begins.values())

@@ -1,0 +1,212 @@
+"""The recent history of a consumer group from its journal and ledger, for people alone.
+
+Holdings say which node held a shard when, moves how it went from one node to the next, and runs
+what each run committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.states import ShardState
+
+RELEASES = frozenset({4, 9})
+"""The edges after which a shard is unassigned, because its holder died or left."""
+BUCKETS = 240
+"""The number of points of a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A stretch of time in which one node held a shard."""
+
+    shard: ShardId
+    node: NodeName
+    begin: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A shard's way from one node to the next.
+
+    Attributes:
+        begin: when the transfer began, or when the shard became unassigned.
+        end: when the next node had it.
+        source: the node that had it before.
+        target: the node that has it then; the source itself if a transfer was canceled.
+        planned: True for a transfer, False where the holder died or left.
+    """
+
+    shard: ShardId
+    begin: datetime
+    end: datetime
+    source: NodeName
+    target: NodeName
+    planned: bool
+
+    @property
+    def seconds(self) -> float:
+        """The duration of the move in seconds."""
+        return (self.end - self.begin).total_seconds()
+
+
+@dataclass(slots=True)
+class RunRow:
+    """The work of one run.
+
+    Attributes:
+        begin: when it opened its first shard, or committed its first batch.
+        end: when it closed a shard or committed last.
+        shards: the shards that it had open.
+        batches: the number of batches that it committed.
+        records: the number of records in them.
+    """
+
+    run: str
+    node: NodeName | None
+    begin: datetime
+    end: datetime
+    shards: set[ShardId]
+    batches: int = 0
+    records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The commits within one of equal spans of time.
+
+    Attributes:
+        at: the end of the span.
+        records: the number of records.
+        rate: records per second.
+        delay_s: the greatest age of a record at its commit, in seconds; None without event times.
+    """
+
+    at: datetime
+    records: int
+    rate: float
+    delay_s: float | None
+
+
+def holdings_over_time(
+    journal: Sequence[JournalEntry],
+    until: datetime,
+    *,
+    held_before: Mapping[ShardId, NodeName] | None = None,
+) -> list[Holding]:
+    """Return the holdings in order of shards and time; present ones end at `until`.
+
+    Args:
+        journal: the entries; the newest of them where there are very many.
+        until: now.
+        held_before: the holders of shards when the first of the entries was written.
+    """
+    since = journal[0].at if journal else until
+    begun = {shard: (node, since) for shard, node in (held_before or {}).items()}
+    holdings: list[Holding] = []
+    for entry in journal:
+        if entry.kind != "edge" or entry.shard is None or entry.to_state is ShardState.TRANSFER:
+            continue  # In a transfer the holder stays; the edge after it tells how it ended.
+        before = begun.pop(entry.shard, None)
+        held = entry.to_state is ShardState.ALREADY_ALLOC
+        if before is not None and held and before[0] == entry.to_owner:
+            begun[entry.shard] = before
+            continue
+        if before is not None:
+            holdings.append(Holding(entry.shard, *before, entry.at))
+        if held and entry.to_owner is not None:
+            begun[entry.shard] = (entry.to_owner, entry.at)
+    holdings += [Holding(shard, *before, max(until, before[1])) for shard, before in begun.items()]
+    return sorted(holdings, key=lambda each: (rank_key(each.shard), each.begin))
+
+
+def holders_before(
+    journal: Sequence[JournalEntry], now: Mapping[ShardId, NodeName]
+) -> dict[ShardId, NodeName]:
+    """Return the holders before some entries, by each shard's first edge; without one, as now."""
+    holders = dict(now)
+    for entry in reversed(journal):
+        if entry.kind != "edge" or entry.shard is None:
+            continue
+        holders.pop(entry.shard, None)
+        held = entry.from_state in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
+        if held and entry.from_owner is not None:
+            holders[entry.shard] = entry.from_owner
+    return holders
+
+
+def moves(journal: Iterable[JournalEntry]) -> list[Move]:
+    """Return the moves of shards in order of their ends; one that has not ended is left out."""
+    begun: dict[ShardId, tuple[datetime, NodeName, bool]] = {}
+    ended: list[Move] = []
+    for entry in journal:
+        if entry.kind != "edge" or entry.shard is None:
+            continue
+        if entry.to_state is ShardState.TRANSFER and entry.from_owner is not None:
+            begun[entry.shard] = (entry.at, entry.from_owner, True)
+        elif entry.edge in RELEASES and entry.from_owner is not None:
+            begun[entry.shard] = (entry.at, entry.from_owner, False)
+        elif entry.to_state is ShardState.ALREADY_ALLOC and entry.to_owner is not None:
+            if (start := begun.pop(entry.shard, None)) is not None:
+                at, source, planned = start
+                ended.append(Move(entry.shard, at, entry.at, source, entry.to_owner, planned))
+        else:
+            begun.pop(entry.shard, None)
+    return ended
+
+
+def runs(journal: Iterable[JournalEntry], batches: Iterable[Batch]) -> list[RunRow]:
+    """Return the runs in order of their beginnings."""
+    rows: dict[str, RunRow] = {}
+
+    def row(run: str, node: NodeName | None, at: datetime) -> RunRow:
+        own = rows.setdefault(run, RunRow(run, node, at, at, set()))
+        own.begin, own.end = min(own.begin, at), max(own.end, at)
+        own.node = own.node or node
+        return own
+
+    for entry in journal:
+        if entry.kind in ("open", "close") and entry.run and entry.shard is not None:
+            owner = entry.to_owner or entry.from_owner
+            row(entry.run, owner, entry.at).shards.add(entry.shard)
+    for batch in batches:
+        if batch.committed_at is not None:
+            own = row(batch.run, batch.holder, batch.committed_at)
+            own.shards.add(batch.shard)
+            own.batches += batch.batches
+            own.records += batch.statistics.written
+    return sorted(rows.values(), key=lambda each: (each.begin, each.run))
+
+
+def points(batches: Iterable[Batch], buckets: int = BUCKETS) -> list[Point]:
+    """Return what was committed in equal spans of time, in order; none without a commit."""
+    dated = [
+        (batch.committed_at, batch.statistics)
+        for batch in batches
+        if batch.committed_at is not None
+    ]
+    if not dated:
+        return []
+    first, last = min(at for at, _ in dated), max(at for at, _ in dated)
+    span = max((last - first) / buckets, timedelta(seconds=1))
+    count = min((last - first) // span + 1, buckets)
+    records = [0] * count
+    ages: list[float | None] = [None] * count
+    for at, statistics in dated:
+        place = min((at - first) // span, count - 1)
+        records[place] += statistics.written
+        if statistics.first_event_time is not None:
+            age_s = max((at - statistics.first_event_time).total_seconds(), 0.0)
+            ages[place] = max(ages[place] or 0.0, age_s)
+    seconds = span.total_seconds()
+    return [
+        Point(first + (place + 1) * span, written, written / seconds, ages[place])
+        for place, written in enumerate(records)
+    ]
