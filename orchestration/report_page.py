@@ -134,7 +134,8 @@ def line_picture(series: Sequence[tuple[datetime, float]], unit: str) -> str:
     line = "L".join(f"{span.x(at):.1f} {y(value):.1f}" for at, value in series)
     levels = [
         f'<text x="{LEFT - 6}" y="{y(level) + 4:.1f}" class="right">'
-        f'{level:,.{digits}f} {escape(unit)}</text><path d="M{LEFT} {y(level):.1f}H{WIDTH - RIGHT}" class="grid"/>'
+        f"{level:,.{digits}f} {escape(unit)}</text>"
+        f'<path d="M{LEFT} {y(level):.1f}H{WIDTH - RIGHT}" class="grid"/>'
         for level in (0.0, highest / 2, highest)
     ]
     drawn = [f'<path d="M{line}" class="line"/>', *span.ticks(LINE_HEIGHT)]
