@@ -29,6 +29,7 @@ from dagster_leasehold.shard_sources.source import (
     ReadRange,
     ShardBounds,
     ShardSource,
+    bounds_for,
 )
 
 OFFSET_MAX = 2**63 - 1
@@ -106,7 +107,7 @@ def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
     try:
         source.plan(shard, cursor, Limits(records_max=1, bytes_max=1))
     except CursorExpired:
-        return source.bounds([shard])[shard].begin
+        return bounds_for(source, {shard: cursor})[shard].begin
     except CursorInvalid:
         end = source.bounds([shard])[shard].end
         # Only cursors that count records can be told apart from text that is no cursor.

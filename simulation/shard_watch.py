@@ -176,9 +176,7 @@ class ShardWatch:
         if call.verb in FORCING:
             return
         self._check_token(call.tenure_of(shard), before, "advanced")
-        # A bootstrap cursor beyond the end is clamped: back to the end, with the gap on record.
-        clamped = call.verb == "record_gap" and before.check_point == before.bootstrap
-        if int(after.check_point or -1) < int(before.check_point or 0) and not clamped:
+        if int(after.check_point or -1) < int(before.check_point or 0):
             self._stage.violated(f"I2: the checkpoint of shard {shard} went back")
         start, end = before.check_point, after.check_point
         if call.verb == "commit":
@@ -192,7 +190,9 @@ class ShardWatch:
     def _check_bootstrap(self, call: Call, before: ShardLease, after: ShardLease) -> None:
         """I2: a bootstrap cursor takes effect for the holder, once, and beside no other run."""
         shard, run, (node, cursor) = after.shard, call.process.name, call.args[2:4]
-        if (after.check_point, after.bootstrap) != (cursor, cursor) or before.bootstrap == cursor:
+        # A cursor beyond the end of the log starts the shard at that end.
+        beyond = int(after.check_point or 0) > int(cursor)
+        if beyond or after.bootstrap != cursor or before.bootstrap == cursor:
             self._stage.violated(
                 f"I2: shard {shard} was started at {cursor} more than once, or elsewhere"
             )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.rules.starting_point import bootstrap_gap
+from dagster_leasehold.lease_store.rules.starting_point import Bootstrap
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.positions import clamped
@@ -41,6 +41,7 @@ class Bootstrapping:
     source: ShardSource
     cursors: Mapping[ShardId, str] = field(default_factory=dict[ShardId, str])
     _applied: dict[ShardId, str | None] | None = None
+    _begun: dict[ShardId, Bootstrap] = field(default_factory=dict[ShardId, Bootstrap])
 
     def apply(self, key: GroupKey, shard: ShardId, node: NodeName, run: str) -> None:
         """Set the shard's checkpoint to its bootstrap cursor, if that was not done before.
@@ -56,8 +57,10 @@ class Bootstrapping:
             rows = self.store.snapshot(key).shards
             self._applied = {row.shard: row.bootstrap for row in rows}
         if self._applied.get(shard) != cursor:
-            clamped(self.source, shard, cursor)  # Refuses nonsense before anything is changed.
-            self.store.bootstrap(key, shard, node, cursor, run=run)
+            # Nonsense is refused before anything is changed.
+            begin = Bootstrap(cursor, clamped(self.source, shard, cursor))
+            self.store.bootstrap(key, shard, node, cursor, run=run, start=begin.start)
+            self._begun[shard] = begin
 
     def beginning(self, tenure: Tenure, check_point: str | None) -> str | None:
         """Where an open shard goes on: behind a gap, where its bootstrap cursor has no records.
@@ -68,9 +71,11 @@ class Bootstrapping:
             LeaseLost: the tenure is over.
         """
         cursor = self.cursors.get(tenure.shard)
-        if cursor is None or check_point != cursor:
+        begin = self._begun.pop(tenure.shard, None)
+        if begin is None and cursor is not None and cursor == check_point:
+            begin = Bootstrap(cursor, clamped(self.source, tenure.shard, cursor))
+        if begin is None or check_point != begin.start:
             return check_point
-        readable = clamped(self.source, tenure.shard, cursor)
-        if reason := bootstrap_gap(cursor, readable):
-            self.store.record_gap(tenure, start=cursor, end=readable, reason=reason)
-        return readable
+        if begin.gap:
+            self.store.record_gap(tenure, start=begin.start, end=begin.readable, reason=begin.gap)
+        return begin.readable

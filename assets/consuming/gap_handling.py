@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import GapPolicy
+from dagster_leasehold.lease_store.rules.cursors import is_before
 from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 from dagster_leasehold.lease_store.rules.starting_point import END
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.shard_sources.positions import clamped
 from dagster_leasehold.shard_sources.source import ShardSource
 
 
@@ -46,10 +48,12 @@ class GapHandling:
         shard = tenure.shard
         bounds = self.source.bounds([shard])[shard]
         policy = self.store.pulse(tenure.key).group.gap_policy
+        behind = bounds.end if position_behind(policy) == END else bounds.begin
         verdict = judged_gap(
             start,
             policy=policy,
-            behind=bounds.end if position_behind(policy) == END else bounds.begin,
+            # An empty shard may begin "before all records", whatever was removed from it.
+            behind=clamped(self.source, shard, start) if is_before(behind, start) else behind,
             accepted_end=self._accepted_end(tenure, start) if policy is GapPolicy.HOLD else None,
             contradiction=why,
         )

@@ -12,7 +12,7 @@ from dagster_leasehold.assets.output.units import Unit
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
-from dagster_leasehold.lease_store.rules.ledger import is_before
+from dagster_leasehold.lease_store.rules.cursors import in_order, is_before, place_of
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger, number_behind
 from dagster_leasehold.lease_store.shard_summary import Expired
 from dagster_leasehold.lease_store.times import parse_time
@@ -48,12 +48,14 @@ class ReplaySpan:
                 "give a cursor or an ISO 8601 time."
             )
         span = cls(_bound(start, Position.BEGIN), _bound(end, Position.END), quarantined)
-        if isinstance(span.start, datetime) and isinstance(span.end, datetime):
-            empty = span.end <= span.start
-        else:
-            texts = (span.start, span.end)
-            numbers = [int(t) for t in texts if isinstance(t, str) and t.isdecimal()]
-            empty = len(numbers) == 2 and numbers[1] <= numbers[0]
+        empty = False
+        match (span.start, span.end):
+            case (datetime() as since, datetime() as until):
+                empty = until <= since
+            case (str() as first, str() as last):
+                empty = in_order(last, first)
+            case _:
+                pass
         if empty:
             raise RewriteRefused(f"The replay ends at {end}, before it starts at {start}.")
         return span
@@ -79,7 +81,7 @@ class ReplaySpan:
     def first_number(self, ledger: Ledger) -> int:
         """Return the number of a batch before which a shard's ledger holds nothing of the span."""
         match self.start:
-            case str() as cursor if cursor.isdecimal():
+            case str() as cursor:
                 return number_behind(ledger, cursor)
             case _:
                 return 0
@@ -91,93 +93,47 @@ class ReplaySpan:
             units: of one shard in order, from `first_number` on; no more than needed are taken.
 
         Raises:
-            RewriteRefused: a cursor is none of this shard's ledger.
+            RewriteRefused: a bound is no cursor.
         """
         chosen_units: list[Unit] = []
-        sides = _Sides(self)
+        self._check_cursors()
         for unit in units:
-            inside = [sides.take(batch) and self._wanted(batch) for batch in unit]
-            if any(inside):
+            if any(self._holds(batch) and self._wanted(batch) for batch in unit):
                 chosen_units.append(unit)
-            if sides.over:
+            if isinstance(self.end, str) and not is_before(unit[-1].end, self.end):
                 break
-        sides.check()
         return chosen_units
+
+    def _check_cursors(self) -> None:
+        for cursor in (self.start, self.end):
+            if isinstance(cursor, str) and place_of(cursor) is None:
+                raise RewriteRefused(
+                    f"{shown(cursor)} is neither an ISO 8601 time nor a cursor: see the ledger for "
+                    "the cursors of a shard."
+                )
+
+    def _holds(self, batch: Batch) -> bool:
+        """Return True if a batch may hold records between the two bounds."""
+        statistics = batch.statistics
+        match self.start:
+            case datetime() as since:
+                last = statistics.last_event_time
+                behind = last is None or last >= since
+            case str() as cursor:
+                behind = is_before(cursor, batch.end)
+            case None:
+                behind = True
+        match self.end:
+            case datetime() as until:
+                first = statistics.first_event_time
+                return behind and (first is None or first < until)
+            case str() as cursor:
+                return behind and is_before(batch.start, cursor)
+            case None:
+                return behind
 
     def _wanted(self, batch: Batch) -> bool:
         return not self.quarantined or batch.statistics.quarantined > 0
-
-
-class _Sides:
-    """The two bounds of a span, batch after batch of a shard.
-
-    Cursors that are no numbers cannot be compared: they stand where a batch starts, or at the end.
-    """
-
-    def __init__(self, span: ReplaySpan) -> None:
-        self._span = span
-        self._met: set[str] = set()
-        self._last: Batch | None = None
-        self._numbered = True
-        self.over = False
-        """No later batch can be in the span."""
-
-    def take(self, batch: Batch) -> bool:
-        """Take in the next batch; return True if it is inside."""
-        self._last = batch
-        self._numbered = batch.start.isdecimal() and batch.end.isdecimal()
-        if batch.start in (self._span.start, self._span.end):
-            self._met.add(batch.start)
-        return self._after_start(batch) and self._before_end(batch)
-
-    def _after_start(self, batch: Batch) -> bool:
-        match self._span.start:
-            case None:
-                return True
-            case datetime() as time:
-                last = batch.statistics.last_event_time
-                return last is None or last >= time
-            case str() as cursor:
-                if self._comparable(cursor):
-                    return int(batch.end) > int(cursor)
-                return cursor in self._met
-
-    def _before_end(self, batch: Batch) -> bool:
-        match self._span.end:
-            case None:
-                return True
-            case datetime() as time:
-                first = batch.statistics.first_event_time
-                return first is None or first < time
-            case str() as cursor:
-                if self._comparable(cursor):
-                    inside = int(batch.start) < int(cursor)
-                else:
-                    inside = cursor not in self._met
-                self.over = not inside and self._start_is_met()
-                return inside
-
-    def _start_is_met(self) -> bool:
-        start = self._span.start
-        return not isinstance(start, str) or self._comparable(start) or start in self._met
-
-    def _comparable(self, cursor: str) -> bool:
-        return cursor.isdecimal() and self._numbered
-
-    def check(self) -> None:
-        """Refuse cursors that are neither start nor end of a batch.
-
-        Raises:
-            RewriteRefused: one is.
-        """
-        for cursor in (self._span.start, self._span.end):
-            if not isinstance(cursor, str) or self._comparable(cursor) or cursor in self._met:
-                continue
-            if self._last is None or self._last.end != cursor:
-                raise RewriteRefused(
-                    f"{shown(cursor)} is neither an ISO 8601 time nor the start of a committed "
-                    "batch: see the ledger for those."
-                )
 
 
 def _bound(text: str | None, unbounded: Position) -> Bound:

@@ -16,6 +16,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.roles.shards import Shards
 from dagster_leasehold.lease_store.rules.assignment_plan import UNSUBSCRIBABLE
+from dagster_leasehold.lease_store.rules.starting_point import Bootstrap
 from dagster_leasehold.lease_store.rules.states import ShardState
 
 
@@ -41,13 +42,15 @@ class Connector:
         In a pinned group, a shard that cannot be opened is not asked for any longer: it would be
         this client's, read by none, and refused to all others.
         """
+        begin = None
         if bootstrap is not None:
-            self.feed.clamp(shard, bootstrap)  # Refuses nonsense before anything is changed.
+            # Nonsense is refused before anything is changed.
+            begin = Bootstrap(bootstrap, self.feed.clamp(shard, bootstrap))
         if self._pins:
             self.pinned.ask(shard, bootstrap)
         try:
-            opened = self._open_at(shard, bootstrap)
-            cursor = starting_cursor(self.member, self.feed, shard, opened, bootstrap)
+            opened = self._open_at(shard, begin)
+            cursor = starting_cursor(self.member, self.feed, shard, opened, begin)
         except BaseException:
             with suppress(LeaseholdError):
                 self.disconnect(shard)
@@ -69,18 +72,20 @@ class Connector:
     def _pins(self) -> bool:
         return self.member.group.assignment is AssignmentMode.PINNED
 
-    def _open_at(self, shard: ShardId, bootstrap: str | None) -> Opened:
-        """Open a shard; a stored checkpoint that differs from `bootstrap` is forced there."""
+    def _open_at(self, shard: ShardId, begin: Bootstrap | None) -> Opened:
+        """Open a shard; a stored checkpoint that differs from its beginning is forced there."""
         opened = self._open(shard)
-        if bootstrap is None or opened.check_point in (None, bootstrap):
+        if begin is None or opened.check_point == begin.start:
+            return opened
+        if opened.check_point is None and begin.start == begin.cursor:
             return opened
         self.member.release(shard)
         self.store.force_checkpoint(
             self.member.group.key,
             shard,
-            bootstrap,
+            begin.start,
             observer=str(self.member.node),
-            reason=f"connected with the bootstrap cursor {bootstrap}",
+            reason=f"connected with the bootstrap cursor {begin.cursor}",
         )
         return self._open(shard)
 

@@ -9,14 +9,19 @@ from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules import starting_point
+from dagster_leasehold.lease_store.rules.cursors import is_before
 from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 
 
 def starting_cursor(
-    member: GroupMember, feed: ShardFeed, shard: ShardId, opened: Opened, bootstrap: str | None
+    member: GroupMember,
+    feed: ShardFeed,
+    shard: ShardId,
+    opened: Opened,
+    begin: starting_point.Bootstrap | None,
 ) -> str:
-    """Return `bootstrap`; else the stored checkpoint; else the group's initial position.
+    """Return the bootstrap; else the stored checkpoint; else the group's initial position.
 
     A bootstrap cursor outside what the shard holds is clamped, and the difference recorded as a
     gap. The start is in the store when this returns:
@@ -25,18 +30,16 @@ def starting_cursor(
     2. The log has grown. Were nothing stored, its successor would begin at the new end.
 
     Raises:
-        CursorInvalid: `bootstrap` is no cursor of this shard.
         LeaseLost: the tenure ended meanwhile.
         StoreError: the start could not be stored: nothing may be read yet.
     """
     stored = member.persisted(shard)
-    if bootstrap is not None:
-        readable = feed.clamp(shard, bootstrap)
-        if reason := starting_point.bootstrap_gap(bootstrap, readable):
-            member.record_gap(shard, start=bootstrap, end=readable, reason=reason)
+    if begin is not None:
+        if begin.gap:
+            member.record_gap(shard, start=begin.start, end=begin.readable, reason=begin.gap)
         elif stored is None:
-            member.save_checkpoint(shard, readable, persist=True, tenure=opened.tenure)
-        return readable
+            member.save_checkpoint(shard, begin.readable, persist=True, tenure=opened.tenure)
+        return begin.readable
     if (cursor := starting_point.resumption(stored, opened.intent)) is not None:
         return cursor
     lease = member.lease(shard)
@@ -58,10 +61,11 @@ def cursor_after_gap(member: GroupMember, feed: ShardFeed, shard: ShardId, curso
         LeaseLost: the tenure ended meanwhile.
     """
     policy = member.group.gap_policy
+    behind = feed.cursor_at(shard, position_behind(policy))
     verdict = judged_gap(
         cursor,
         policy=policy,
-        behind=feed.cursor_at(shard, position_behind(policy)),
+        behind=feed.clamp(shard, cursor) if is_before(behind, cursor) else behind,
         accepted_end=member.accepted_gap_end(shard, cursor) if policy is GapPolicy.HOLD else None,
         contradiction=f"Shard {shard} begins at {shown(cursor)}, but cannot be read there.",
     )

@@ -86,6 +86,7 @@ class MemoryBatches(MemoryRows, Tenures):
             row = rows.current(tenure)
             if row is None or not rules.may_advance(row.check_point, cursor):
                 return Stale()
+            rules.check_place(tenure.key, tenure.shard, cursor)
             rows.abandon_intents(tenure.shard)
             rows.bump()
             return self._finish(rows, tenure, cursor)

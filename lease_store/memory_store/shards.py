@@ -133,13 +133,20 @@ class MemoryShards(MemoryTableChanges, Shards):
 
     @override
     def bootstrap(
-        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        cursor: str,
+        *,
+        run: str,
+        start: str | None = None,
     ) -> Changed | Stale:
         with self._rows("bootstrap", key) as rows:
             if not may_bootstrap(rows.shard(shard), node, cursor, run):
                 return Stale()
-            reason = bootstrap_reason(node, cursor)
-            forcing = _forcing(rows, shard, cursor, reason, Reopening.REFUSE)
+            reason = bootstrap_reason(node, cursor, start)
+            forcing = _forcing(rows, shard, start or cursor, reason, Reopening.REFUSE)
             return self._force(rows, forcing.bootstrapped(cursor), f"run {run}")
 
     @override

@@ -13,9 +13,9 @@ from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRow
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules import transitions
-from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
+from dagster_leasehold.lease_store.rules.gap_policy import check_gap, gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards
-from dagster_leasehold.lease_store.rules.refusals import gap_refused, lease_lost
+from dagster_leasehold.lease_store.rules.refusals import lease_lost
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
@@ -145,8 +145,7 @@ class MemoryTenures(MemoryRows, Tenures):
             write = gap_write(gap, others, check_point=row.check_point, accepted=skip)
             if write is None:
                 return
-            if row.check_point not in (None, start):
-                raise gap_refused(tenure, start, row.check_point)
+            check_gap(gap, tenure, row.check_point)
             if write.replaces is not None:
                 rows.gaps.remove(write.replaces)
             rows.gaps.append(write.gap)

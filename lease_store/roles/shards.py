@@ -83,10 +83,18 @@ class Shards(Protocol):
         ...
 
     def bootstrap(
-        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        cursor: str,
+        *,
+        run: str,
+        start: str | None = None,
     ) -> Changed | Stale:
         """Force a shard that `node` holds to its bootstrap cursor, each cursor once.
 
+        `start` is the end of the log where that lies before the cursor: the shard begins there.
         `Stale`: done before, not its own, or open in another run. Raises as `force_checkpoint`."""
         ...
 

@@ -86,7 +86,8 @@ class Tenures(Protocol):
         """Persist a checkpoint without a batch, for clients that keep no ledger.
 
         Raises:
-            CheckpointRefused: it is known to lie before the one that is stored.
+            CheckpointRefused: it lies before the one that is stored, or has no place among the
+                cursors of the shard (`lease_store.rules.cursors`).
             LeaseLost: the tenure is over.
         """
         ...
@@ -95,6 +96,10 @@ class Tenures(Protocol):
         """Record the ranges about to be consumed; an equal intent of an earlier tenure is adopted.
 
         `Stale` for a shard means that its tenure is over.
+
+        Raises:
+            IntentConflict: a range is not the next of its shard, or ends before it starts.
+            CheckpointRefused: a cursor has no place among those of the shard.
         """
         ...
 
@@ -121,6 +126,6 @@ class Tenures(Protocol):
 
         Raises:
             LeaseLost: the tenure is over.
-            CheckpointRefused: the gap does not begin at the checkpoint.
+            CheckpointRefused: the gap does not begin at the checkpoint, or does not lead onwards.
         """
         ...

@@ -20,6 +20,7 @@ from itertools import takewhile
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics
 from dagster_leasehold.lease_store.rules import ledger_proof
+from dagster_leasehold.lease_store.rules.cursors import in_order
 from dagster_leasehold.lease_store.rules.journal_proof import Finding, Force, JournalProof, Tenures
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_summary import SKIPS_KEPT, VIOLATIONS_KEPT, ShardSummary
@@ -192,7 +193,7 @@ def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> 
 
 def _may_fold(carrier: Batch, row: Batch) -> bool:
     """Return True if the row before it can stand for all that a row names."""
-    return not row.files and carrier.end == row.start
+    return not row.files and carrier.end == row.start and in_order(row.start, row.end)
 
 
 def folded(carrier: Batch, row: Batch) -> Batch:

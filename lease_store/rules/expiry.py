@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules.deletable_history import proven, tenures_of, with_findings
 from dagster_leasehold.lease_store.rules.journal_proof import JournalProof
-from dagster_leasehold.lease_store.rules.ledger_proof import LedgerProof, skipped_ends
+from dagster_leasehold.lease_store.rules.ledger_proof import LedgerProof
 from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
 
 
@@ -89,8 +89,7 @@ def expire(
     for entry in entries:
         if entry.kind == "force":
             forces.take(entry)
-    skipped = skipped_ends(gaps, summary.skips)
-    ledger = LedgerProof(committed[0].shard, summary.proven, forces, skipped)
+    ledger = LedgerProof(committed[0].shard, summary.proven, forces, gaps)
     for row in rows:
         if row.state is BatchState.COMMITTED:
             ledger.take(row)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from dagster_leasehold.lease_store.errors import CursorExpired
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.journal_rows import Gap, Note
+from dagster_leasehold.lease_store.rules.ledger import check_onwards, check_place
+from dagster_leasehold.lease_store.rules.refusals import gap_refused
 from dagster_leasehold.lease_store.rules.starting_point import BEGIN, END
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
@@ -94,6 +96,18 @@ def gap_write(
         return None
     growing = next((each for each in held if not each.acknowledged), None)
     return GapWrite(replace(gap, skipped=accepted), growing, moves=accepted)
+
+
+def check_gap(gap: Gap, tenure: Tenure, check_point: str | None) -> None:
+    """Refuse a gap that does not lead from the shard's checkpoint onwards.
+
+    Raises:
+        CheckpointRefused: it begins elsewhere or ends before it begins, or a cursor has no place.
+    """
+    if check_point not in (None, gap.start):
+        raise gap_refused(tenure, gap.start, check_point)
+    check_place(tenure.key, tenure.shard, gap.start)
+    check_onwards(tenure, gap.start, gap.end)
 
 
 def gap_note(gap: Gap, tenure: Tenure) -> Note:

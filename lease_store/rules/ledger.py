@@ -26,7 +26,8 @@ from dagster_leasehold.lease_store.ledger_rows import (
     Intent,
     RewriteClaim,
 )
-from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
+from dagster_leasehold.lease_store.rules.cursors import in_order, place_of
+from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind, cursor_unordered
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
@@ -54,19 +55,26 @@ def may_advance(check_point: str | None, start: str) -> bool:
     return check_point is None or check_point == start
 
 
-def is_before(cursor: str, other: str) -> bool:
-    """Return True if a cursor certainly comes before another; some sources' have no order."""
-    return cursor.isdecimal() and other.isdecimal() and int(cursor) < int(other)
-
-
 def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
-    """Refuse a checkpoint of a holder's that lies before the one that is stored.
+    """Refuse a checkpoint of a holder that lies before the one that is stored.
 
     Raises:
-        CheckpointRefused: only a force, which the journal has, takes a shard back.
+        CheckpointRefused: the cursor has no place, or the shard would go back: only a force, which
+            the journal records, does that.
     """
-    if check_point is not None and is_before(cursor, check_point):
+    check_place(tenure.key, tenure.shard, cursor)
+    if check_point not in (None, cursor) and not in_order(check_point, cursor):
         raise checkpoint_behind(tenure, cursor, check_point)
+
+
+def check_place(key: GroupKey, shard: ShardId, cursor: str) -> None:
+    """Refuse a cursor that cannot be compared with the others of its shard.
+
+    Raises:
+        CheckpointRefused: it has no place.
+    """
+    if place_of(cursor) is None:
+        raise cursor_unordered(key, shard, cursor)
 
 
 def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
@@ -118,15 +126,23 @@ def check_next_in_line(
     """Refuse an intent that is not the shard's next range.
 
     Raises:
-        IntentConflict: the number is not the next, the range does not begin at the checkpoint, or
-            an intent of this number has other bounds.
+        IntentConflict: the number is not the next, the range does not begin at the checkpoint or
+            ends before it starts, or an intent of this number has other bounds.
+        CheckpointRefused: a cursor has no place among those of the shard.
     """
+    for cursor in (intent.start, intent.end):
+        check_place(intent.tenure.key, intent.tenure.shard, cursor)
     name = f"Batch {intent.sequence} of shard {intent.tenure.shard} of group {intent.tenure.key}"
     if intent.sequence != next_sequence:
         raise IntentConflict(f"{name} is out of turn: the next is number {next_sequence}.")
     if not may_advance(check_point, intent.start):
         raise IntentConflict(
             f"{name} starts at {shown(intent.start)}, but the checkpoint is {shown(check_point)}."
+        )
+    if not in_order(intent.start, intent.end):
+        raise IntentConflict(
+            f"{name} would end at {shown(intent.end)}, before it starts at {shown(intent.start)}: "
+            "the source has to plan forward."
         )
     if intended and (intended.start, intended.end) != (intent.start, intent.end):
         raise IntentConflict(

@@ -1,5 +1,9 @@
 """Proof of one shard's ledger: batches that join end to start, each under its tenure.
 
+That no record is committed twice follows from three rules: a batch does not end before it starts;
+a recorded gap leads onwards; and the next batch starts where the one before it ended, behind a gap
+from there, or where a checkpoint was forced to since, not before that end.
+
 Pure rules over rows in order. Which files two batches list is found by hashes, in eight bytes for
 each path.
 """
@@ -14,8 +18,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules import journal_proof
+from dagster_leasehold.lease_store.rules.cursors import in_order, is_before
 from dagster_leasehold.lease_store.rules.journal_proof import Violation
-from dagster_leasehold.lease_store.rules.ledger import is_before
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 _BUCKETS = 256
@@ -30,7 +34,7 @@ class LedgerProof:
         shard: ShardId,
         proven: journal_proof.Proven,
         journal: journal_proof.JournalProof,
-        skipped: Mapping[str, Sequence[str]],
+        gaps: Iterable[Gap],
     ) -> None:
         self.committed = 0
         self._shard = shard
@@ -39,11 +43,15 @@ class LedgerProof:
         self._fenced_until = proven.fenced_until
         self._tenures: journal_proof.Tenures = journal.tenures
         self._forces = journal.forces
-        self._skipped = skipped
+        self._skipped: dict[str, list[str]] = {}
         self._carriers = {False: ("", 0), True: ("", 0)}
         self._broken: dict[str, list[Violation]] = {
             rule: [] for rule in ("ledger", "checkpoint", "fence", "withdrawn", "files")
         }
+        for start, end in proven.skipped:
+            self._take_gap(start, end, skipped=True)
+        for gap in gaps:
+            self._take_gap(gap.start, gap.end, skipped=gap.skipped)
 
     @property
     def last(self) -> journal_proof.End | None:
@@ -55,9 +63,18 @@ class LedgerProof:
         """The broken promises, rule by rule."""
         return [violation for broken in self._broken.values() for violation in broken]
 
+    def _take_gap(self, start: str, end: str, *, skipped: bool) -> None:
+        if not in_order(start, end):
+            self._violated("ledger", f"a gap leads from {start} back to {end}")
+        elif skipped:
+            self._skipped.setdefault(start, []).append(end)
+
     def take(self, batch: Batch) -> None:
         """Take the next committed batch."""
         self.committed += 1
+        if not in_order(batch.start, batch.end):
+            detail = f"starts at {batch.start} and ends before that, at {batch.end}"
+            self._violated("ledger", f"batch {batch.sequence} {detail}")
         self._check_join(batch)
         if batch.sequence >= self._fenced_until:
             for detail in fence_details(batch, self._tenures, self._epoch):
@@ -128,7 +145,7 @@ class LedgerProof:
         cursor = former.cursor
         for force in self._forces if epoch is None or epoch > former.epoch else ():
             between = former.epoch < force.epoch and (epoch is None or force.epoch < epoch)
-            if between and force.check_point and not is_before(force.check_point, former.cursor):
+            if between and force.check_point and in_order(former.cursor, force.check_point):
                 cursor = force.check_point
         return _reachable(cursor, self._skipped)
 
@@ -172,19 +189,6 @@ def withdrawal_detail(batch: Batch, forces: Iterable[journal_proof.Force]) -> st
     )
 
 
-def skipped_ends(
-    gaps: Iterable[Gap], removed: Iterable[tuple[str, str]] = ()
-) -> dict[str, list[str]]:
-    """Return the ends of skipped gaps by their start, those of removed ones included."""
-    ends: dict[str, list[str]] = {}
-    for start, end in removed:
-        ends.setdefault(start, []).append(end)
-    for gap in gaps:
-        if gap.skipped:
-            ends.setdefault(gap.start, []).append(gap.end)
-    return ends
-
-
 def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
     """The cursors at which a batch after `cursor` may start, skipped gaps followed."""
     reached: set[str] = set()
@@ -199,11 +203,12 @@ def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
 
 def _difference(end: str, start: str) -> str:
     """Describe the difference of two cursors, if their numbers tell it."""
-    if end.isdecimal() and start.isdecimal():
-        if int(start) > int(end):
-            return f"{int(start) - int(end)} are missing, and no gap is recorded"
-        return f"{int(end) - int(start)} are committed twice, and no forced checkpoint is recorded"
-    return "neither a gap nor a forced checkpoint is recorded between them"
+    if not (in_order(end, start) or is_before(start, end)):
+        return "they cannot be ordered"
+    numbers = abs(int(end) - int(start)) if end.isdecimal() and start.isdecimal() else "records"
+    if is_before(start, end):
+        return f"{numbers} are committed twice, and no forced checkpoint is recorded"
+    return f"{numbers} are missing, and no gap is recorded"
 
 
 class PathLedger:

@@ -85,14 +85,11 @@ def batch_border_inside_file(
     )
 
 
-def batch_border_unknown(
-    key: GroupKey, shard: ShardId, cursor: str, first: str, last: str
-) -> errors.CheckpointRefused:
-    """Return the error of a checkpoint that cannot be compared, since cursors are no numbers."""
+def cursor_unordered(key: GroupKey, shard: ShardId, cursor: str) -> errors.CheckpointRefused:
+    """Return the error of a cursor that cannot be compared with others of its shard."""
     return errors.CheckpointRefused(
-        f"{shown(cursor)} is neither start nor end of a committed batch of shard {shown(shard)} "
-        f"of group {key}, and cannot be compared with them: use one of these, from {shown(first)} "
-        f"to {shown(last)}."
+        f"The cursor {shown(cursor)} of shard {shown(shard)} of group {key} cannot be ordered "
+        "among others: use decimal numbers, separated by dots, that grow from record to record."
     )
 
 

@@ -16,6 +16,7 @@ from functools import reduce
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.rules import withdrawal
+from dagster_leasehold.lease_store.rules.ledger import check_place
 from dagster_leasehold.lease_store.rules.refusals import child_expired, children_consumed
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, forced, released, sent_back
@@ -93,13 +94,14 @@ def force(
         begins: where committed output begins, for the shards whose first output has expired.
 
     Raises:
-        CheckpointRefused: the cursor is no border between two batches, or shards that began
+        CheckpointRefused: the cursor has no place or is inside a batch, or shards that began
             after this one were read already and the caller chose to refuse; or output that would
             be read again has expired.
     """
     row, descendants = rows[0], rows[1:]
     if row.state is ShardState.OVER and cursor == row.check_point:
         return Forcing((), (), {})
+    check_place(key, row.shard, cursor)
     begin = begins.get(row.shard)
     border = withdrawal.first_withdrawn(row, ledgers[row.shard], cursor, key=key, begin=begin)
     borders = {row.shard: border}

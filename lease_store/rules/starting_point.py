@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.rules.cursors import is_before
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
@@ -29,14 +32,32 @@ def first_position(initial_position: str, *, child: bool) -> str | None:
     return None if child else initial_position
 
 
-def bootstrap_gap(cursor: str, readable: str) -> str:
-    """Return the reason of the gap between a bootstrap cursor and the one where reading begins.
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """The beginning of a shard that is to start at a cursor.
 
-    Empty if there is none, since the log has the record at the bootstrap cursor.
+    A cursor behind the end of the log is no place to wait at: the shard starts at the end, and its
+    gap, which is there for people to see, holds no record.
+
+    Attributes:
+        cursor: the bootstrap cursor, as it was given.
+        readable: the nearest cursor that the log can be read from.
     """
-    if readable == cursor:
-        return ""
-    return f"the log has no record at {cursor}: reading begins at {readable}"
+
+    cursor: str
+    readable: str
+
+    @property
+    def start(self) -> str:
+        """The checkpoint that the shard is forced to."""
+        return self.readable if is_before(self.readable, self.cursor) else self.cursor
+
+    @property
+    def gap(self) -> str:
+        """The reason of the gap from `start` to `readable`; empty where the log has the cursor."""
+        if self.readable == self.cursor:
+            return ""
+        return f"the log has no record at {self.cursor}: reading begins at {self.readable}"
 
 
 def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> bool:
@@ -50,9 +71,10 @@ def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> boo
     return holds and row.consumer_run in ("", run) and row.bootstrap != cursor
 
 
-def bootstrap_reason(node: NodeName, cursor: str) -> str:
-    """Return the reason of a bootstrap for the journal."""
-    return f"the settings of {node} start it at {cursor}"
+def bootstrap_reason(node: NodeName, cursor: str, start: str | None) -> str:
+    """Return the reason of a bootstrap for the journal; `start` is where it begins instead."""
+    reason = f"the settings of {node} start it at {cursor}"
+    return reason if start in (None, cursor) else f"{reason}, and the log ends at {start}"
 
 
 def pending_bootstraps(snapshot: Snapshot) -> frozenset[ShardId]:

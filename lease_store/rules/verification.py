@@ -78,8 +78,7 @@ def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = No
     for entry in history.journal:
         journal.take(entry)
     journal.end(history.lease)
-    skipped = ledger_proof.skipped_ends(history.gaps, history.proven.skipped)
-    ledger = ledger_proof.LedgerProof(history.shard, history.proven, journal, skipped)
+    ledger = ledger_proof.LedgerProof(history.shard, history.proven, journal, history.gaps)
     for batch in history.batches:
         if batch.state is BatchState.COMMITTED:
             ledger.take(batch)
@@ -90,7 +89,7 @@ def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = No
     ledger.end(history.lease if history.settled else None)
     before = [Violation(rule, history.shard, how) for rule, how in history.proven.violations]
     return ShardProof(
-        before + journal.violations + ledger.violations,
+        list(dict.fromkeys(before + journal.violations + ledger.violations)),
         tenures=journal.opened,
         batches=ledger.committed,
     )

@@ -1,7 +1,6 @@
 """The border of a forced checkpoint in a shard's ledger, behind which batches are withdrawn.
 
-The ledger is asked for single rows, by number: their number grows with the logarithm of its length
-where cursors are numbers, else with the batches that are withdrawn.
+The ledger is asked for single rows, by number: for as many as the logarithm of its length.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Protocol
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules import refusals
-from dagster_leasehold.lease_store.rules.ledger import is_before
+from dagster_leasehold.lease_store.rules.cursors import is_before
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 NUMBERS_END = 2**62
@@ -65,25 +64,16 @@ def first_withdrawn(
 
     Raises:
         CheckpointRefused: the cursor is inside a batch, inside of what several batches share a
-            file for, before what has not expired, or cannot be compared with the ledger.
+            file for, or before what has not expired.
     """
-    first, last = first_since(ledger, 0), last_before(ledger)
-    if begin is not None and cursor not in (begin, row.check_point):
-        comparable = cursor.isdecimal() and begin.isdecimal()
-        if is_before(cursor, begin) or (first is None and not comparable):
-            raise refusals.output_expired(key, row.shard, cursor, begin)
-    if first is None or last is None or cursor == row.check_point:
+    if cursor == row.check_point:
         return None
-    try:
-        if all(text.isdecimal() for text in (cursor, first.end, last.end)):
-            border = _by_number(ledger, first, last, int(cursor))
-        else:
-            border = _by_equality(ledger, cursor)
-    except ValueError:
-        raise refusals.batch_border_unknown(key, row.shard, cursor, first.start, last.end) from None
+    if begin is not None and is_before(cursor, begin):
+        raise refusals.output_expired(key, row.shard, cursor, begin)
+    border = first_behind(ledger, cursor)
     if border is None:
         return None
-    if border.start != cursor and border.start.isdecimal() and int(border.start) < int(cursor):
+    if is_before(border.start, cursor):
         raise refusals.batch_divided(key, border, cursor)
     _check_whole_files(ledger, border, cursor, key)
     return border
@@ -92,24 +82,20 @@ def first_withdrawn(
 def number_behind(ledger: Ledger, cursor: str) -> int:
     """The number of the first committed batch that ends behind a cursor, or starts at it.
 
-    0 where cursors are not compared as numbers; the end of all numbers where no batch does.
+    The end of all numbers where no batch does.
     """
-    first, last = first_since(ledger, 0), last_before(ledger)
-    if first is None or last is None:
-        return 0
-    if not all(text.isdecimal() for text in (cursor, first.end, last.end)):
-        return 0
-    border = _by_number(ledger, first, last, int(cursor))
+    border = first_behind(ledger, cursor)
     return NUMBERS_END if border is None else border.sequence
 
 
-def _by_number(ledger: Ledger, first: Batch, last: Batch, cursor: int) -> Batch | None:
+def first_behind(ledger: Ledger, cursor: str) -> Batch | None:
     """The first batch that ends behind a cursor, or starts at it: an empty one may do that."""
 
     def behind(batch: Batch) -> bool:
-        return int(batch.end) > cursor or int(batch.start) == cursor
+        return batch.start == cursor or is_before(cursor, batch.end)
 
-    if not behind(last):
+    first, last = first_since(ledger, 0), last_before(ledger)
+    if first is None or last is None or not behind(last):
         return None
     low, border = first.sequence, last
     while low < border.sequence:
@@ -119,27 +105,6 @@ def _by_number(ledger: Ledger, first: Batch, last: Batch, cursor: int) -> Batch 
             border = candidate
         else:
             low = middle + 1
-    return border
-
-
-def _by_equality(ledger: Ledger, cursor: str) -> Batch | None:
-    """The batch that starts at a cursor, or comes after the one that ends there.
-
-    Raises:
-        ValueError: no batch starts or ends there.
-    """
-    border: Batch | None = None
-    following: Batch | None = None
-    for batch in ledger(numbers=ALL_NUMBERS, newest_first=True):
-        if batch.start == cursor:
-            border = batch
-        elif border is not None:
-            break
-        elif batch.end == cursor:
-            return following
-        following = batch
-    if border is None:
-        raise ValueError(cursor)
     return border
 
 

@@ -183,6 +183,7 @@ class SqlBatches(SqlVerbs, Tenures):
                 or not rules.may_advance(row.check_point, cursor)
             ):
                 return tx.abandon(Stale())
+            rules.check_place(key, tenure.shard, cursor)
             self._abandon_intent(tx, key, tenure.shard)
             return self._finish(tx, row, tenure, cursor)
 

@@ -54,14 +54,21 @@ class SqlForcedCheckpoints(SqlTableChanges, Shards):
 
     @override
     def bootstrap(
-        self, key: GroupKey, shard: ShardId, node: NodeName, cursor: str, *, run: str
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        cursor: str,
+        *,
+        run: str,
+        start: str | None = None,
     ) -> Changed | Stale:
         def work(tx: Transaction) -> Changed | Stale:
             lineage = self._locked_lineage(tx, key, shard)
             if not may_bootstrap(lineage[0][0], node, cursor, run):
                 return tx.abandon(Stale())
-            reason = bootstrap_reason(node, cursor)
-            forcing = self._forcing(tx, key, lineage, cursor, reason=reason)
+            reason = bootstrap_reason(node, cursor, start)
+            forcing = self._forcing(tx, key, lineage, start or cursor, reason=reason)
             return self._force(tx, key, forcing.bootstrapped(cursor), f"run {run}")
 
         return self._change("bootstrap", key, work)

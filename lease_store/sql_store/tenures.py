@@ -14,9 +14,9 @@ from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules import transitions
-from dagster_leasehold.lease_store.rules.gap_policy import gap_note, gap_write
+from dagster_leasehold.lease_store.rules.gap_policy import check_gap, gap_note, gap_write
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
-from dagster_leasehold.lease_store.rules.refusals import gap_refused, unknown_group
+from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
@@ -208,8 +208,7 @@ class SqlTenures(SqlVerbs, Tenures):
             write = gap_write(gap, gaps, check_point=row.check_point, accepted=skip)
             if write is None:
                 return tx.abandon(None)
-            if row.check_point not in (None, start):
-                raise gap_refused(tenure, start, row.check_point)
+            check_gap(gap, tenure, row.check_point)
             if write.replaces is None:
                 self._add_row(tx, tables.gap, GAP.row(key, write.gap))
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +13,7 @@ from dagster_leasehold.lease_store.errors import CursorExpired, LogNotFound
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis import planning
-from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, at, start
+from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, after, at, start
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
@@ -63,7 +64,7 @@ class KinesisStream(KinesisReader):
             try:
                 planned = self.plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
             except CursorExpired:
-                return self._bounds(shard, entry)
+                return _behind(Place.parse(shard, cursor), self._bounds(shard, entry))
             # That a closed shard has been read to its end, only the service may say.
             finished = entry.closed and (planned.last or planned.end != cursor)
             return ShardBounds(cursor, planned.end, finished)
@@ -208,6 +209,19 @@ class KinesisStream(KinesisReader):
             return removed_lag(cursor)
         here, end = Place.parse(shard, cursor), Place.parse(shard, bounds.end)
         return 0 if here.order >= end.order else None
+
+
+def _behind(lost: Place, bounds: ShardBounds) -> ShardBounds:
+    """Return the bounds for a reader whose cursor has expired.
+
+    Where no record is left, the shard begins before all records: for a reader that was at one of
+    them, that is behind it.
+    """
+    begin = Place.parse("", bounds.begin)
+    if begin.side is not Side.START or lost.side not in (Side.AT, Side.AFTER):
+        return bounds
+    place = str(after(lost.number, begin.sure_s))
+    return replace(bounds, begin=place, end=place)
 
 
 def _removed() -> ShardBounds:

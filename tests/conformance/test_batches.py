@@ -306,14 +306,14 @@ def test_the_journal_pages_in_order(ready: World) -> None:
 
 
 def test_hostile_text_is_only_text(ready: World) -> None:
-    """Quotes, percent signs and backslashes in reasons, cursors and runs stay what they are."""
+    """Quotes, percent signs and backslashes in reasons, attempts and runs stay what they are."""
     hostile = "'; DROP TABLE batch; -- %s %(x)s \\ \" `é漢🦆`\n"
     tenure = ready.open(A, X, run=hostile).tenure
-    assert isinstance(ready.consume(tenure, hostile, hostile + "2"), Changed)
+    assert isinstance(ready.consume(tenure, "0", "2", attempt=hostile), Changed)
     ready.store.close_tenure(tenure, reason=hostile)
     assert ready.journal(X)[-1].reason == hostile
-    assert ready.shard(X).check_point == hostile + "2"
-    assert ready.store.batches(ready.key, X)[0].run == hostile
+    (batch,) = ready.store.batches(ready.key, X)
+    assert (batch.run, batch.attempt) == (hostile, hostile)
 
 
 def test_throughput_adds_the_newest_committed_batches_up(ready: World) -> None:

@@ -112,19 +112,30 @@ def test_a_cursor_before_all_that_was_read_withdraws_everything(world: World) ->
     assert verify(world.store, world.key) == []
 
 
-def test_cursors_that_are_no_numbers_are_taken_at_borders_alone(world: World) -> None:
+@pytest.mark.parametrize(
+    ("cursors", "inside"),
+    [
+        (("9", "10.2", "10.10"), "10"),
+        (("start+1", "9+1767225600", "10+1767225700"), "9.4"),
+        (("9", "10", "gone"), "11"),
+    ],
+)
+def test_cursors_of_every_source_are_ordered(
+    world: World, cursors: tuple[str, str, str], inside: str
+) -> None:
     world.group()
     world.join(A)
     world.add(X)
     (tenure,) = world.hold(A, X)
-    consume(world, tenure, "aa", "bb", 0)
-    consume(world, tenure, "bb", "cc", 1)
-    with pytest.raises(CheckpointRefused, match=r"'b' is neither start nor end .* 'aa' to 'cc'"):
-        force(world, X, "b")
-    force(world, X, "cc")
+    first, second, third = cursors
+    consume(world, tenure, first, second, 0)
+    consume(world, tenure, second, third, 1)
+    with pytest.raises(CheckpointRefused, match="is inside batch"):
+        force(world, X, inside)
+    force(world, X, third)
     assert len(ranges(world, X)) == 2
-    force(world, X, "bb")
-    assert ranges(world, X) == [("aa", "bb")]
+    force(world, X, second)
+    assert ranges(world, X) == [(first, second)]
 
 
 def test_batches_that_share_a_file_are_not_parted(world: World) -> None:

@@ -58,8 +58,9 @@ class SettingsPlayer(Player):
         open_run = row.consumer_run if row is not None else ""
         run = open_run if open_run and self.random.random() < 0.5 else "run-0"
         # Few cursors, so that one is often applied already: borders of batches, and none such.
-        borders = [batch.start for batch in self.store.batches(self.key, shard)][-2:]
-        cursor = self.random.choice(["0", *borders])
+        batches = self.store.batches(self.key, shard)[-2:]
+        inside = [str(int(batch.end) - 1) for batch in batches[-1:]]
+        cursor = self.random.choice(["0", *(batch.start for batch in batches), *inside])
         return self.store.bootstrap(self.key, shard, node, cursor, run=run)
 
 

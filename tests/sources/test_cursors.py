@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 
 from dagster_leasehold.lease_store.errors import CursorExpired, SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.cursors import in_order, is_before
+from dagster_leasehold.shard_sources.positions import clamped
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.sources.world import START, VALUES, Notion, SourceWorld
 
@@ -70,6 +73,29 @@ def test_lag_counts_down(world: SourceWorld, shard: ShardId) -> None:
     assert source.lag(shard, bounds.begin, bounds) == len(VALUES)
     assert source.lag(shard, plan.end, bounds) == len(VALUES) - 4
     assert source.lag(shard, bounds.end, bounds) == 0
+
+
+def test_the_lease_store_knows_the_order_of_cursors(world: SourceWorld, shard: ShardId) -> None:
+    cursors = [str(row["cursor"]) for row in world.all_rows(shard)]
+    assert all(is_before(one, other) for one, other in pairwise(cursors))
+    bounds = world.source.bounds([shard])[shard]
+    assert in_order(bounds.begin, cursors[0])
+    assert is_before(cursors[-1], bounds.end)
+    plan = world.source.plan(shard, cursors[0], Limits(records_max=4))
+    assert is_before(cursors[3], plan.end)
+    assert in_order(plan.end, cursors[4])
+
+
+@pytest.mark.needs(Notion.RETENTION)
+def test_reading_goes_on_behind_what_retention_has_removed(world: SourceWorld) -> None:
+    """A gap leads onwards, also where nothing is left: a store refuses one that leads back."""
+    shard = world.source.list_shards()[0].shard
+    world.fill(shard)
+    lost = str(world.all_rows(shard)[2]["cursor"])
+    world.trim(shard)
+    behind = clamped(world.source, shard, lost)
+    assert in_order(lost, behind)
+    world.source.plan(shard, behind, Limits())
 
 
 @pytest.mark.needs(Notion.RETENTION)

@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.errors import (
     SourceUnavailable,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.cursors import in_order
 from dagster_leasehold.shard_sources.kinesis import (
     KinesisOptions,
     KinesisReader,
@@ -32,6 +33,7 @@ from dagster_leasehold.shard_sources.kinesis import (
 )
 from dagster_leasehold.shard_sources.kinesis.aggregation import Part
 from dagster_leasehold.shard_sources.kinesis.service import KinesisService
+from dagster_leasehold.shard_sources.positions import clamped
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests import kinesis_servers
 from tests.kinesis_servers import ACCESS_KEY, REGION, SECRET_KEY
@@ -184,6 +186,23 @@ def test_a_cursor_that_nobody_renewed_has_expired(kinesis: KinesaliteWorld, firs
     bounds = kinesis.source.bounds_after({first: cursor})[first]
     assert bounds.end != cursor
     assert [row["value"] for row in kinesis.rest(first, bounds.begin)] == [b"later"]
+
+
+def test_where_nothing_is_left_reading_goes_on_behind_the_lost_record(
+    kinesis: KinesaliteWorld, first: ShardId
+) -> None:
+    """The shard begins before all records then: for this reader that would lead back."""
+    kinesis.fill(first, VALUES[:3])
+    begin = kinesis.source.cursor_at(first, Position.BEGIN)
+    end = kinesis.source.plan(first, begin, Limits()).end
+    hours(kinesis, 25, first)
+    for lost in (begin, end):
+        behind = clamped(fresh(kinesis), first, lost)
+        assert in_order(lost, behind)
+        assert behind != lost
+        assert fresh(kinesis).plan(first, behind, Limits()).records == 0
+    kinesis.put(first, [NewRecord(b"later")])
+    assert [row["value"] for row in kinesis.rest(first, behind)] == [b"later"]
 
 
 def test_a_reader_that_sleeps_between_two_pages_looks_again(

@@ -54,8 +54,10 @@ def test_a_cursor_beyond_the_end_is_clamped_and_recorded_as_a_gap(world: World) 
     reports = consume(world, {ZERO: "99"})
     assert (reports[ZERO].start, reports[ZERO].stopped) == ("10", StopReason.CAUGHT_UP)
     (gap,) = world.store.gaps(world.key)
-    assert (gap.shard, gap.start, gap.end, gap.acknowledged) == ("0", "99", "10", False)
+    assert (gap.shard, gap.start, gap.end, gap.acknowledged) == ("0", "10", "10", False)
     assert "the log has no record at 99: reading begins at 10" in gap.reason
+    (force,) = [entry for entry in world.store.journal(world.key) if entry.kind == "force"]
+    assert (force.check_point, "start it at 99" in force.reason) == ("10", True)
     (check,) = (
         check
         for check in check_shard(world.stream, None, gaps=[gap], lag=0)
@@ -66,13 +68,24 @@ def test_a_cursor_beyond_the_end_is_clamped_and_recorded_as_a_gap(world: World) 
     reports = consume(world, {ZERO: "99"}, "run-2")
     assert (reports[ZERO].start, reports[ZERO].end) == ("10", "12")
     assert len(world.store.gaps(world.key)) == 1
+    assert verify(world.store, world.key) == []
 
 
-def test_a_run_that_died_before_it_recorded_the_gap_is_continued(world: World) -> None:
-    world.store.bootstrap(world.key, ZERO, NODE, "99", run="died")
+def test_a_cursor_beyond_the_end_goes_back_over_nothing_that_is_committed(world: World) -> None:
+    """1. All is committed. 2. The cursor lies beyond it. 3. A gap back would double records."""
+    consume(world, {})
+    reports = consume(world, {ZERO: "99"}, "run-2")
+    assert (reports[ZERO].start, reports[ZERO].error) == ("10", "")
+    world.append(ZERO, 2)
+    consume(world, {ZERO: "99"}, "run-3")
+    assert world.committed("0") == world.expected("0", 12)
+    assert verify(world.store, world.key) == []
+
+
+def test_a_run_that_died_after_it_was_started_at_the_end_is_continued(world: World) -> None:
+    world.store.bootstrap(world.key, ZERO, NODE, "99", run="died", start="10")
     reports = consume(world, {ZERO: "99"})
     assert reports[ZERO].start == "10"
-    assert len(world.store.gaps(world.key)) == 1
 
 
 @pytest.mark.parametrize(

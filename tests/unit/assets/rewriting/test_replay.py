@@ -328,14 +328,18 @@ def test_a_span_that_holds_nothing_is_refused(start: str | None, end: str | None
         ReplaySpan.parse(start, end)
 
 
-def test_cursors_that_are_no_numbers_name_the_bounds_of_batches(scene: Scene) -> None:
+def test_cursors_of_every_source_bound_a_replay(scene: Scene) -> None:
     named = [
-        (replace(batch, start=f"c{batch.start}", end=f"c{batch.end}"),) for batch in scene.ledger()
+        (replace(batch, start=f"{batch.start}+9", end=f"{batch.end}+9"),)
+        for batch in scene.ledger()
     ]
-    assert ReplaySpan("c4", "c8").chosen(named) == [named[1]]
-    assert ReplaySpan("c10", None).chosen(named) == []
+    assert ReplaySpan("4+9", "8+9").chosen(named) == [named[1]]
+    assert ReplaySpan("10+9", None).chosen(named) == []
+    assert ReplaySpan("5.2", "8").chosen(named) == [named[1]]
     with pytest.raises(RewriteRefused, match="'c5'"):
         ReplaySpan("c5", None).chosen(named)
+    with pytest.raises(RewriteRefused, match="before it starts"):
+        ReplaySpan.parse("8+9", "4+9")
 
 
 def test_merged_batches_are_replayed_together(scene: Scene) -> None:
@@ -352,10 +356,10 @@ def test_merged_batches_are_replayed_together(scene: Scene) -> None:
 
 def test_a_replay_reads_no_more_of_the_ledger_than_its_span(scene: Scene) -> None:
     ledger = ledger_of(scene.ledger())
-    cursors = ((None, 0), ("0", 0), ("3", 0), ("4", 1), ("7", 1), ("c7", 0), ("2026-01-01", 0))
+    cursors = ((None, 0), ("0", 0), ("3", 0), ("4", 1), ("7", 1), ("7.5", 1), ("2026-01-01", 0))
     for start, first in cursors:
         assert ReplaySpan.parse(start, None).first_number(ledger) == first
     assert ReplaySpan("10").first_number(ledger) > scene.ledger()[-1].last
     rows = iter(scene.ledger())
     assert len(ReplaySpan("0", "4").chosen((row,) for row in rows)) == 1
-    assert [row.sequence for row in rows] == [2], "one batch was read to see that it is beyond"
+    assert [row.sequence for row in rows] == [1, 2], "the batch that ends there is the last"

@@ -227,8 +227,11 @@ def test_a_cursor_outside_the_shard_is_clamped_and_recorded_as_a_gap(
     assert client.connect(S1, "99") == "10"
     assert [(gap.shard, gap.start, gap.end) for gap in store.gaps(KEY)] == [
         ("0", "2", "5"),
-        ("1", "99", "10"),
+        ("1", "10", "10"),
     ]
+    (force,) = [entry for entry in store.journal(KEY) if entry.kind == "force"]
+    assert (force.shard, force.check_point) == ("1", "10")
+    assert force.reason == "connected with the bootstrap cursor 99"
     assert polled(client).records[0].value == b"0:5"
 
 

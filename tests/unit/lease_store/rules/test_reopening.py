@@ -81,12 +81,12 @@ def test_a_merged_file_is_left_or_taken_as_a_whole(
     assert not first < place < first + 3
 
 
-def test_the_checkpoint_itself_withdraws_nothing_whatever_the_cursors() -> None:
+def test_the_checkpoint_itself_withdraws_nothing_wherever_it_is() -> None:
     ledger = [batch(0, 0, 5)]
-    row = ShardLease(X, ShardState.NOT_ALLOC, check_point="opaque")
-    assert border(row, ledger, "opaque") == 1
-    with pytest.raises(CheckpointRefused, match="cannot be compared"):
-        border(row, ledger, "other")
+    row = ShardLease(X, ShardState.NOT_ALLOC, check_point="3")
+    assert border(row, ledger, "3") == 1
+    with pytest.raises(CheckpointRefused, match="inside batch"):
+        border(row, ledger, "4")
 
 
 def test_all_that_began_after_a_finished_shard_is_concerned_nearest_first() -> None:

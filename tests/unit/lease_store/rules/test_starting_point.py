@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules.starting_point import (
-    bootstrap_gap,
+    Bootstrap,
     first_position,
     may_bootstrap,
     resumption,
@@ -29,8 +29,15 @@ def test_a_child_begins_at_its_first_record_whatever_the_group_says() -> None:
 
 
 def test_a_bootstrap_cursor_that_the_log_has_leaves_no_gap() -> None:
-    assert bootstrap_gap("5", "5") == ""
-    assert bootstrap_gap("5", "8") == "the log has no record at 5: reading begins at 8"
+    assert Bootstrap("5", "5").gap == ""
+    removed = Bootstrap("5", "8")
+    assert (removed.start, removed.gap) == ("5", "the log has no record at 5: reading begins at 8")
+
+
+def test_a_bootstrap_cursor_behind_the_end_of_the_log_starts_at_the_end() -> None:
+    beyond = Bootstrap("99", "10")
+    assert (beyond.start, beyond.readable) == ("10", "10")
+    assert beyond.gap == "the log has no record at 99: reading begins at 10"
 
 
 def test_a_bootstrap_cursor_takes_effect_once_for_the_holder_and_beside_no_other_run() -> None:
