@@ -98,21 +98,21 @@ def test_a_shard_is_not_finished_before_its_checkpoint(clock: VirtualClock, grou
     assert checkpoint(store) == "12"
 
 
-class KnowsTheOrder(MemoryStore):
-    """A store that can tell that cursors which are no numbers lie behind the checkpoint."""
+class OrdersOtherwise(MemoryStore):
+    """A store that refuses what its client cannot know: `11.1` lies before `10` for it."""
 
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
-        if cursor.startswith("old"):
-            raise checkpoint_behind(tenure, cursor, "new")
+        if cursor == "11.1":
+            raise checkpoint_behind(tenure, cursor, "10")
         super().save_checkpoint(tenure, cursor)
 
 
 @pytest.fixture
 def ordering(clock: VirtualClock) -> tuple[MemoryStore, GroupMember]:
-    store = KnowsTheOrder()
+    store = OrdersOtherwise()
     make_group(store)
     client = reader(store, clock)
-    client.save_checkpoint(S0, "new", persist=True)
+    client.save_checkpoint(S0, "10", persist=True)
     return store, client
 
 
@@ -120,11 +120,11 @@ def test_a_save_that_only_the_store_can_refuse_keeps_the_shard(
     clock: VirtualClock, ordering: tuple[MemoryStore, GroupMember]
 ):
     store, client = ordering
-    with pytest.raises(CheckpointRefused, match="'new' and does not go back to 'old-1'"):
-        client.save_checkpoint(S0, "old-1", persist=True)
+    with pytest.raises(CheckpointRefused, match="'10' and does not go back to '11.1'"):
+        client.save_checkpoint(S0, "11.1", persist=True)
     assert client.holds(S0)
-    client.save_checkpoint(S0, "newer", persist=True)
-    assert checkpoint(store) == "newer"
+    client.save_checkpoint(S0, "12", persist=True)
+    assert checkpoint(store) == "12"
 
 
 @pytest.mark.parametrize("leave", ["release", "shutdown", "beat", "unreported"])
@@ -135,7 +135,7 @@ def test_a_waiting_save_that_the_store_refuses_holds_nothing_up(
     leave: str,
 ):
     store, client = ordering
-    client.save_checkpoint(S0, "old-1")
+    client.save_checkpoint(S0, "11.1")
     match leave:
         case "release":
             client.release(S0)
@@ -146,10 +146,10 @@ def test_a_waiting_save_that_the_store_refuses_holds_nothing_up(
         case _:
             clock.pass_s(BEAT_S * 2.1)
             assert client.heartbeat((S0,)) == (S0,)
-    assert checkpoint(store) == "new"
-    assert "does not go back to 'old-1'" in caplog.text
+    assert checkpoint(store) == "10"
+    assert "does not go back to '11.1'" in caplog.text
     if leave == "beat":
-        client.save_checkpoint(S0, "newer", persist=True)
-        assert checkpoint(store) == "newer"
+        client.save_checkpoint(S0, "12", persist=True)
+        assert checkpoint(store) == "12"
     else:
         assert store.snapshot(KEY).shards[0].consumer_run == ""
