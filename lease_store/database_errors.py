@@ -63,6 +63,8 @@ SQLITE_VERDICTS: dict[int, Verdict] = {
 
 SQLITE_FULL = 13
 SQLITE_IOERR_SHMSIZE = 4874  # the file that readers and writers share cannot grow
+PACKET_TOO_LARGE = 1153
+"""The server closes the connection besides; the same statement would be refused again."""
 MYSQL_FULL = frozenset({1021, 1114})
 
 ADVICE: dict[int, str] = {
@@ -70,6 +72,7 @@ ADVICE: dict[int, str] = {
     1044: "grant the account of its URL access to the database",
     1045: "check the account and the password in its URL",
     1049: "create the database first",
+    1153: "raise max_allowed_packet on the server; nothing was changed",
     1142: "grant the account of its URL what `leasehold db upgrade` or this command needs",
     1143: "grant the account of its URL what `leasehold db upgrade` or this command needs",
     2003: "check ssl_ca, ssl_cert and ssl_key in its URL against the server's certificate",
@@ -105,7 +108,7 @@ def verdict(error: DBAPIError) -> Verdict:
         # The low byte is the error; the rest says in which part of SQLite it arose.
         return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)
     judged = MYSQL_VERDICTS.get(number, Verdict.FATAL)
-    if judged is Verdict.FATAL and error.connection_invalidated:
+    if judged is Verdict.FATAL and error.connection_invalidated and number != PACKET_TOO_LARGE:
         # PyMySQL reports a connection that it closed itself without any number.
         return Verdict.LOST
     return judged

@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolResetState
 
 from dagster_leasehold.lease_store.database_errors import Verdict, verdict
+from dagster_leasehold.lease_store.database_packets import PacketLimit
 from dagster_leasehold.lease_store.database_transport import transport
 from dagster_leasehold.lease_store.errors import InvalidSetting, StoreError, shown
 
@@ -121,6 +122,7 @@ def _mysql_engine(url: URL, statement_s: int) -> Engine:
         },
     )
     encrypted = "ssl" in arguments
+    packets = PacketLimit()
     # A session is idle while its process waits for another one.
     longer_s = statement_s - READ_TIMEOUT_S
 
@@ -128,10 +130,12 @@ def _mysql_engine(url: URL, statement_s: int) -> Engine:
         with connection.cursor() as cursor:
             _prepare_session(cursor, encrypted=encrypted, in_use_s=IDLE_TRANSACTION_S + longer_s)
             entry.info[READ_ONLY_INFO] = _read_only(cursor)
+            packets.read(cursor)
         connection.commit()
         entry.info[_FRESH_INFO] = True
 
     event.listen(engine, "connect", prepare)
+    event.listen(engine, "handle_error", packets.name_cause)
     _limit_idle_time(engine, in_use_s=IDLE_TRANSACTION_S + longer_s, at_rest_s=IDLE_S + longer_s)
     return engine
 

@@ -114,13 +114,13 @@ def queued_shards(
 
     Such a run, of a person or a backfill, does not name its stream before it works.
     """
-    taken: set[ShardId] = set()
+    taken: set[str] = set()
     for first in range(0, len(shards), SHARDS_PER_READ):
         some = list(shards[first : first + SHARDS_PER_READ])
         asked = dg.RunsFilter(statuses=ACTIVE, tags={names.PARTITION_TAG: some})
         for run in _all_runs(instance, asked):
-            taken.update(ShardId(shard) for shard in _shards_of(run, stream, list) or ())
-    return taken & set(shards)
+            taken.update(_shards_of(run, stream, list) or ())
+    return {shard for shard in shards if shard in taken}
 
 
 def partitions_in_work(

@@ -133,7 +133,7 @@ def choose_launches(
     ready: Iterable[IdleShard],
     *,
     history: LaunchHistory,
-    runs_active: Mapping[NodeName, int],
+    runs_active: Mapping[str, int],
     shards_per_run: int,
     runs_per_node: int = RUNS_PER_NODE_MAX,
 ) -> list[Launch]:

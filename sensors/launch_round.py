@@ -170,7 +170,8 @@ class LaunchRounds:
         self, instance: dg.DagsterInstance, ready: list[IdleShard], active: list[ActiveRun]
     ) -> tuple[list[Launch], set[ShardId]]:
         """Return runs for shards that wait for no other run, and the shards that do."""
-        runs_active = Counter(NodeName(run.node) for run in active if run.node)
+        # As the tags of runs have them, which anybody may write: what is no node counts for none.
+        runs_active = Counter(run.node for run in active if run.node)
         queued: set[ShardId] = set()
         free: set[ShardId] = set()
         while True:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import record_schema
@@ -11,6 +12,7 @@ from dagster_leasehold.shard_sources.source import record_schema
 if TYPE_CHECKING:
     import pyarrow as pa
 
+V = TypeVar("V")
 RECORDS_MAX = 8192
 BYTES_MAX = 4 * 1024 * 1024
 
@@ -80,3 +82,25 @@ class RecordColumns:
             attributes,
         ]
         return pa.record_batch(columns, schema=schema)
+
+
+def by_name(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
+    """Return values by name, all of those with one name.
+
+    The last has the name itself, as for the services' own clients; those before it have `name#1`,
+    `name#2` and so on, without the names that other values have.
+    """
+    values = dict(pairs)
+    if len(values) == len(pairs):
+        return values
+    following = Counter(name for name, _ in pairs)
+    numbers = dict.fromkeys(following, 0)
+    kept: dict[str, V] = {}
+    for name, value in pairs:
+        following[name] -= 1
+        own = name
+        while following[name] and own in values:
+            numbers[name] += 1
+            own = f"{name}#{numbers[name]}"
+        kept[own] = value
+    return kept

@@ -12,7 +12,7 @@ save work and waiting; what keeps a shard safe is its lease.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store.errors import InvalidIdentifier
@@ -61,6 +61,15 @@ def offered(tags: Tags) -> tuple[ShardId, ...]:
         return ()
 
 
+def _shards_named(names: Iterable[str]) -> Iterator[ShardId]:
+    """Yield the shards that tags name; anybody may write a tag that names none."""
+    for name in names:
+        try:
+            yield ShardId(name)
+        except InvalidIdentifier as error:
+            _LOG.warning("A request to this run is ignored: %s", error)
+
+
 @dataclass(slots=True)
 class RequestBox:
     """The requests to one run, each handed out once.
@@ -90,11 +99,10 @@ class RequestBox:
             if (key == TAKE_TAG or key.startswith(LET_GO_TAG)) and self._answered.get(key) != value
         }
         self._answered |= fresh
+        wishes = (key.removeprefix(LET_GO_TAG) for key in fresh if key != TAKE_TAG)
         return RunRequests(
             take=offered(fresh),
-            let_go=frozenset(
-                ShardId(key.removeprefix(LET_GO_TAG)) for key in fresh if key != TAKE_TAG
-            ),
+            let_go=frozenset(_shards_named(wishes)),
             finish=FINISH_TAG in tags,
             stop=STOP_TAG in tags,
         )

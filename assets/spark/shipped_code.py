@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -37,6 +38,12 @@ COMPANIONS = ("filelock", "tenacity", "typing_extensions")
 NEVER = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
 DATA_BYTES_MAX = 1 << 20
 """Larger files beside modules stay at home."""
+SECRET_NAMES = (
+    *("*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk"),
+    *("id_rsa", "id_dsa", "id_ecdsa*", "id_ed25519*"),
+)
+"""Files beside modules that hold keys or passwords; hidden ones stay at home in any case."""
+PRIVATE_KEY = b"PRIVATE KEY-----"
 COMPILED = (".so", ".pyd", ".dylib")
 CACHE_FOLDER = "__pycache__"
 CONF_PREFIX = "leasehold.code."
@@ -189,8 +196,17 @@ def _within(folder: Path) -> Iterator[Path]:
             continue
         if path.is_dir():
             yield from _within(path)
-        elif path.suffix in (".py", *COMPILED) or path.stat().st_size <= DATA_BYTES_MAX:
+        elif path.suffix in (".py", *COMPILED) or _is_plain_data(path):
             yield path
+
+
+def _is_plain_data(path: Path) -> bool:
+    """Return True for a small file that holds no key or password, as far as can be told."""
+    if path.stat().st_size > DATA_BYTES_MAX:
+        return False
+    if any(fnmatch(path.name.lower(), name) for name in SECRET_NAMES):
+        return False
+    return PRIVATE_KEY not in path.read_bytes()
 
 
 def _installed(module: ModuleType) -> bool:

@@ -14,7 +14,7 @@ from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.positions import check_within, parse_offset
-from dagster_leasehold.shard_sources.record_columns import RecordColumns
+from dagster_leasehold.shard_sources.record_columns import RecordColumns, by_name
 from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def add_messages(columns: RecordColumns, messages: Sequence[Message]) -> None:
     """Append messages to the columns of their shard.
 
     A tombstone's value is null. A header's value is its text; one that is not UTF-8 goes under its
-    name with `_base64` added. Of headers with one name the last counts, as for Kafka's own clients.
+    name with `_base64` added. All headers with one name are kept: see `by_name`.
     """
     columns.cursors += [message.offset() for message in messages]
     columns.times += [
@@ -129,13 +129,14 @@ def add_messages(columns: RecordColumns, messages: Sequence[Message]) -> None:
 
 def attributes(headers: HeadersType | None) -> dict[str, str | None]:
     """Return headers as attributes: texts by name."""
-    texts: dict[str, str | None] = {}
-    for name, value in headers.items() if isinstance(headers, dict) else headers or ():
-        if isinstance(value, bytes):
-            try:
-                texts[name] = value.decode("utf-8")
-            except UnicodeDecodeError:
-                texts[name + BASE64_SUFFIX] = b64encode(value).decode("ascii")
-        else:
-            texts[name] = value
-    return texts
+    pairs = headers.items() if isinstance(headers, dict) else headers or ()
+    return by_name([_named_text(name, value) for name, value in pairs])
+
+
+def _named_text(name: str, value: str | bytes | None) -> tuple[str, str | None]:
+    if not isinstance(value, bytes):
+        return name, value
+    try:
+        return name, value.decode("utf-8")
+    except UnicodeDecodeError:
+        return name + BASE64_SUFFIX, b64encode(value).decode("ascii")

@@ -8,7 +8,7 @@ from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
-from dagster_leasehold.shard_sources.record_columns import RecordColumns
+from dagster_leasehold.shard_sources.record_columns import RecordColumns, by_name
 
 TOPIC, SOURCE, TAG, NANOSECONDS = "__topic__", "__source__", "__tag__:", "__time_ns_part__"
 
@@ -63,7 +63,7 @@ class LogColumns(RecordColumns):
 
 def group_attributes(group: Any) -> dict[str, str]:
     """Return the attributes that a LogGroup gives to all its logs."""
-    attributes = {TAG + tag.Key: tag.Value for tag in group.LogTags}
+    attributes = by_name([(TAG + tag.Key, tag.Value) for tag in group.LogTags])
     if group.Topic:
         attributes[TOPIC] = group.Topic
     if group.Source:
@@ -72,15 +72,15 @@ def group_attributes(group: Any) -> dict[str, str]:
 
 
 def _contents(log: Any) -> dict[str, bytes]:
-    return {field.Key: field.Value for field in log.Contents}
+    return by_name([(field.Key, field.Value) for field in log.Contents])
 
 
 def _json_values(logs: Sequence[Any]) -> list[bytes | None]:
     """Each log's fields as one JSON object: the same fields are the same bytes.
 
     Names are sorted, nothing is escaped that need not be, there are no blanks, and every value is
-    a string. A value that is not UTF-8 stands in base64 under its name with `_base64` added. Of
-    fields with one name, the last is kept, as the service's own clients do.
+    a string. A value that is not UTF-8 stands in base64 under its name with `_base64` added. All
+    fields with one name are kept: see `by_name`.
     """
     from msgspec.json import Encoder
 
@@ -90,6 +90,8 @@ def _json_values(logs: Sequence[Any]) -> list[bytes | None]:
         try:
             text = {field.Key: field.Value.decode() for field in log.Contents}
         except UnicodeDecodeError:
+            text = {}
+        if len(text) < len(log.Contents):
             text = _as_text(_contents(log))
         values.append(encode(text))
     return values
@@ -99,7 +101,7 @@ def _as_text(contents: Mapping[str, bytes]) -> dict[str, str]:
     try:
         return {name: value.decode() for name, value in contents.items()}
     except UnicodeDecodeError:
-        return dict(_named_text(name, value) for name, value in contents.items())
+        return by_name([_named_text(name, value) for name, value in contents.items()])
 
 
 def _named_text(name: str, value: bytes) -> tuple[str, str]:

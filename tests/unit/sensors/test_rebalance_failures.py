@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.partitions import NODE_TAG, asset_key
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.sensors.launch_choice import work_left
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -84,3 +84,13 @@ def test_a_shard_that_a_queued_run_of_a_person_serves_is_left_to_it(instance):
     )
     (request,) = scene.tick().run_requests
     assert served(request) == ("a", {"0", "2", "3"})
+
+
+def test_a_run_that_a_person_gave_no_valid_node_stops_no_tick(instance):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = {"0": 5}
+    stray = dg.RunRequest(tags={NODE_TAG: "../not a node"})
+    scene.add_run(stray, DagsterRunStatus.STARTED)
+    (request,) = scene.tick().run_requests
+    assert served(request) == ("a", {"0"})

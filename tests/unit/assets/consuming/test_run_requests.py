@@ -37,6 +37,19 @@ def test_a_shard_is_let_go_once_for_each_who_asks() -> None:
     assert box().let_go == {ZERO, ONE}
 
 
+def test_a_wish_that_names_no_shard_is_passed_over_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tags = {LET_GO_TAG + name: "somebody" for name in ("../1", "", "a b", "0")}
+    box = RequestBox(lambda: tags)
+    assert box().let_go == {ZERO}
+    assert box() == RunRequests()
+    assert len(caplog.records) == 3
+    assert "'../1'" in caplog.text
+    tags[LET_GO_TAG + ONE] = "somebody"
+    assert box().let_go == {ONE}
+
+
 def test_the_end_of_a_run_is_asked_for_until_it_comes() -> None:
     box = RequestBox(lambda: {FINISH_TAG: "others wait", STOP_TAG: "new"})
     assert [box(), box()] == [RunRequests(finish=True, stop=True)] * 2

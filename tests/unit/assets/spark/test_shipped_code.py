@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -107,6 +108,42 @@ def test_the_users_modules_travel_once_with_the_data_beside_them(project: Path) 
         f"print(PRICE, sorted(each.name for each in files('{NAME}').iterdir()))"
     )
     assert python(code, [archive]).strip() == "1 ['__init__.py', 'fields.json', 'inner']"
+
+
+SECRETS = {
+    ".env": b"TOKEN=1",
+    "prod.env": b"TOKEN=1",
+    ".env.local": b"TOKEN=1",
+    "env/.env": b"TOKEN=1",
+    "client.pem": b"",
+    "inner/CLIENT.PEM": b"",
+    "client.key": b"\x30\x82",
+    "client.p12": b"\x30\x82",
+    "trust.jks": b"\xfe\xed",
+    "id_rsa": b"",
+    "id_ed25519": b"",
+    # Known by what is in it, whatever its name.
+    "deploy": b"-----BEGIN OPENSSH PRIVATE KEY-----\n",
+    "account.json": b'{"private_key": "-----BEGIN PRIVATE KEY-----\\nMII"}',
+    "long.txt": b" " * 100_000 + b"-----BEGIN RSA PRIVATE KEY-----\n",
+}
+
+
+def test_keys_and_environments_beside_the_modules_stay_at_home(project: Path) -> None:
+    for name, content in SECRETS.items():
+        path = project / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    (project / "keys.py").write_text("KEY = 1\n")
+    (project / "public.crt").write_bytes(b"-----BEGIN CERTIFICATE-----\n")
+    (project / "inner" / "linked.json").symlink_to(project / "account.json")
+    session = begun()
+    shipped_code.send_users_code(session, NAME)
+    [archive] = [path for path in session.archives if path.name.startswith(NAME)]
+    with zipfile.ZipFile(archive) as sent:
+        files = {name.removeprefix(f"{NAME}/") for name in sent.namelist() if name[-1] != "/"}
+        assert not any(b"TOKEN" in sent.read(name) for name in sent.namelist())
+    assert files == {"__init__.py", "inner/prices.py", "fields.json", "keys.py", "public.crt"}
 
 
 def test_a_session_on_this_host_is_sent_nothing(project: Path) -> None:

@@ -129,3 +129,28 @@ def test_the_same_logs_give_the_same_columns() -> None:
 @pytest.mark.parametrize("fields", [Fields(), Fields(value="a", key="b")])
 def test_no_logs_are_no_rows(fields: Fields) -> None:
     assert rows(group({"a": b"1"}), fields, first=1) == []
+
+
+def repeated(*fields: tuple[str, bytes]) -> Any:
+    made = group({})
+    for name, value in fields:
+        made.Logs[0].Contents.add(Key=name, Value=value)
+    return made
+
+
+def test_all_fields_with_one_name_are_kept_in_the_value() -> None:
+    (row,) = rows(repeated(("a", b"1"), ("b", b"2"), ("a", b"3")))
+    assert row["value"] == b'{"a":"3","a#1":"1","b":"2"}'
+    (row,) = rows(repeated(("x_base64", b"1"), ("x", b"\xff")))
+    assert row["value"] == b'{"x_base64":"/w==","x_base64#1":"1"}'
+
+
+def test_all_fields_and_tags_with_one_name_are_kept_as_attributes() -> None:
+    made = repeated(("v", b"1"), ("a", b"2"), ("v", b"3"), ("a", b"4"))
+    for value in ("web-1", "web-2"):
+        made.LogTags.add(Key="host", Value=value)
+    (row,) = rows(made, Fields(value="v"))
+    assert row["value"] == b"3"
+    attributes = dict(row["attributes"])
+    assert (attributes["v#1"], attributes["a#1"], attributes["a"]) == ("1", "2", "4")
+    assert (attributes["__tag__:host#1"], attributes["__tag__:host"]) == ("web-1", "web-2")
