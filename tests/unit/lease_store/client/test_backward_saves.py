@@ -120,7 +120,7 @@ def test_a_save_that_only_the_store_can_refuse_keeps_the_shard(
     clock: VirtualClock, ordering: tuple[MemoryStore, GroupMember]
 ):
     store, client = ordering
-    with pytest.raises(CheckpointRefused, match="'10' and does not go back to '11.1'"):
+    with pytest.raises(CheckpointRefused, match=r"'10' and does not go back to '11\.1'"):
         client.save_checkpoint(S0, "11.1", persist=True)
     assert client.holds(S0)
     client.save_checkpoint(S0, "12", persist=True)
