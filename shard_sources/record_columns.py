@@ -95,12 +95,12 @@ def by_name(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
         return values
     following = Counter(name for name, _ in pairs)
     numbers = dict.fromkeys(following, 0)
-    kept: dict[str, V] = {}
+    result: dict[str, V] = {}
     for name, value in pairs:
         following[name] -= 1
         own = name
         while following[name] and own in values:
             numbers[name] += 1
             own = f"{name}#{numbers[name]}"
-        kept[own] = value
-    return kept
+        result[own] = value
+    return result
