@@ -84,7 +84,7 @@ def test_messages_without_headers_have_empty_attributes_not_missing_ones() -> No
 
 
 @pytest.mark.parametrize(
-    ("headers", "kept"),
+    ("headers", "attributes"),
     [
         ([("a", b"1"), ("a", None), ("a", b"1")], [("a#1", "1"), ("a#2", None), ("a", "1")]),
         # Names that other headers have already are passed over.
@@ -93,8 +93,8 @@ def test_messages_without_headers_have_empty_attributes_not_missing_ones() -> No
         ([("a", b"\xff"), ("a", b"1")], [("a_base64", "/w=="), ("a", "1")]),
     ],
 )
-def test_all_headers_with_one_name_are_kept(headers: Any, kept: list[Any]) -> None:
-    assert columns_of(StoredMessage(0, head=headers))["attributes"] == [kept]
+def test_all_headers_with_one_name_are_kept(headers: Any, attributes: list[Any]) -> None:
+    assert columns_of(StoredMessage(0, head=headers))["attributes"] == [attributes]
 
 
 def test_the_time_for_headers_with_one_name_follows_their_number() -> None:
@@ -102,8 +102,8 @@ def test_the_time_for_headers_with_one_name_follows_their_number() -> None:
         # Each of the names that would come next is taken.
         head = [(f"a#{each}", b"") for each in range(number)] + [("a", b"")] * number
         started = time.perf_counter()
-        [kept] = columns_of(StoredMessage(0, head=head))["attributes"]
-        assert len(kept) == len(dict(kept)) == 2 * number
+        [attributes] = columns_of(StoredMessage(0, head=head))["attributes"]
+        assert len(attributes) == len(dict(attributes)) == 2 * number
         return time.perf_counter() - started
 
     seconds(100)
