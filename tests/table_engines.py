@@ -72,3 +72,19 @@ def pyiceberg_rows(metadata: str, snapshot: int | None = None) -> list[dict[str,
         .to_arrow()
         .to_pylist()
     )
+
+
+def polars_rows(metadata: str) -> list[dict[str, Any]]:
+    """Return all rows, as Polars reads them, with maps as those of Arrow."""
+    frame = polars_scan(metadata).collect()
+    rows = frame.to_dicts()
+    for name in (name for name, kind in frame.schema.items() if isinstance(kind, pl.Map)):
+        for row in rows:
+            row[name] = row[name] and [*row[name].items()]
+    return rows
+
+
+def duckdb_rows(metadata: str) -> list[dict[str, Any]]:
+    """Return all rows, as DuckDB reads them, in the values of Arrow."""
+    query = f"FROM iceberg_scan('{metadata}')"
+    return duckdb_with_iceberg().execute(query).to_arrow_table().to_pylist()

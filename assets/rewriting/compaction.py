@@ -12,13 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from dagster_leasehold.assets.errors import RewriteRefused
+from dagster_leasehold.assets.errors import RewriteRefused, TransformError
 from dagster_leasehold.assets.output import units
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, unreadable
 from dagster_leasehold.assets.output.file_names import file_name
 from dagster_leasehold.assets.output.output_file import COMPRESSION, ROW_GROUP_BYTES
+from dagster_leasehold.assets.output.table.columns import (
+    arrow_schema,
+    columns_of,
+    in_stored_types,
+    merged,
+)
 from dagster_leasehold.assets.output.transform_mark import mark_of, marked
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
@@ -125,15 +132,16 @@ class Compactor:
             yield row
 
     def columns(self, unit: units.Unit) -> merges.Columns:
-        """Return the schemas of a unit's files."""
+        """Return what a unit's files have to become to be one file."""
         records, quarantined = (
-            tuple(
+            [
                 _schema(self.output_root / file.path)
                 for file in units.unit_files(unit, quarantine=quarantine)
-            )
+            ]
             for quarantine in (False, True)
         )
-        return merges.joined(merges.NO_COLUMNS, (records, quarantined))
+        columns = tuple(_columns_or_schema(schema) for schema in records)
+        return merges.joined(merges.NO_COLUMNS, (columns, tuple(quarantined)))
 
     def merged(self, report: CompactionReport, merge: Sequence[units.Unit]) -> CompactionReport:
         """Write the merged file of some units, and swap it in; return the report with it.
@@ -256,7 +264,7 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
     """
     schemas = [_schema(path) for path, _ in parts]
     marks = (mark_of(schema.metadata) for schema in reversed(schemas))
-    schema = marked(schemas[0], next((mark for mark in marks if mark), ""))
+    schema = marked(_common(schemas), next((mark for mark in marks if mark), ""))
     file = target.create()
     try:
         records = _copied(parts, file.sink, schema)
@@ -266,6 +274,21 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
         file.abandon()
         raise
     return records, bytes_
+
+
+def _columns_or_schema(schema: pa.Schema) -> object:
+    """Return the columns of a file; its schema where a table has other types for them."""
+    try:
+        return columns_of(schema)
+    except TransformError:
+        return schema
+
+
+def _common(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return the schema of all rows of files whose columns fit."""
+    if all(schema.equals(schemas[0]) for schema in schemas):
+        return schemas[0]
+    return arrow_schema(reduce(merged, map(columns_of, schemas)))
 
 
 def _copied(parts: Sequence[tuple[OutputPlace, int]], sink: Any, schema: pa.Schema) -> int:
@@ -279,7 +302,7 @@ def _copied(parts: Sequence[tuple[OutputPlace, int]], sink: Any, schema: pa.Sche
             rows = 0
             for batch in _batches(path):
                 rows += batch.num_rows
-                waiting.append(batch)
+                waiting.append(in_stored_types(batch, schema))
                 waiting_bytes += batch.nbytes
                 if waiting_bytes >= ROW_GROUP_BYTES:
                     out.write_table(pa.Table.from_batches(waiting))

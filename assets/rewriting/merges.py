@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from dagster_leasehold.assets.output.table.columns import joined as joined_columns
 from dagster_leasehold.assets.output.units import Unit, unit_files
 from dagster_leasehold.lease_store.ledger_rows import Batch
 
@@ -17,7 +18,11 @@ LARGE_ENOUGH = 0.5
 """A file of this share of the target is left alone: merging it again would cost most of it."""
 
 Columns = tuple[tuple[object, ...], tuple[object, ...]]
-"""The different schemas of a unit's files: of those of records, and of quarantined ones."""
+"""What a unit's files of records have to become to be one file, and its quarantined ones.
+
+More than one of a kind cannot become one file. A list has the columns of a table; anything else is
+the schema of a file of an earlier version, which fits its equals alone.
+"""
 NO_COLUMNS: Columns = ((), ())
 
 
@@ -30,7 +35,7 @@ def each_merge(
     """Yield consecutive units of a shard to merge: each list makes one file of records.
 
     A merge ends when it has reached the target or very many rows, before a file that is large
-    enough already, and where the columns change. One that would leave as many files as there are
+    enough already, and where columns do not fit. One that would leave as many files as there are
     is left out. No more units are taken than the one behind a merge.
     """
     for stretch in _each_stretch(shard_units, target_bytes, columns):
@@ -151,12 +156,21 @@ def _bytes(unit: Unit) -> int:
 
 
 def joined(one: Columns, other: Columns) -> Columns:
-    """Return the different schemas of two units together."""
-    records, quarantined = (
-        tuple(schema for at, schema in enumerate(both) if schema not in both[:at])
-        for both in ((*one[0], *other[0]), (*one[1], *other[1]))
+    """Return the columns of two units together."""
+    records: list[object] = []
+    for schema in (*one[0], *other[0]):
+        both = _joined_schemas(records[-1], schema) if records else schema
+        records = [*records, schema] if both is None else [*records[:-1], both]
+    quarantined = (*one[1], *other[1])
+    return tuple(records), tuple(
+        schema for at, schema in enumerate(quarantined) if schema not in quarantined[:at]
     )
-    return records, quarantined
+
+
+def _joined_schemas(one: object, other: object) -> object | None:
+    if isinstance(one, list) and isinstance(other, list):
+        return joined_columns(one, other)
+    return one if one == other else None
 
 
 def _uniform(columns: Columns) -> bool:

@@ -9,7 +9,7 @@ than Arrow.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import TransformError
@@ -25,6 +25,7 @@ Columns = list[Column]
 
 DECIMAL_DIGITS_MAX = 38
 _DECIMAL = re.compile(r"decimal\((\d+), (\d+)\)")
+_FIXED = re.compile(r"fixed\[(\d+)\]")
 _WIDER = {"int": ("long",), "float": ("double",)}
 
 
@@ -39,24 +40,23 @@ class _DoesNotFit(Exception):
 def stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the schema that rows are written with: of the types that a table has.
 
-    Times become microseconds, unsigned numbers signed ones of twice the size, encodings plain. A
-    column without a type (all of it is null) is left out: a table reads a column that a file lacks
-    as null.
+    Times become microseconds, unsigned numbers signed ones of twice the size, encodings plain. What
+    has no type is left out, as no file of a table can hold it: a column that is null in all rows,
+    one of lists that are all empty, a field of a struct without a value. A table reads what a file
+    lacks as null.
 
     Raises:
         TransformError: a column's type has no counterpart in a table.
     """
     import pyarrow as pa
 
-    typed = [field for field in schema if not pa.types.is_null(field.type)]
-    return pa.schema(
-        [pa.field(field.name, _stored(field.name, field.type), field.nullable) for field in typed],
-        metadata=schema.metadata,
-    )
+    return pa.schema(_stored_fields("", schema), metadata=schema.metadata)
 
 
 def in_stored_types(rows: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-    """Return rows in the types of the stored schema of their own one.
+    """Return rows in the columns of a stored schema: their own one, or one that they fit.
+
+    Columns and fields that the rows lack are null.
 
     Raises:
         TransformError: a value is finer than the type that a table has for it.
@@ -67,6 +67,9 @@ def in_stored_types(rows: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
         return rows
     columns: list[pa.Array] = []
     for field in stored:
+        if field.name not in rows.schema.names:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+            continue
         column = rows.column(field.name)
         try:
             columns.append(column if column.type.equals(field.type) else column.cast(field.type))
@@ -113,6 +116,30 @@ def merged(agreed: Columns, file: Columns) -> Columns:
     return columns
 
 
+def joined(one: Columns, other: Columns) -> Columns | None:
+    """Return the columns to which rows of two files can be brought; None if there are none."""
+    import pyarrow as pa
+
+    if one == other:
+        return one
+    try:
+        both = merged(one, other)
+        for each in (one, other):
+            # Older releases of PyArrow cannot change the order of a struct's fields.
+            rows = pa.RecordBatch.from_pylist([], arrow_schema(each))
+            in_stored_types(rows, arrow_schema(both))
+    except TransformError:
+        return None
+    return both
+
+
+def arrow_schema(columns: Columns) -> pa.Schema:
+    """Return the stored schema that has these columns."""
+    import pyarrow as pa
+
+    return pa.schema([_arrow_field(column) for column in columns])
+
+
 def _check_names(columns: Columns) -> None:
     """Refuse names that differ in capitals at most, which most engines cannot tell apart.
 
@@ -147,9 +174,21 @@ def _nested_columns(kind: ColumnType) -> Columns:
     return inner
 
 
-def _stored(name: str, kind: pa.DataType) -> pa.DataType:
+def _stored_fields(prefix: str, fields: Iterable[pa.Field]) -> list[pa.Field]:
     import pyarrow as pa
 
+    stored = [(field, _stored(f"{prefix}{field.name}", field.type)) for field in fields]
+    return [
+        pa.field(field.name, kind, field.nullable) for field, kind in stored if kind is not None
+    ]
+
+
+def _stored(name: str, kind: pa.DataType) -> pa.DataType | None:
+    """Return the type that a table has for one of Arrow; None if there is no value to have it."""
+    import pyarrow as pa
+
+    if pa.types.is_null(kind):
+        return None
     if isinstance(kind, pa.BaseExtensionType):
         return _stored(name, kind.storage_type)
     if isinstance(kind, pa.DictionaryType):
@@ -186,20 +225,16 @@ _PLAIN: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
 """Names of Arrow's own questions on types, and the type that a table has instead."""
 
 
-def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType:
+def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType | None:
     import pyarrow as pa
 
     types = pa.types
     if isinstance(kind, pa.MapType):
-        return pa.map_(_stored(name, kind.key_type), _stored(name, kind.item_type))
+        key, value = _stored(name, kind.key_type), _stored(name, kind.item_type)
+        return None if key is None or value is None else pa.map_(key, value)
     if isinstance(kind, pa.StructType):
-        fields = [kind.field(at) for at in range(kind.num_fields)]
-        return pa.struct(
-            [
-                pa.field(field.name, _stored(f"{name}.{field.name}", field.type), field.nullable)
-                for field in fields
-            ]
-        )
+        fields = _stored_fields(f"{name}.", [kind.field(at) for at in range(kind.num_fields)])
+        return pa.struct(fields) if fields else None
     # Not the views with short offsets: PyArrow cannot cast them.
     listed = (
         types.is_list,
@@ -208,18 +243,19 @@ def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType:
         types.is_large_list_view,
     )
     if any(is_kind(kind) for is_kind in listed):
-        return pa.list_(_stored(name, kind.value_type))
+        element = _stored(name, kind.value_type)
+        return None if element is None else pa.list_(element)
     if types.is_decimal(kind):
         kind = _stored_decimal(pa, kind)
     _type_of(name, kind)
     return kind
 
 
-def _type_of(name: str, kind: pa.DataType) -> ColumnType:
+def _plain_types() -> dict[pa.DataType, str]:
+    """Return the types of Arrow that have no parameter, and their words."""
     import pyarrow as pa
 
-    types = pa.types
-    plain = {
+    return {
         pa.bool_(): "boolean",
         pa.int32(): "int",
         pa.int64(): "long",
@@ -232,7 +268,36 @@ def _type_of(name: str, kind: pa.DataType) -> ColumnType:
         pa.string(): "string",
         pa.binary(): "binary",
     }
-    if (word := plain.get(kind)) is not None:
+
+
+def _arrow_field(column: Column) -> pa.Field:
+    import pyarrow as pa
+
+    return pa.field(column["name"], _arrow_type(column["type"]))
+
+
+def _arrow_type(kind: ColumnType) -> pa.DataType:
+    import pyarrow as pa
+
+    if isinstance(kind, dict):
+        (form, inner), *_ = kind.items()
+        if form == "struct":
+            return pa.struct([_arrow_field(column) for column in inner])
+        if form == "list":
+            return pa.list_(_arrow_type(inner))
+        return pa.map_(_arrow_type(inner[0]), _arrow_type(inner[1]))
+    if match := _DECIMAL.fullmatch(kind):
+        return pa.decimal128(int(match[1]), int(match[2]))
+    if match := _FIXED.fullmatch(kind):
+        return pa.binary(int(match[1]))
+    return next(plain for plain, word in _plain_types().items() if word == kind)
+
+
+def _type_of(name: str, kind: pa.DataType) -> ColumnType:
+    import pyarrow as pa
+
+    types = pa.types
+    if (word := _plain_types().get(kind)) is not None:
         return word
     if types.is_decimal128(kind) and 0 <= kind.scale <= kind.precision:
         return f"decimal({kind.precision}, {kind.scale})"

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 TIME_COLUMN = "event_time"
 SHARD_COLUMN = "shard_id"
+_SHARD: Column = {"name": SHARD_COLUMN, "type": "string"}
 
 
 def evolved(schema: Schema | None, columns: Columns, last_id: int) -> Schema:
     """Return a table's schema with all agreed columns; fields that it has keep their ids.
 
     It is the given one itself if there is nothing to add or to widen. Fields of the table that
-    nobody agreed on (somebody else added them) stay.
+    another writer added stay. Before any file has columns, the table has the one that all files
+    will have, as engines cannot read a table without columns.
 
     Args:
         schema: the table's; None before there is a table.
@@ -37,7 +39,8 @@ def evolved(schema: Schema | None, columns: Columns, last_id: int) -> Schema:
     from pyiceberg.schema import Schema as IcebergSchema
 
     ids = count(last_id + 1)
-    fields = _fields(() if schema is None else schema.fields, columns, ids)
+    before = () if schema is None else schema.fields
+    fields = _fields(before, columns if columns or before else [_SHARD], ids)
     if schema is not None and fields == schema.fields:
         return schema
     number = 0 if schema is None else schema.schema_id + 1

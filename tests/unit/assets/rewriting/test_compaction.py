@@ -192,17 +192,42 @@ def test_quarantined_records_are_merged_apart(scene: Scene) -> None:
     assert scene.committed(ZERO) == scene.expected("0", 10)
 
 
-def test_columns_that_changed_keep_files_apart(scene: Scene) -> None:
+def test_a_type_that_changed_keeps_files_apart(scene: Scene) -> None:
     scene.append(ZERO, 6)
     scene.consume("run-2")
-    for sequence in (3, 4):
+    for sequence, value in enumerate((1, 1, 1, "one", "one")):
         scene.rewrite_file(
-            sequence, lambda table: table.append_column("more", pa.array([1] * table.num_rows))
+            sequence, lambda rows, value=value: rows.append_column("n", [[value] * rows.num_rows])
         )
     scene.compact(ZERO)
     assert [len(unit) for unit in units(scene.ledger())] == [3, 2]
-    last = pq.read_table(ledger_paths(scene.store, scene.key, scene.place, ZERO)[-1])
-    assert "more" in last.column_names
+
+
+def test_a_column_that_every_other_batch_lacks_does_not_keep_files_apart(scene: Scene) -> None:
+    """Method: a column, a part of one, and a wider type come and go from batch to batch."""
+    narrow = pa.struct([("a", pa.int32())])
+    wide = pa.struct([("b", pa.string()), ("a", pa.int64())])
+    scene.append(ZERO, 6)
+    scene.consume("run-2")
+    for sequence in (0, 4):
+        scene.rewrite_file(
+            sequence, lambda rows: rows.append_column("s", pa.array([{"a": 1}] * len(rows), narrow))
+        )
+    last = {"a": 2**40, "b": "x"}
+    scene.rewrite_file(
+        2,
+        lambda rows: rows.append_column("s", pa.array([None, last], wide)).append_column(
+            "more", pa.array([None, 0.5])
+        ),
+    )
+    scene.compact(ZERO)
+    (path,) = ledger_paths(scene.store, scene.key, scene.place, ZERO)
+    merged = pq.read_table(path)
+    assert merged.column("value").to_pylist() == scene.expected("0", 16)
+    first = {"a": 1, "b": None}
+    structs = [first] * 4 + [None] * 5 + [last] + [None] * 4 + [first] * 2
+    assert merged.column("s").to_pylist() == structs
+    assert merged.column("more").to_pylist() == [None] * 9 + [0.5] + [None] * 6
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "short"])

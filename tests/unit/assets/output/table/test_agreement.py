@@ -12,9 +12,10 @@ import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.committed_output import committed_dataset
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.output.table.columns import columns_of
-from tests.table_engines import duckdb_query, pyiceberg_rows
+from tests.table_engines import duckdb_query, duckdb_rows, polars_rows, pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import Publishing
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -47,6 +48,12 @@ def consume_and_publish(publishing: Publishing, **columns: tuple[pa.DataType, An
     assert all(report.stopped is not StopReason.FAILED for report in reports.values()), reports
     publishing.publish()
     return publishing.metadata_at()
+
+
+def own_rows(publishing: Publishing) -> list[dict[str, Any]]:
+    """Return all rows, as this package reads them."""
+    world = publishing.world
+    return committed_dataset(world.store, world.key, world.place).to_table().to_pylist()
 
 
 TYPES: dict[str, tuple[pa.DataType, Any, Any]] = {
@@ -92,6 +99,60 @@ def test_a_column_without_a_type_is_null_until_it_has_one(publishing: Publishing
     at = consume_and_publish(publishing, later=(pa.null(), None))
     counts = "count(*), count(later), max(later)"
     assert duckdb_query(at, counts) == [(26, 2, date(2026, 1, 1))]
+
+
+NOTHING = pa.struct([])
+UNTYPED: dict[str, tuple[pa.DataType, Any]] = {
+    "texts": (pa.list_(pa.null()), []),
+    "nulls": (pa.list_(pa.null()), [None]),
+    "record": (NOTHING, {}),
+    "records": (pa.list_(NOTHING), [{}]),
+    "half": (pa.struct([("a", pa.int32()), ("b", pa.null())]), {"a": 1, "b": None}),
+    "pairs": (pa.map_(pa.string(), pa.null()), [("k", None)]),
+    "deep": (pa.list_(pa.struct([("a", pa.list_(NOTHING))])), [{"a": []}]),
+}
+TYPED: dict[str, tuple[pa.DataType, Any]] = {
+    "texts": (pa.list_(pa.string()), ["x"]),
+    "nulls": (pa.list_(pa.int32()), [1]),
+    "record": (pa.struct([("a", pa.int32())]), {"a": 1}),
+    "records": (pa.list_(pa.struct([("a", pa.int32())])), [{"a": 1}]),
+    "half": (pa.struct([("a", pa.int32()), ("b", pa.string())]), {"a": 1, "b": "x"}),
+    "pairs": (pa.map_(pa.string(), pa.int32()), [("k", 1)]),
+    "deep": (
+        pa.list_(pa.struct([("a", pa.list_(pa.struct([("b", pa.bool_())])))])),
+        [{"a": [{"b": True}]}],
+    ),
+}
+
+
+def test_parts_of_columns_without_a_type_are_null_until_they_have_one(
+    publishing: Publishing,
+) -> None:
+    """Method: a batch of inferred types, one that has values in every part, and one as before."""
+    at = consume_and_publish(publishing, **UNTYPED)
+    assert duckdb_query(at, "count(*), count(half), min(half.a)") == [(22, 22, 1)]
+    consume_and_publish(publishing, **TYPED)
+    at = consume_and_publish(publishing, **UNTYPED)
+    old: dict[str, Any] = dict.fromkeys(UNTYPED) | {"half": {"a": 1, "b": None}}
+    new = {name: value for name, (_, value) in TYPED.items()}
+    for rows in (pyiceberg_rows(at), polars_rows(at), duckdb_rows(at), own_rows(publishing)):
+        seen = [{name: row[name] for name in UNTYPED} for row in rows]
+        assert (seen.count(old), seen.count(new)) == (24, 2)
+
+
+def test_a_first_publication_without_records_makes_a_table_that_engines_read(
+    publishing: Publishing,
+) -> None:
+    """Method: the transform leaves every record of the first batches out."""
+    world = publishing.world
+    world.sweeper.keeps = lambda rows: rows.slice(0, 0)
+    world.consume()
+    publishing.publish()
+    at = publishing.metadata_at()
+    assert duckdb_query(at, "count(*), count(shard_id)") == [(0, 0)]
+    assert pyiceberg_rows(at) == polars_rows(at) == own_rows(publishing) == []
+    at = consume_and_publish(publishing, n=(pa.int32(), 1))
+    assert duckdb_query(at, "count(*), sum(n)", "shard_id = '0'") == [(1, 1)]
 
 
 NARROW = {

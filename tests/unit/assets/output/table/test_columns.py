@@ -9,8 +9,10 @@ import pytest
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.table.columns import (
     Columns,
+    arrow_schema,
     columns_of,
     in_stored_types,
+    joined,
     merged,
     stored_schema,
 )
@@ -68,15 +70,55 @@ def test_types_of_arrow_have_a_counterpart(kind: pa.DataType, expected: object) 
     [
         pa.duration("s"),
         pa.decimal256(50, 2),
-        pa.struct([]),
         pa.month_day_nano_interval(),
-        pa.list_(pa.null()),
         pa.list_view(pa.int8()),  # PyArrow cannot cast it
     ],
 )
 def test_a_type_that_no_table_has_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(TransformError, match=r"Column 'x' is of the type .* which no table has"):
         columns(x=kind)
+
+
+NOTHING = pa.struct([])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.null(),
+        NOTHING,
+        pa.list_(pa.null()),
+        pa.large_list(NOTHING),
+        pa.list_(pa.list_(pa.null(), 2)),
+        pa.map_(pa.string(), pa.null()),
+        pa.map_(NOTHING, pa.string()),
+        pa.struct([("a", pa.null()), ("b", pa.list_(NOTHING))]),
+        pa.dictionary(pa.int8(), pa.null()),
+    ],
+)
+def test_a_column_without_a_type_is_left_out(kind: pa.DataType) -> None:
+    assert columns(x=kind, y=pa.int32()) == [{"name": "y", "type": "int"}]
+
+
+def test_parts_without_a_type_are_left_out_at_any_depth() -> None:
+    untyped = pa.struct([("a", pa.list_(pa.null())), ("b", pa.int32()), ("c", NOTHING)])
+    typed = pa.struct([("b", pa.int32())])
+    nested = {"s": untyped, "l": pa.list_(untyped), "m": pa.map_(pa.string(), pa.list_(untyped))}
+    assert columns(**nested) == columns(
+        s=typed, l=pa.list_(typed), m=pa.map_(pa.string(), pa.list_(typed))
+    )
+    value = {"a": [None], "b": 1, "c": {}}
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "s": pa.array([None, value, None], untyped),
+            "l": pa.array([[], [value, None], None], nested["l"]),
+            "m": pa.array([None, [("k", [value])], []], nested["m"]),
+        }
+    ).slice(1)
+    assert in_stored_types(rows, stored_schema(rows.schema)).to_pylist() == [
+        {"s": {"b": 1}, "l": [{"b": 1}, None], "m": [("k", [{"b": 1}])]},
+        {"s": None, "l": None, "m": []},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -169,3 +211,47 @@ def test_nested_fields_are_agreed_on_too() -> None:
 def test_what_does_not_fit_is_refused(before: pa.DataType, now: pa.DataType, sentence: str) -> None:
     with pytest.raises(TransformError, match=sentence):
         merged(columns(x=before), columns(x=now))
+
+
+def test_columns_have_one_type_of_arrow() -> None:
+    every = {
+        "b": pa.bool_(),
+        "i": pa.int32(),
+        "l": pa.int64(),
+        "f": pa.float32(),
+        "d": pa.float64(),
+        "day": pa.date32(),
+        "clock": pa.time64("us"),
+        "local": pa.timestamp("us"),
+        "at": pa.timestamp("us", tz="UTC"),
+        "text": pa.string(),
+        "raw": pa.binary(),
+        "uuid": pa.binary(16),
+        "price": pa.decimal128(38, 3),
+    }
+    nested = pa.struct(list(every.items()))
+    schema = pa.schema(
+        [
+            *every.items(),
+            ("s", nested),
+            ("list", pa.list_(pa.list_(nested))),
+            ("map", pa.map_(pa.string(), nested)),
+        ]
+    )
+    assert arrow_schema(columns_of(schema)) == schema
+
+
+def test_columns_of_two_files_are_joined_where_they_fit() -> None:
+    one = columns(n=pa.int32(), s=pa.struct([("a", pa.int32())]), old=pa.string())
+    other = columns(s=pa.struct([("a", pa.int64()), ("b", pa.bool_())]), n=pa.int64())
+    both = columns(
+        n=pa.int64(), s=pa.struct([("a", pa.int64()), ("b", pa.bool_())]), old=pa.string()
+    )
+    assert joined(one, other) == both
+    rows = pa.RecordBatch.from_pylist([{"s": {"a": 1, "b": True}, "n": 2}, {"s": None, "n": None}])
+    assert in_stored_types(rows, arrow_schema(both)).to_pylist() == [
+        {"n": 2, "s": {"a": 1, "b": True}, "old": None},
+        {"n": None, "s": None, "old": None},
+    ]
+    assert joined(one, columns(n=pa.string())) is None
+    assert joined(one, columns(N=pa.int32())) is None

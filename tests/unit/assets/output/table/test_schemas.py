@@ -55,3 +55,10 @@ def test_fields_that_somebody_else_added_or_widened_stay() -> None:
     after = evolved(Schema(theirs, wide), columns(n=pa.int32(), new=pa.bool_()), 9)
     assert after.fields[:2] == (theirs, wide)
     assert ids(after) == {"theirs": 7, "n": 8, "new": 10}
+
+
+def test_a_table_without_columns_gets_the_one_of_every_file() -> None:
+    assert ids(evolved(None, [], 0)) == {"shard_id": 1}
+    assert ids(evolved(Schema(), [], 0)) == {"shard_id": 1}
+    theirs = Schema(NestedField(7, "theirs", StringType(), required=False))
+    assert evolved(theirs, [], 7) is theirs
