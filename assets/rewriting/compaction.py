@@ -264,7 +264,7 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
     """
     schemas = [_schema(path) for path, _ in parts]
     marks = (mark_of(schema.metadata) for schema in reversed(schemas))
-    schema = marked(_common(schemas), next((mark for mark in marks if mark), ""))
+    schema = marked(_joined_schema(schemas), next((mark for mark in marks if mark), ""))
     file = target.create()
     try:
         records = _copied(parts, file.sink, schema)
@@ -284,7 +284,7 @@ def _columns_or_schema(schema: pa.Schema) -> object:
         return schema
 
 
-def _common(schemas: Sequence[pa.Schema]) -> pa.Schema:
+def _joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """Return the schema of all rows of files whose columns fit."""
     if all(schema.equals(schemas[0]) for schema in schemas):
         return schemas[0]
