@@ -92,6 +92,7 @@ def range_metadata(committed: CommittedRange) -> dict[str, Any]:
         "bytes": committed.total("bytes"),
         "batches": len(committed.events),
         "quarantined": committed.total("quarantined"),
+        "mistimed": committed.total("mistimed"),
         "start_cursor": committed.start,
         "end_cursor": committed.end,
         "first_batch": committed.events[0].batch_id,

@@ -129,6 +129,7 @@ class BatchCommit:
         finished: a read-only shard's checkpoint reached its end with this batch.
         watermark: the shard's new watermark, or None to leave it.
         hooked: the stream's own hook is to be called for it, too.
+        mistimed: records whose time cannot be kept; its event in the outbox tells their number.
     """
 
     tenure: Tenure
@@ -141,6 +142,7 @@ class BatchCommit:
     finished: bool = False
     watermark: datetime | None = None
     hooked: bool = False
+    mistimed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

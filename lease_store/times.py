@@ -20,7 +20,10 @@ def parse_time(text: str) -> datetime | None:
     except (ValueError, TypeError, OverflowError):
         return None  # the last two come from texts that look like an interval
     if isinstance(parsed, pendulum.DateTime):
-        moment = parsed.in_timezone("UTC")
+        try:
+            moment = parsed.in_timezone("UTC")
+        except OverflowError:
+            return None  # its offset puts it outside the years 1 to 9999
         return datetime.combine(moment.date(), moment.time(), UTC)
     if isinstance(parsed, pendulum.Date):
         return datetime(parsed.year, parsed.month, parsed.day, tzinfo=UTC)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.event_times import noted, readable, storable
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
@@ -68,6 +69,12 @@ class RecordColumns:
         import pyarrow as pa
 
         schema = record_schema()
+        kind, texts = schema.field("event_time").type, list[str]()
+        try:
+            times = pa.array(self.times, kind)
+        except OverflowError:
+            storable_times, texts = storable(self.times)
+            times = pa.array(storable_times, kind)
         attributes = pa.MapArray.from_arrays(
             pa.array(self._map_ends, pa.int32()),
             pa.array(self._names, pa.string()),
@@ -76,12 +83,12 @@ class RecordColumns:
         columns = [
             pa.repeat(pa.scalar(str(self._shard)), len(self)),
             pa.array(self.cursors).cast(pa.string()),
-            pa.array(self.times, schema.field("event_time").type),
+            times,
             pa.array(self.keys, pa.binary()),
             pa.array(self.values, pa.binary()),
-            attributes,
+            noted(attributes, texts) if texts else attributes,
         ]
-        return pa.record_batch(columns, schema=schema)
+        return readable(pa.record_batch(columns, schema=schema))
 
 
 def by_name(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:

@@ -12,6 +12,7 @@ from typing_extensions import override
 from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.event_times import readable
 from dagster_leasehold.shard_sources.positions import clamped, parse_position
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
 
@@ -69,7 +70,7 @@ class SourceFeed(ShardFeed):
 
     def _rows(self, range_: ReadRange) -> Iterator[Mapping[str, Any]]:
         for batch in self._source.read(range_):
-            yield from batch.to_pylist()
+            yield from readable(batch).to_pylist()
 
 
 def _records(shard: ShardId, rows: Sequence[Mapping[str, Any]], end: str) -> tuple[Record, ...]:

@@ -13,6 +13,7 @@ always let go at a checkpoint. What a stale holder could break, and why it does 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
@@ -34,6 +35,7 @@ from dagster_leasehold.assets.consuming.sweep import (
     SweepOutcome,
     SweepResult,
     check_quarantined,
+    mistimed_note,
     watermark_after,
 )
 from dagster_leasehold.assets.errors import (
@@ -55,6 +57,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.tracing import span
 
+_LOG = logging.getLogger(__name__)
 TURN_S = 300.0
 """The time that a run has to catch up where other shards wait for its place, in seconds."""
 UNANSWERED = (
@@ -275,6 +278,8 @@ class Consumer:
         except (QuarantineLimitExceeded, TransformError) as error:
             self._open.stop(open_, StopReason.FAILED, str(error))
             return None
+        if note := mistimed_note(range_, result):
+            _LOG.warning(note)
         return BatchCommit(
             tenure=open_.tenure,
             sequence=open_.sequence,
@@ -286,6 +291,7 @@ class Consumer:
             finished=batch.last,
             watermark=watermark_after(self._stream, result),
             hooked=self._stream.on_commit is not None,
+            mistimed=result.mistimed,
         )
 
     def _commit(self, commits: Sequence[BatchCommit]) -> Sequence[BatchCommit]:

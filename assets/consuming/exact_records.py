@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.output.output_file import event_times
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.shard_sources.event_times import mistimed_cursors, readable
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ PORTION_BYTES = 16 * 1024 * 1024
 
 
 def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return a batch with exactly the columns and types that were promised.
+    """Return a batch with exactly the columns, types and times that were promised.
 
     Spark checks the first batch of a task alone; a later one of another form would fail deep
     inside its reader.
@@ -26,9 +27,9 @@ def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
     schema = record_schema()
     if batch.schema.equals(schema):
-        return [batch]
+        return [readable(batch)]
     table = pa.Table.from_batches([batch]).select(schema.names)
-    return table.cast(schema).to_batches()
+    return [readable(part) for part in table.cast(schema).to_batches()]
 
 
 def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -54,7 +55,10 @@ def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 def add(seen: RangeStatistics, rows: pa.RecordBatch | pa.Table) -> RangeStatistics:
     """Return statistics that include some more records."""
     first, last = event_times(rows)
-    return seen.plus(RangeStatistics(rows.num_rows, _payload(rows), first, last))
+    mistimed = mistimed_cursors(rows)
+    at = mistimed[0] if mistimed else ""
+    own = RangeStatistics(rows.num_rows, _payload(rows), first, last, len(mistimed), at)
+    return seen.plus(own)
 
 
 def _payload(rows: pa.RecordBatch | pa.Table) -> int:

@@ -30,12 +30,17 @@ class SweepOutcome:
         statistics: counts of what was read and written.
         columns: those of each file of records, as `assets.output.table.columns` describes them;
             none twice.
+        mistimed: the number of records whose time lies outside the years 1 to 9999; they are
+            stored without one.
+        mistimed_at: the cursor of the first of them, where it is known.
     """
 
     attempt: str
     files: tuple[DataFile, ...]
     statistics: BatchStatistics
     columns: tuple[tuple[Plain, ...], ...] = ()
+    mistimed: int = 0
+    mistimed_at: str = ""
 
     @classmethod
     def of(
@@ -61,7 +66,10 @@ class SweepOutcome:
             if not file.quarantine and file.columns not in columns:
                 columns.append(file.columns)
         data_files = tuple(file.data_file(attempt) for file in files)
-        return cls(attempt, data_files, statistics, tuple(columns))
+        timed = [*([read] if read else []), *files]
+        mistimed = sum(each.mistimed for each in timed)
+        mistimed_at = next((each.mistimed_at for each in timed if each.mistimed_at), "")
+        return cls(attempt, data_files, statistics, tuple(columns), mistimed, mistimed_at)
 
 
 SweepResult = SweepOutcome | LeaseholdError
@@ -109,6 +117,17 @@ def check_quarantined(stream: ShardStream, range_: ReadRange, quarantined: int) 
             f"{range_.end} could not be parsed, more than the {stream.quarantined_max} that the "
             "stream allows: mend the transform or raise quarantined_max."
         )
+
+
+def mistimed_note(range_: ReadRange, outcome: SweepOutcome) -> str:
+    """Return a sentence on records that are stored without the time they came with, or nothing."""
+    if not outcome.mistimed:
+        return ""
+    first = f", the first of them at cursor {outcome.mistimed_at}" if outcome.mistimed_at else ""
+    return (
+        f"{outcome.mistimed} records of shard {range_.shard} between cursors {range_.start} and "
+        f"{range_.end} have a time outside the years 1 to 9999{first}: their event_time is null."
+    )
 
 
 def watermark_after(stream: ShardStream, outcome: SweepOutcome) -> datetime | None:

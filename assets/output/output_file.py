@@ -19,6 +19,7 @@ from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.event_times import outside_calendar, without
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ RECORD_DDL = (
     "attributes map<string, string>"
 )
 """The columns of records as Spark knows them: those of `shard_sources.source.record_schema`."""
-TIME_COLUMN = "event_time"
+TIME_COLUMN, CURSOR_COLUMN = "event_time", "cursor"
 COMPRESSION = "zstd"
 SETTLED_AT_ONCE = 8
 """So many files are made durable at the same moment: file systems do that in one go, and a store
@@ -77,7 +78,8 @@ class OutputFile:
         self._buffered: list[pa.RecordBatch] = []
         self._first: datetime | None = None
         self._last: datetime | None = None
-        self._untimed = 0
+        self._untimed = self._mistimed = 0
+        self._mistimed_at = ""
         self._file = place.create()
         repeated = [*_REPEATED] if schema.equals(record_schema()) else True
         try:
@@ -97,6 +99,7 @@ class OutputFile:
         Raises:
             TransformError: a value does not fit the type that a table has for it.
         """
+        rows = self._in_calendar(rows)
         if not self._quarantine:
             rows = in_stored_types(rows, self._schema)
         self._buffered.append(rows)
@@ -105,6 +108,18 @@ class OutputFile:
         self.buffered_bytes += rows.nbytes
         if self.buffered_bytes >= ROW_GROUP_BYTES:
             self.flush()
+
+    def _in_calendar(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows, of which those with an event time outside the years 1 to 9999 have none."""
+        at = rows.schema.get_field_index(TIME_COLUMN)
+        times = rows.column(at) if at >= 0 else None
+        outside = None if times is None else outside_calendar(times)
+        if outside is None:
+            return rows
+        if not self._mistimed_at and CURSOR_COLUMN in rows.schema.names:
+            self._mistimed_at = str(rows.column(CURSOR_COLUMN).filter(outside)[0].as_py())
+        self._mistimed += outside.true_count
+        return rows.set_column(at, rows.schema.field(at), without(times, outside))
 
     def flush(self) -> None:
         """Write the waiting rows as one row group."""
@@ -135,6 +150,8 @@ class OutputFile:
             self._last,
             self._untimed,
             self._columns,
+            self._mistimed,
+            self._mistimed_at,
         )
 
     def settle(self) -> None:

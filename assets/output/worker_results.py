@@ -29,12 +29,16 @@ class RangeStatistics:
         bytes: the bytes of their keys and values.
         first_event_time: the smallest event time, or None.
         last_event_time: the largest event time, or None.
+        mistimed: the number of records that came with a time outside the years 1 to 9999.
+        mistimed_at: the cursor of the first of them; empty where there is none.
     """
 
     records: int = 0
     bytes: int = 0
     first_event_time: datetime | None = None
     last_event_time: datetime | None = None
+    mistimed: int = 0
+    mistimed_at: str = ""
 
     def plus(self, other: RangeStatistics) -> RangeStatistics:
         """Return the statistics of both ranges together."""
@@ -43,6 +47,8 @@ class RangeStatistics:
             self.bytes + other.bytes,
             earliest(self.first_event_time, other.first_event_time),
             latest(self.last_event_time, other.last_event_time),
+            self.mistimed + other.mistimed,
+            self.mistimed_at or other.mistimed_at,
         )
 
     def plain(self) -> Plain:
@@ -60,8 +66,9 @@ class WrittenFile:
     """A file that a worker wrote and made durable, and the shard it belongs to.
 
     The event times bound those of its records; None if nobody knows them. `untimed` is the number
-    of records without one. `columns` are those of the file as `table.columns` describes them; none
-    of a file of quarantined records.
+    of records without one, and `mistimed` of those among them that a transform gave a time outside
+    the years 1 to 9999; `mistimed_at` is the first one's cursor, where it has one. `columns` are
+    those of the file as `table.columns` describes them; none of a file of quarantined records.
     """
 
     shard: str
@@ -73,6 +80,8 @@ class WrittenFile:
     last_event_time: datetime | None = None
     untimed: int | None = None
     columns: tuple[Plain, ...] = ()
+    mistimed: int = 0
+    mistimed_at: str = ""
 
     def data_file(self, attempt: str) -> DataFile:
         """Return the file as the ledger keeps it, relative to the stream's output folder."""

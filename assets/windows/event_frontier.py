@@ -73,17 +73,33 @@ def frontier(
     reached = [(shard.watermark, shard.shard) for shard in holding if shard.watermark]
     if reached:
         watermark, shard = min(reached)
-        until = watermark - out_of_order
+        until = _before(watermark, out_of_order)
         return Frontier(until, shard, f"shard {shard} has come to {time_text(watermark)}")
     watermarks = [shard.watermark for shard in shards if shard.watermark is not None]
     if not watermarks:
         return Frontier(None, None, "no shard has any output")
     if all(shard.finished for shard in shards):
         # Nothing can follow: the last hour is complete although nobody has passed it.
-        until = hour_of(max(watermarks)) + HOUR
+        until = _end_of_hour(max(watermarks))
         return Frontier(until, None, "all shards are finished")
-    until = max(watermarks) - out_of_order
+    until = _before(max(watermarks), out_of_order)
     return Frontier(until, None, f"all shards are idle since {time_text(max(watermarks))}")
+
+
+def _before(time: datetime, span: timedelta) -> datetime | None:
+    """Return a time earlier by a span; None where there is none, at the calendar's beginning."""
+    try:
+        return time - span
+    except OverflowError:
+        return None
+
+
+def _end_of_hour(time: datetime) -> datetime:
+    """Return the end of the hour that a time lies in; the calendar's last hour has none."""
+    try:
+        return hour_of(time) + HOUR
+    except OverflowError:
+        return time
 
 
 def hour_of(time: datetime) -> datetime:
@@ -97,7 +113,7 @@ def complete_hours(since: datetime, until: datetime | None, limit: int) -> list[
     Both are in UTC, and `since` is the beginning of an hour.
     """
     hours: list[datetime] = []
-    while until is not None and since + HOUR <= until and len(hours) < limit:
+    while until is not None and until - since >= HOUR and len(hours) < limit:
         hours.append(since)
         since += HOUR
     return hours

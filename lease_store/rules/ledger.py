@@ -199,6 +199,7 @@ def materialization_payload(commit: BatchCommit) -> dict[str, object]:
         "bytes": statistics.bytes,
         "written": statistics.written,
         "quarantined": statistics.quarantined,
+        "mistimed": commit.mistimed,
         "first_event_time": first.isoformat() if first else None,
         "last_event_time": last.isoformat() if last else None,
     }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, cast
 
 from dagster_leasehold.lease_store.errors import SourceError, UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.shard_sources.event_times import moment_of
 from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.consumer_groups import KafkaConsumerGroup
 from dagster_leasehold.shard_sources.kafka.failures import error_of
@@ -125,11 +126,11 @@ class KafkaSource(KafkaReader):
             shards[number]: message.timestamp()
             for number, message in self._peeking.first_messages(offsets).items()
         }
-        return {
-            shard: datetime.fromtimestamp(milliseconds / 1000, UTC)
+        times = {
+            shard: None if kind == NO_TIME else moment_of(milliseconds * 1000)
             for shard, (kind, milliseconds) in stamps.items()
-            if kind != NO_TIME
         }
+        return {shard: time for shard, time in times.items() if time is not None}
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Fix the end of a batch that starts at `start`.

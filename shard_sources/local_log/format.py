@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused
 from dagster_leasehold.lease_store.times import time_text
+from dagster_leasehold.shard_sources.event_times import moment_of
 from dagster_leasehold.shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
 from dagster_leasehold.shard_sources.source import no_attributes
 
@@ -135,6 +136,20 @@ def microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
 
 
+def _event_us(moment: datetime) -> int:
+    """Return the time of a record as microseconds since 1970; raise RecordRefused if none can be.
+
+    Its own offset may put a time of the year 9999 into the year after, which cannot be read back.
+    """
+    time_us = microseconds(moment)
+    if moment_of(time_us) is None:
+        raise RecordRefused(
+            f"The time {time_text(moment)} lies outside the years 1 to 9999 in UTC: give the "
+            "record another one."
+        )
+    return time_us
+
+
 @cache
 def segment_schema() -> pa.Schema:
     """The columns of a segment: those of a record that its place does not tell."""
@@ -201,7 +216,7 @@ def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
         attributes = no_attributes(count)
     else:
         whole = [item if isinstance(item, Record) else Record(item) for item in records]
-        moments = [microseconds(item.event_time) if item.event_time else now_us for item in whole]
+        moments = [_event_us(item.event_time) if item.event_time else now_us for item in whole]
         times, time_max = pa.array(moments, time_type), max(moments)
         values = pa.array([item.value for item in whole], pa.binary())
         keys = pa.array([item.key for item in whole], pa.binary())

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from dagster_leasehold.lease_store.errors import CursorExpired, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.event_times import moment_of, readable
 from dagster_leasehold.shard_sources.local_log import segments
 from dagster_leasehold.shard_sources.local_log.format import (
     IndexEntry,
@@ -150,11 +151,12 @@ class ShardFolder:
         return extent.end
 
     def time_at(self, cursor: str) -> datetime | None:
-        """The event time of the record at a cursor; None at the end."""
+        """The event time of the record at a cursor; None at the end, or where it has none."""
         extent = self.extent()
         offset = self.offset(cursor, extent)
         for segment, entry in self._entries(offset, extent) if offset < extent.end else ():
-            return segment.batch(entry).column("event_time")[offset - entry.offset].as_py()
+            times = segment.batch(entry).column("event_time").cast(pa.int64())
+            return moment_of(times[offset - entry.offset].as_py())
         return None
 
     def _refuse_damage(self, offset: int) -> None:
@@ -213,7 +215,7 @@ class ShardFolder:
         numbers = _FUNCTIONS.cumulative_sum(pa.repeat(pa.scalar(1), count), start=offset - 1)
         cursors = numbers.cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
-        return pa.record_batch(columns, schema=record_schema())
+        return readable(pa.record_batch(columns, schema=record_schema()))
 
 
 def _payload_sizes(rows: pa.RecordBatch) -> np.ndarray:

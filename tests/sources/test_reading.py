@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 
 import pyarrow as pa
 import pytest
 
+from dagster_leasehold.lease_store.errors import RecordRefused
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from dagster_leasehold.shard_sources.registry import reader_from_options
@@ -18,6 +20,7 @@ from dagster_leasehold.shard_sources.source import (
     Position,
     ReadRange,
     record_schema,
+    times_for,
 )
 from tests.sources.world import (
     LARGE_BYTES,
@@ -179,3 +182,24 @@ def test_event_times_are_recent_where_the_service_gives_them(
     if Notion.GIVEN_TIME in world.lacks:
         assert all(later - times[0] < timedelta(minutes=5) for later in times)
     assert times == sorted(times)
+
+
+@pytest.mark.needs(Notion.GIVEN_TIME)
+def test_a_time_beyond_the_calendar_stops_no_reader(world: SourceWorld) -> None:
+    """Goal: it is refused where it is written, or read as no time: everything after it is read."""
+    shard = world.source.list_shards()[0].shard
+    beyond = datetime(9999, 12, 31, 23, 30, tzinfo=timezone(timedelta(hours=-1)))
+    world.put(shard, [NewRecord(b"before", at=START)])
+    with suppress(RecordRefused):
+        world.put(shard, [NewRecord(b"beyond", at=beyond)])
+    world.put(shard, [NewRecord(b"after", at=START + timedelta(seconds=1))])
+    rows = world.all_rows(shard)
+    times = {row["value"]: row["event_time"] for row in rows}
+    # LogHub holds 32 bits of seconds, so that every number is some time.
+    times.pop(b"beyond", None)
+    assert times == {b"before": START, b"after": START + timedelta(seconds=1)}
+    cursors = [row["cursor"] for row in rows]
+    for cursor in cursors:
+        times_for(world.source, {shard: cursor})
+    feed = SourceFeed(world.source)
+    assert len(feed.fetch(shard, cursors[0], records_max=9).records) == len(rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_leasehold.assets.errors import OutputUnreadable
@@ -29,6 +29,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.lease_store.times import time_text
+from dagster_leasehold.shard_sources.event_times import in_utc
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan
     if time_field(schema) is not None:
         for compared, time in ((of.GreaterThanOrEqual, span.since), (of.LessThan, span.until)):
             if time is not None:
-                chosen = of.And(chosen, compared(TIME_COLUMN, time.astimezone(UTC).isoformat()))
+                chosen = of.And(chosen, compared(TIME_COLUMN, in_utc(time).isoformat()))
     return chosen
 
 

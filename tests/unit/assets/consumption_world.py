@@ -23,7 +23,6 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.ledger_rows import BatchStatistics
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -69,19 +68,7 @@ class ArrowSweeper:
             for part in exact(batch):
                 seen = add(seen, part)
                 files.add(self.keeps(self._parsed(part)))
-        closed = files.close()
-        written = [file.data_file(attempt) for file in closed]
-        columns = tuple(file.columns for file in closed if not file.quarantine)
-        quarantined = sum(file.records for file in written if file.quarantine)
-        statistics = BatchStatistics(
-            seen.records,
-            seen.bytes,
-            sum(file.records for file in written) - quarantined,
-            quarantined,
-            seen.first_event_time,
-            seen.last_event_time,
-        )
-        return SweepOutcome(attempt, tuple(written), statistics, columns)
+        return SweepOutcome.of(attempt, seen, files.close())
 
     def _parsed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows with a transform's verdict on each, where it has one on any."""

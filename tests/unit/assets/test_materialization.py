@@ -61,13 +61,13 @@ def test_rows_are_grouped_by_run_and_shard_in_order_of_commit():
 def test_metadata_are_sums_bounds_and_plain_numbers():
     late = "2026-01-02T05:00:00+00:00"
     (committed,) = committed_ranges(
-        [event(1, "0", 0, 5, quarantined=2), event(2, "0", 5, 9, last_event_time=late)]
+        [event(1, "0", 0, 5, quarantined=2), event(2, "0", 5, 9, last_event_time=late, mistimed=3)]
     )
     metadata = range_metadata(committed)
     assert metadata["records"] == 9
     assert metadata["bytes"] == 90
     assert metadata["batches"] == 2
-    assert metadata["quarantined"] == 2
+    assert (metadata["quarantined"], metadata["mistimed"]) == (2, 3)
     assert metadata["start_cursor"] == "0"
     assert metadata["end_cursor"] == "9"
     assert (metadata["first_batch"], metadata["last_batch"]) == ("0.1", "0.2")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
+from dagster_leasehold.shard_sources.local_log import Record
+from dagster_leasehold.shard_sources.local_log import format as local_log_format
 from dagster_leasehold.shard_sources.source import Position, ReadRange
 from tests.unit.assets.consumption_world import NODE, OTHER, ArrowSweeper, World
 
@@ -44,6 +46,26 @@ def test_reads_everything_once_and_reports_it(world: World) -> None:
         assert world.lease(shard).consumer_run == ""
         assert world.lease(shard).watermark == report.last_event_time
     assert [len(sweep) for sweep in world.sweeper.sweeps] == [2, 2, 2]
+
+
+def test_a_record_with_an_impossible_time_is_committed_counted_and_named(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Goal: the shard comes to its end, and the watermark is that of the other records."""
+    beyond = datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))
+    with monkeypatch.context() as patched:
+        patched.setattr(local_log_format, "moment_of", lambda time: time)
+        world.log.append(ZERO, [Record(b"0:10", event_time=beyond)])
+    report = world.consume()[ZERO]
+    assert (report.stopped, report.end, report.records) == (StopReason.CAUGHT_UP, "11", 11)
+    assert world.committed(ZERO) == world.expected(ZERO, 11)
+    assert world.lease(ZERO).watermark == report.last_event_time < datetime.now(UTC)
+    events = world.store.pending_events(world.key, shard=ZERO)
+    counts = [event.payload["mistimed"] for event in events]
+    assert counts == [0, 0, 1]
+    [line] = [entry.message for entry in caplog.records if "years" in entry.message]
+    assert line.startswith("1 records of shard 0 between cursors 8 and 11")
+    assert "cursor 10" in line
 
 
 def test_sweepers_that_follow_one_another_never_write_to_one_place(world: World) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from dagster_leasehold.assets.output.worker_results import error_of
 from dagster_leasehold.assets.places import local_place as local_module
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.local_log import LocalLog, Record
+from dagster_leasehold.shard_sources.local_log import format as local_log_format
 from dagster_leasehold.shard_sources.source import ReadRange, record_schema
 from tests.synced import synced
 
@@ -214,3 +216,48 @@ def test_a_long_task_says_that_records_move(scene: Scene, monkeypatch: pytest.Mo
     signs = local_place(scene.folder).signs_of_work()
     assert isinstance(signs, frozenset)
     assert len(signs) > 3 + 1
+
+
+def test_a_time_that_no_calendar_has_stops_no_shard(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: such a record is committed without a time, and counted under its cursor."""
+    # A log that another program wrote: this one refuses such a time.
+    monkeypatch.setattr(local_log_format, "moment_of", lambda time: time)
+    late = datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))
+    shard = scene.shards[0]
+    scene.log.append(shard, [Record(b"late", event_time=late), Record(b"good")])
+    range_ = scene.range(shard, 0, RECORDS + 2)
+    monkeypatch.setattr(scene, "range", lambda _: range_)
+    [row] = scene.rows(None, shard)
+    assert row.error is None
+    assert (row.read.mistimed, row.read.mistimed_at) == (1, str(RECORDS))
+    [file] = row.files
+    assert (file.records, file.untimed, file.mistimed) == (RECORDS + 2, 1, 0)
+    table = pq.read_table(scene.folder / file.path)
+    times = table["event_time"].to_pylist()
+    assert times[-2] is None
+    known = [time for time in times if time is not None]
+    assert (file.first_event_time, file.last_event_time) == (min(known), max(known))
+    assert (row.read.first_event_time, row.read.last_event_time) == (min(known), max(known))
+    assert dict(table["attributes"].to_pylist()[-2]) == {"event_time_us": "253402315200000000"}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us"])
+def test_a_time_of_a_transform_that_no_calendar_has_is_null_and_counted(
+    scene: Scene, unit: str
+) -> None:
+    def with_times(records: pa.Table) -> pa.Table:
+        kind = pa.timestamp(unit, tz="UTC")
+        numbers = [2**63 - 1, *[0] * (records.num_rows - 2), None]
+        times = pa.array(numbers, pa.int64()).cast(kind)
+        return records.drop_columns(["event_time"]).append_column("event_time", times)
+
+    row, *_ = scene.rows(with_times)
+    assert row.error is None
+    [file] = row.files
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    assert (file.first_event_time, file.last_event_time) == (epoch, epoch)
+    assert (file.untimed, file.mistimed, file.mistimed_at) == (2, 1, "0")
+    table = pq.read_table(scene.folder / file.path)
+    assert table["event_time"].to_pylist() == [None, *[epoch] * (RECORDS - 2), None]

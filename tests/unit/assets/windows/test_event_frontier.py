@@ -17,6 +17,7 @@ from dagster_leasehold.assets.windows.event_frontier import (
     hour_of,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.event_times import FIRST, LAST
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -39,6 +40,17 @@ def test_an_hour_is_complete_at_its_end_and_not_before() -> None:
 def test_an_allowance_moves_the_frontier_back() -> None:
     reached = frontier([ShardTime(A, NOON + HOUR)], out_of_order=5 * MINUTE)
     assert reached.until == NOON + 55 * MINUTE
+
+
+@pytest.mark.parametrize("time", [FIRST, LAST])
+def test_the_ends_of_the_calendar_are_times_like_all_others(time: datetime) -> None:
+    """Goal: a shard that has come there holds back or releases hours, and raises nothing."""
+    for shard in (ShardTime(A, time), ShardTime(A, time, idle=True)):
+        reached = frontier([shard], out_of_order=9 * MINUTE)
+        assert (reached.until is None) == (time is FIRST)
+        assert bool(complete_hours(NOON, reached.until, 1)) == (time is LAST)
+    assert frontier([ShardTime(A, time, finished=True)]).until is not None
+    assert complete_hours(hour_of(LAST), time, 9) == []
 
 
 def test_a_shard_without_output_holds_everything_back() -> None:

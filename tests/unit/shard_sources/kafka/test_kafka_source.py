@@ -113,6 +113,21 @@ def test_headers_become_attributes(broker: KafkaBroker) -> None:
     assert list(attributes({"as a mapping": "too"}).items()) == [("as a mapping", "too")]
 
 
+@pytest.mark.parametrize("stamp", [2**63 - 1, AT_MS * 1_000, AT_MS * 1_000_000])
+def test_a_time_stamp_in_another_unit_hides_no_record(broker: KafkaBroker, stamp: int) -> None:
+    """Goal: what is behind such a record is read, and its age is not known instead of an error."""
+    stored = [Stored(0, stamp, b"mistimed"), Stored(0, AT_MS, b"good")]
+    broker.topics[TOPIC][0].append(stored)
+    source = source_of(broker)
+    plan = source.plan(ZERO, "0", Limits())
+    rows = read(source, 0, int(plan.end))
+    assert values(rows) == [b"mistimed", b"good"]
+    assert [row["event_time"] is None for row in rows] == [True, False]
+    assert dict(rows[0]["attributes"]) == {"event_time_us": str(stamp * 1_000)}
+    assert source.times_at({ZERO: "0"}) == {}
+    assert source.times_at({ZERO: "1"}) == {ZERO: rows[1]["event_time"]}
+
+
 class TestProbe:
     def test_beyond_the_sample_records_of_its_mean_size_are_counted_on(
         self, broker: KafkaBroker

@@ -108,3 +108,15 @@ def test_the_time_for_headers_with_one_name_follows_their_number() -> None:
 
     seconds(100)
     assert seconds(40_000) < 40 * seconds(4_000) + 0.1
+
+
+def test_a_time_that_no_calendar_has_is_null_and_kept_beside_the_record() -> None:
+    """Goal: a producer that sends microseconds or nanoseconds stops no partition."""
+    stamps = [2**63 - 1, -(2**63), AT * 1_000, AT * 1_000_000, AT]
+    columns = columns_of(
+        *[StoredMessage(at, stamp=(CREATED, stamp)) for at, stamp in enumerate(stamps)]
+    )
+    assert columns["event_time"][:4] == [None] * 4
+    assert columns["event_time"][4] == datetime(2026, 1, 1, 0, 0, 0, 123_000, tzinfo=UTC)
+    texts = [[("event_time_us", str(stamp * 1_000))] for stamp in stamps[:4]]
+    assert columns["attributes"] == [*texts, []]
