@@ -82,7 +82,7 @@ def _compact(
     compactor = Compactor(
         store=store,
         key=key,
-        output_root=deployment.output_folder(key),
+        output_root=deployment.own_output(key),
         run=run,
         target_bytes=config.target_bytes or stream.compact_target_bytes,
         ended=partial(run_ended, context.instance),

@@ -71,6 +71,10 @@ class TableMetadataGone(TableUnavailable):
         self.at = at
 
 
+class OutputNotOwned(UserMistake):
+    """Another lease store writes its output into this folder, and removes what it does not know."""
+
+
 class OutputUnwritable(LeaseholdError):
     """Output of a shard cannot be written where it belongs."""
 

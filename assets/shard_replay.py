@@ -121,7 +121,7 @@ def replay_partitions(
             shards,
             span,
             spark=spark,
-            output_root=deployment.output_folder(stream.key),
+            output_root=deployment.own_output(stream.key),
             run=run,
             ended=lambda other: run_ended(context.instance, other),
             tell=context.log.warning,

@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Protocol
 
 from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.roles.identity import Identity
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.roles.outbox import Outbox
@@ -26,6 +27,7 @@ from dagster_leasehold.lease_store.roles.windows import Windows
 
 
 class LeaseStore(
+    Identity,
     Groups,
     Nodes,
     Shards,
@@ -68,5 +70,5 @@ class GroupsAndRetention(Groups, Retention, Protocol):
     """The roles for whoever deletes the old history of a group."""
 
 
-class LedgerAndRewrites(Ledger, Rewrites, Publications, Protocol):
+class LedgerAndRewrites(Identity, Ledger, Rewrites, Publications, Protocol):
     """The roles for whoever replaces committed output by other files."""

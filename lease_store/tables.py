@@ -337,6 +337,14 @@ table_change = sa.Table(
     **TABLE_OPTIONS,
 )
 
+store_identity = sa.Table(
+    "store_identity",
+    metadata,
+    sa.Column("number", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("identity", sa.String(36), nullable=False),
+    **TABLE_OPTIONS,
+)
+
 # The next two are those of Iceberg's SQL catalogs, in the form that their clients expect.
 iceberg_tables = sa.Table(
     "iceberg_tables",
@@ -376,4 +384,4 @@ GROUP_TABLES = (
     table_change,
     consumer_group,
 )
-COPIED_TABLES = (*GROUP_TABLES, iceberg_tables, iceberg_namespace_properties)
+COPIED_TABLES = (*GROUP_TABLES, store_identity, iceberg_tables, iceberg_namespace_properties)

@@ -80,7 +80,7 @@ class HistoryRounds:
     def _output(self) -> OutputExpiry | None:
         if self.output_age is None:
             return None
-        folder = self.deployment.output_folder(self.key)
+        folder = self.deployment.own_output(self.key)
         return OutputExpiry(self.output_age, partial(touch_replaced, folder))
 
 

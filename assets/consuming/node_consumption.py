@@ -76,7 +76,7 @@ def consume_shards(
         sweeper = SparkSweeper(
             stream=stream,
             spark=on_spark,
-            output_root=deployment.output_folder(stream.key),
+            output_root=deployment.own_output(stream.key),
             doomed=lambda: not heartbeat.trusted,
         )
         consumer = Consumer(

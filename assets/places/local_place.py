@@ -8,9 +8,11 @@ their folder was synced. Ages are those of the file system, by its own clock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,9 @@ from dagster_leasehold.lease_store.durable_files import (
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+
+
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalFile(NewFile):
@@ -120,6 +125,39 @@ class LocalPlace(OutputPlace):
             file.write(content)
 
     @override
+    def put_first(self, content: bytes) -> bool:
+        folder = self.path.parent
+        make_folder(folder, exist_ok=True)
+        draft = folder / f".{self.name}.{uuid.uuid4().hex}.draft"
+        try:
+            with draft.open("xb") as file:
+                file.write(content)
+                sync_file(file)
+            # A link is refused where the name is taken, and shows the whole file.
+            os.link(draft, self.path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            # This file system has no links, so that who looks now may see a file without content.
+            return self._create_whole(content)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_folder(folder)
+        return True
+
+    def _create_whole(self, content: bytes) -> bool:
+        try:
+            with self.path.open("xb") as file:
+                file.write(content)
+                sync_file(file)
+        except FileExistsError:
+            return False
+        sync_folder(self.path.parent)
+        return True
+
+    @override
     def content(self) -> bytes | None:
         try:
             return self.path.read_bytes()
@@ -174,6 +212,17 @@ class LocalPlace(OutputPlace):
                     continue
                 relative = path.relative_to(self.path).as_posix()
                 yield Entry(relative, status.st_mtime_ns, status.st_size, folder=name in names)
+
+    @override
+    def names(self, below: str) -> Iterator[str]:
+        def refuse(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        root = os.path.join(self.path, "")
+        for at, _, files in os.walk(self.path / below, onerror=refuse):
+            for name in files:
+                yield os.path.join(at, name).removeprefix(root)
 
     @override
     def modified_ns(self) -> int:

@@ -134,6 +134,16 @@ class OutputPlace(ABC):
         """
 
     @abstractmethod
+    def put_first(self, content: bytes) -> bool:
+        """Write a small file whole, if there is none of the name; return False if there is one.
+
+        Of several processes with different contents, one succeeds.
+
+        Raises:
+            OSError: it cannot be written, or another process was writing it at this moment.
+        """
+
+    @abstractmethod
     def content(self) -> bytes | None:
         """Return the content of a small file; None if it is not there.
 
@@ -205,6 +215,16 @@ class OutputPlace(ABC):
         """Yield all files below a folder of this place, and folders; links are not followed.
 
         A store has folders only where nothing else is left of them.
+
+        Raises:
+            OSError: they cannot be listed.
+        """
+
+    @abstractmethod
+    def names(self, below: str) -> Iterator[str]:
+        """Yield the paths of all files below a folder of this place, relative to the place.
+
+        Memory is bounded by the files of one folder of it, and the number of such folders.
 
         Raises:
             OSError: they cannot be listed.

@@ -10,6 +10,7 @@ Credentials come from the environment or the platform, as the store's own tools 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import posixpath
@@ -134,6 +135,33 @@ class StorePlace(OutputPlace):
             stream.write(content)
 
     @override
+    def put_first(self, content: bytes) -> bool:
+        """Write an object if there is none of the name; stores show what was written at once.
+
+        Arrow writes no object on a condition. So each writer announces itself beside it first:
+
+        1. A and B find no object, and each puts its own announcement.
+        2. Each lists the announcements. At least one of them sees both, and gives way.
+        3. A saw its own alone, looks once more, and writes. Had B withdrawn its announcement by
+           then because it has written, A would find the object at this second look.
+        """
+        if self.content() is not None:
+            return False
+        announced = replace(self, path=f"{self.path}.writers")
+        own = hashlib.sha256(content).hexdigest()
+        (announced / own).put(b"")
+        try:
+            files = [entry.path for entry in announced.entries("") if not entry.folder]
+            if files != [own]:
+                raise OSError("another process is writing it at this moment")
+            if self.content() is not None:
+                return False
+            self.put(content)
+        finally:
+            (announced / own).remove(missing_ok=True)
+        return True
+
+    @override
     def content(self) -> bytes | None:
         system, path = self.arrow()
         try:
@@ -198,6 +226,32 @@ class StorePlace(OutputPlace):
             if not folder or info.path not in occupied:
                 relative = info.path.removeprefix(f"{own}/")
                 yield Entry(relative, info.mtime_ns or 0, info.size or 0, folder=folder)
+
+    @override
+    def names(self, below: str) -> Iterator[str]:
+        from pyarrow.fs import FileSelector, FileType
+
+        system, path = (self / below).arrow()
+        _, own = self.arrow()
+
+        def listed(folder: str, *, recursive: bool) -> list[FileInfo]:
+            selector = FileSelector(folder, recursive=recursive, allow_not_found=True)
+            return _infos(system, selector)
+
+        def below_one(folder: str) -> list[str]:
+            infos = listed(folder, recursive=True)
+            return [info.path for info in infos if info.type == FileType.File]
+
+        folders: list[str] = []
+        for info in listed(path, recursive=False):
+            if info.type == FileType.Directory:
+                folders.append(info.path)
+            else:
+                yield info.path.removeprefix(f"{own}/")
+        with ThreadPoolExecutor(REQUESTS_AT_ONCE) as requests:
+            for first in range(0, len(folders), REQUESTS_AT_ONCE):
+                for paths in requests.map(below_one, folders[first : first + REQUESTS_AT_ONCE]):
+                    yield from (each.removeprefix(f"{own}/") for each in paths)
 
     @override
     def modified_ns(self) -> int:

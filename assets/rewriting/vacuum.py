@@ -28,6 +28,7 @@ from pathlib import PurePosixPath
 
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempts_of
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.places.place import Entry, OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store import failpoints
@@ -73,12 +74,15 @@ def vacuum(
     nothing too early.
 
     Raises:
+        OutputNotOwned: the folder belongs to another lease store.
         RewriteRefused: a file cannot be removed.
         TableUnavailable: the table or its catalog cannot be reached.
     """
+    owned(store, output_root, again=True, claim=False)
     entries = sorted(output_root.entries(ATTEMPTS_FOLDER), key=lambda entry: entry.path)
     if not entries:
         return VacuumReport()
+    owned(store, output_root, claim=not dry_run)
     limit_ns = output_root.now_ns() - int(older_than.total_seconds() * 1e9)
     files = [entry for entry in entries if not entry.folder]
     working = {claim.run for claim in store.rewrites(key)}

@@ -184,7 +184,7 @@ class _Making:
     def make(self) -> WindowMade:
         """Make the window; a session that is gone is replaced once."""
         store, key = self.deployment.store(), self.stream.key
-        root = self.deployment.output_folder(key)
+        root = self.deployment.own_output(key)
         asset, start, end = self.asset, self.start, self.end
         renewed = False
         for _ in range(TRIES_MAX):

@@ -7,6 +7,7 @@ A module per role has its verbs. Simulations and tests call it; no deployment do
 
 from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches
 from dagster_leasehold.lease_store.memory_store.groups import MemoryGroups
+from dagster_leasehold.lease_store.memory_store.identity import MemoryIdentity
 from dagster_leasehold.lease_store.memory_store.ledger import MemoryLedger
 from dagster_leasehold.lease_store.memory_store.nodes import MemoryNodes
 from dagster_leasehold.lease_store.memory_store.outbox import MemoryOutbox
@@ -21,6 +22,7 @@ __all__ = ["MemoryStore"]
 
 
 class MemoryStore(
+    MemoryIdentity,
     MemoryGroups,
     MemoryNodes,
     MemoryShards,

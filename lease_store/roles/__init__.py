@@ -4,6 +4,7 @@ Whoever needs one or two roles names them in its annotations (`store: Ledger`), 
 sees what it can change and a test needs to play no more; whoever needs most of them names
 `lease_store.store.LeaseStore`, which is all of them together.
 
+    Identity      which store this is
     Groups        consumer groups and their settings; pictures of a whole group
     Nodes         who answers to a node's name, and beats
     Shards        the shard list, claims, transfers, forced checkpoints: planners and operators

@@ -11,6 +11,7 @@ columns and values, `verbs` has the pieces that all of them use. `lease_store.op
 from dagster_leasehold.lease_store.sql_store.batches import SqlBatches
 from dagster_leasehold.lease_store.sql_store.forced_checkpoints import SqlForcedCheckpoints
 from dagster_leasehold.lease_store.sql_store.groups import SqlGroups
+from dagster_leasehold.lease_store.sql_store.identity import SqlIdentity
 from dagster_leasehold.lease_store.sql_store.ledger import SqlLedger
 from dagster_leasehold.lease_store.sql_store.nodes import SqlNodes
 from dagster_leasehold.lease_store.sql_store.outbox import SqlOutbox
@@ -25,6 +26,7 @@ __all__ = ["SqlStore"]
 
 
 class SqlStore(
+    SqlIdentity,
     SqlGroups,
     SqlNodes,
     SqlShards,

@@ -129,7 +129,7 @@ def _touch_withdrawn(
     withdrawn = target.store.each_batch(key, head, numbers=numbers)
     for each in descendants if reopen is Reopening.CASCADE else ():
         withdrawn = chain(withdrawn, target.store.each_batch(key, each))
-    output = target.settings.output_folder(key.stream, key.group)
+    output = target.own_output(key)
     touch_replaced(output, (file for batch in withdrawn for file in batch.files))
 
 

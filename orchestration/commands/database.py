@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.pruning import history_age
 from dagster_leasehold.orchestration import presentation
-from dagster_leasehold.orchestration.commands.options import Home, Json
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from dagster_leasehold.orchestration.commands.target import Target
 
 app = typer.Typer(
@@ -179,6 +179,28 @@ def copy(
         )
     if copied.violations:
         raise typer.Exit(1)
+
+
+@app.command("take-over")
+def take_over(
+    stream: StreamArgument = None, group: GroupName = None, as_json: Json = False, home: Home = None
+) -> None:
+    """Make this lease store the owner of a stream's output folder, whoever owned it.
+
+    Only when the other store is gone for good: each removes files that it does not know. The other
+    one is refused from then on.
+    """
+    from dagster_leasehold.assets.output.folder_owner import take_over as taken
+
+    target, key = Target.of_group(home, stream, group)
+    folder = target.settings.output_folder(key.stream, key.group)
+    before, after = taken(target.store, folder)
+    former = f"; it was that of {before.store}" if before and before != after else ""
+    presentation.tell(
+        {"output": str(folder), "owner": after, "former_owner": before},
+        f"The output folder {folder} belongs to this lease store ({after.store}) now{former}.",
+        as_json=as_json,
+    )
 
 
 def url_in(option: str, variable: str) -> SecretStr:

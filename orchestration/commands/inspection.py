@@ -13,6 +13,8 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import progress, say, show_json, show_table
 
 if TYPE_CHECKING:
+    from dagster_leasehold.assets.output.present_files import FilePresence
+    from dagster_leasehold.lease_store.identifiers import GroupKey
     from dagster_leasehold.lease_store.journal_rows import JournalEntry
 
 
@@ -104,11 +106,22 @@ def _movement(entry: JournalEntry) -> str:
 
 
 def verify(
-    stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
+    stream: Stream = None,
+    group: GroupName = None,
+    files: Annotated[
+        bool,
+        typer.Option(
+            "--files/--no-files", help="Look for every committed file in the output folder."
+        ),
+    ] = True,
+    as_json: Json = False,
+    home: Home = None,
 ) -> None:
     """Prove that every record was committed once, by its holder, and that the table shows it.
 
-    Journal and ledger are read, and the published table is compared with the ledger, file by file.
+    Journal and ledger are read, the published table is compared with the ledger, file by file, and
+    every committed file is looked for in the output folder, whose names are listed: one request to
+    a store for each attempt. Exits with 1 if something is not as it must be.
     """
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
     from dagster_leasehold.assets.output.table.group_table import comparison_of
@@ -121,9 +134,10 @@ def verify(
     place = target.settings.output_folder(key.stream, key.group)
     comparison = comparison_of(target.store, key, target.settings.catalog_settings, place)
     table = comparison.compare() if comparison else None
+    presence = _presence(target, key) if files else None
     if as_json:
         violations = {"violations": proof.violations, "expired": expired}
-        show_json({"group": str(key), **violations, "table": table})
+        show_json({"group": str(key), **violations, "table": table, "files": presence})
     else:
         for line in where_output_begins(key, expired):
             say(line)
@@ -138,5 +152,24 @@ def verify(
                 say(f"DIFFERENCE: {difference}")
             number = len(table.differences) or "no"
             say(f"{key}: {table.files:,} files in the table, {number} differences.")
-    if proof.violations or (table and table.differences):
+        _say_presence(key, presence)
+    if proof.violations or (table and table.differences) or (presence and presence.missing):
         raise typer.Exit(1)
+
+
+def _presence(target: Target, key: GroupKey) -> FilePresence:
+    from dagster_leasehold.assets.output.present_files import look_for_files
+
+    folder = target.settings.output_folder(key.stream, key.group)
+    with progress("looking for committed files", "files") as report:
+        return look_for_files(target.store, key, folder, report)
+
+
+def _say_presence(key: GroupKey, presence: FilePresence | None) -> None:
+    if presence is None:
+        say(f"{key}: whether the committed files exist was not checked (--no-files).")
+        return
+    for sentence in presence.sentences:
+        say(f"MISSING: {sentence}")
+    number = f"{presence.missing:,}" if presence.missing else "none"
+    say(f"{key}: {presence.files:,} committed files looked for, {number} missing.")

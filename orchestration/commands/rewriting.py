@@ -85,7 +85,7 @@ def replay_shards(
             shards,
             span,
             spark=spark_of(target.settings),
-            output_root=target.settings.output_folder(stream.key.stream, stream.key.group),
+            output_root=target.own_output(stream.key),
             run=run,
             ended=lambda former: former == replaces,
             of_settings=target.streams.makes_raw_output(stream.name),
@@ -129,7 +129,7 @@ def compact(
     compactor = Compactor(
         store=target.store,
         key=key,
-        output_root=target.settings.output_folder(key.stream, key.group),
+        output_root=target.own_output(key),
         run=run,
         target_bytes=target_mib * 1024 * 1024,
         ended=lambda former: former == replaces,

@@ -21,6 +21,7 @@ from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 
 if TYPE_CHECKING:
+    from dagster_leasehold.assets.places.place import OutputPlace
     from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.lease_store.store import LeaseStore
     from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -181,6 +182,16 @@ class Target:
             f"Stream {shown(declared.name)} has no consumer group {shown(wanted)}; "
             f"its groups are: {names}."
         )
+
+    def own_output(self, key: GroupKey) -> OutputPlace:
+        """Return the folder of a group's output, to be written to; it becomes this store's.
+
+        Raises:
+            OutputNotOwned: it belongs to another lease store.
+        """
+        from dagster_leasehold.assets.output.folder_owner import owned
+
+        return owned(self.store, self.settings.output_folder(key.stream, key.group))
 
     def leases(self, key: GroupKey, shards: Sequence[str] | None = None) -> list[ShardLease]:
         """Return the lease rows of some shards of a group, or of all of them by rank.

@@ -18,7 +18,6 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import progress, say, show_json
 
 if TYPE_CHECKING:
-    from dagster_leasehold.assets.places.place import OutputPlace
     from dagster_leasehold.assets.rewriting.vacuum import VacuumReport
     from dagster_leasehold.lease_store.identifiers import GroupKey
 
@@ -71,7 +70,7 @@ def vacuum(
     target, key = Target.of_group(home, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     days = target.declared(stream).output_days if expire_days is None else expire_days
-    forgotten = _expired(target, key, folder, output_age(days), dry_run=dry_run)
+    forgotten = _expired(target, key, output_age(days), dry_run=dry_run)
     with progress("looking for files that nobody needs"):
         report = removed_by(
             target.store,
@@ -126,9 +125,7 @@ def _show(
         say(failure)
 
 
-def _expired(
-    target: Target, key: GroupKey, folder: OutputPlace, age: timedelta | None, *, dry_run: bool
-) -> PruneReport:
+def _expired(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bool) -> PruneReport:
     """Forget the output of a group that is older than an age, or find out how much that would be.
 
     Of a file that holds old and young records, the dry run counts the old ones' rows, too.
@@ -138,7 +135,7 @@ def _expired(
     if age is None:
         return PruneReport()
     if not dry_run:
-        output = OutputExpiry(age, partial(touch_replaced, folder))
+        output = OutputExpiry(age, partial(touch_replaced, target.own_output(key)))
         with progress("forgetting output that has expired", "rows") as advance:
             return expire(target.store, key, output, advance)
     newest = reference_time(target.store.newest_times(key, REFERENCE_ENTRIES))

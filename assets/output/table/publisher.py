@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dagster_leasehold.assets.errors import TableMetadataGone, TableUnavailable
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, OpenTable, TableCatalog
 from dagster_leasehold.assets.output.table.columns import Column
@@ -187,6 +188,7 @@ class Publisher:
             OSError: the files cannot be listed or removed.
             StoreError: the lease store does not answer.
         """
+        owned(self._store, self._place, again=True)
         # In this order: see `table.maintenance`.
         old = old_metadata(self._place, older_than)
         table = self._catalog.find(self._name) if old else None
@@ -216,6 +218,7 @@ class Publisher:
             more: True if there is more to publish than the plan.
             instead_of: where the pointer is, if the metadata there is gone; the table begins anew.
         """
+        owned(self._store, self._place)
         plan = self._with_columns(plan)
         columns = [dict(column) for column in self._agreement.agree(()).columns]
         if instead_of:

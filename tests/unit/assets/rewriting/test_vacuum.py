@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.errors import OutputNotOwned
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.output.table import group_table
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
@@ -242,5 +244,19 @@ def test_vacuum_at_any_time_removes_no_record(tmp_path: Path, seed: int) -> None
         assert scene.committed(ZERO) == scene.expected("0", total)
     age_all(scene)
     run(scene)
-    left = {str(path) for path in scene.output.rglob("*") if path.is_file()}
+    left = {str(path) for path in (scene.output / "attempts").rglob("*") if path.is_file()}
     assert left == set(ledger_paths(scene.store, scene.key, scene.place))
+
+
+def test_two_stores_with_one_folder_never_remove_each_others_files(tmp_path: Path) -> None:
+    """Method: each is a deployment with the same output folder and stream; the later one comes."""
+    first = Scene(tmp_path / "first")
+    owned(first.store, first.place)
+    committed = ledger_paths(first.store, first.key, first.place)
+    age_all(first)
+    second = Scene(tmp_path / "second")
+    for dry_run in (True, False):
+        with pytest.raises(OutputNotOwned):
+            vacuum(second.store, second.key, first.place, older_than=HOUR, dry_run=dry_run)
+    assert all(Path(path).exists() for path in committed)
+    assert run(first).committed == len(committed)
