@@ -195,10 +195,10 @@ def take_over(
     target, key = Target.of_group(home, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     before, after = taken(target.store, folder)
-    former = f"; it was that of {before.store}" if before and before != after else ""
+    former = "; it was that of another one" if before and before != after else ""
     presentation.tell(
         {"output": str(folder), "owner": after, "former_owner": before},
-        f"The output folder {folder} belongs to this lease store ({after.store}) now{former}.",
+        f"The output folder of {key} belongs to this lease store now{former}.",
         as_json=as_json,
     )
 

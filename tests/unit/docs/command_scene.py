@@ -147,6 +147,7 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
     for path in HOME.rglob("*.parquet"):
         os.utime(path, (0, 0))
     scene.run("vacuum demo --older-than 1h --dry-run")
+    scene.run("db take-over demo", words=2)
 
 
 def _change(scene: Scene, home: ConsumedHome) -> None:

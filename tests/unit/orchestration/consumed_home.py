@@ -32,10 +32,13 @@ class ConsumedHome:
         records_max: int = 4,
         database_url: str | None = None,
         key: GroupKey = KEY,
+        output: Path | None = None,
     ) -> None:
         url = SecretStr(database_url) if database_url else None
         self.key = key
-        self.settings = Settings(home=home, database_url=url)
+        self.settings = Settings(
+            home=home, database_url=url, output=None if output is None else str(output)
+        )
         self.log = LocalLog(self.settings.log_folder(key.stream))
         self.place = self.settings.output_folder(key.stream, key.group)
         self.output = Path(str(self.place))
