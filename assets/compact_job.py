@@ -9,6 +9,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.partitions import compact_job_name, compact_op_name
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
@@ -82,7 +83,7 @@ def _compact(
     compactor = Compactor(
         store=store,
         key=key,
-        output_root=deployment.own_output(key),
+        output_root=owned(store, deployment.output_folder(key)),
         run=run,
         target_bytes=config.target_bytes or stream.compact_target_bytes,
         ended=partial(run_ended, context.instance),

@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.group_rows import Node, Timing
@@ -64,14 +63,6 @@ class Deployment:
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
     leaving: Callable[[], bool] = _never
     history_age: timedelta | None = None
-
-    def own_output(self, key: GroupKey) -> OutputPlace:
-        """Return the folder of a group's output, to be written to; it becomes this deployment's.
-
-        Raises:
-            OutputNotOwned: it belongs to another lease store.
-        """
-        return owned(self.store(), self.output_folder(key))
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
         """Return the nodes for which this deployment claims shards and launches runs.

@@ -13,6 +13,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.partition_events import causes_of
 from dagster_leasehold.assets.rewriting.replay import ReplayReport, replay_on_spark
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
@@ -121,7 +122,7 @@ def replay_partitions(
             shards,
             span,
             spark=spark,
-            output_root=deployment.own_output(stream.key),
+            output_root=owned(deployment.store(), deployment.output_folder(stream.key)),
             run=run,
             ended=lambda other: run_ended(context.instance, other),
             tell=context.log.warning,

@@ -43,8 +43,11 @@ class Access:
     @property
     def store_url(self) -> SecretStr:
         """SQLAlchemy's URL of the lease store."""
+        from sqlalchemy import URL
+
         secret = self.password.get_secret_value()
-        return SecretStr(f"mysql+pymysql://{ACCOUNT}:{secret}@{LOOPBACK}:{self.port}/{LEASES}")
+        url = URL.create("mysql+pymysql", ACCOUNT, secret, LOOPBACK, self.port, LEASES)
+        return SecretStr(url.render_as_string(hide_password=False))
 
     @property
     def dagster_variables(self) -> dict[str, str]:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import pydantic
 
-from dagster_leasehold.assets.places.address import output_place
+from dagster_leasehold.assets.places.address import output_place, unaddressable
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.assets.table_settings import (
@@ -119,6 +119,20 @@ class Settings(pydantic.BaseModel):
                 )
         return value
 
+    @pydantic.field_validator("home")
+    @classmethod
+    def _addressable(cls, value: Path) -> Path:
+        path, trouble = str(value.absolute()), unaddressable(value)
+        # Dagster puts the path of its SQLite files into a URL as it is, and Java takes paths by
+        # colons.
+        if not trouble and (mark := re.search(r"%[0-9A-Fa-f]{2}|:", path)):
+            trouble = f"has a {mark[0]} in its path"
+        if trouble:
+            raise ValueError(
+                f"{shown(value)} {trouble}, which an address cannot hold: choose another folder"
+            )
+        return value
+
     @pydantic.field_validator("nodes")
     @classmethod
     def _some_node(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -162,7 +176,11 @@ class Settings(pydantic.BaseModel):
             return self.database_url
         if (access := self.private_mariadb) is not None:
             return access.store_url
-        return pydantic.SecretStr(f"sqlite:///{self.home.absolute() / 'leases.db'}")
+        # SQLAlchemy takes a third of a second to load.
+        from sqlalchemy import URL
+
+        file = str(self.home.absolute() / "leases.db")
+        return pydantic.SecretStr(URL.create("sqlite", database=file).render_as_string())
 
     @property
     def private_mariadb(self) -> Access | None:

@@ -11,6 +11,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.attempts import touch_replaced
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
@@ -80,7 +81,7 @@ class HistoryRounds:
     def _output(self) -> OutputExpiry | None:
         if self.output_age is None:
             return None
-        folder = self.deployment.own_output(self.key)
+        folder = owned(self.deployment.store(), self.deployment.output_folder(self.key))
         return OutputExpiry(self.output_age, partial(touch_replaced, folder))
 
 

@@ -85,8 +85,8 @@ def storable(times: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
         The times, with None for each such one, and the text of each; empty for all others.
     """
     outside = [isinstance(time, int) and not _in_calendar(time) for time in times]
-    kept = [None if bad else time for time, bad in zip(times, outside, strict=True)]
-    return kept, [str(time) if bad else "" for time, bad in zip(times, outside, strict=True)]
+    rest = [None if bad else time for time, bad in zip(times, outside, strict=True)]
+    return rest, [str(time) if bad else "" for time, bad in zip(times, outside, strict=True)]
 
 
 def readable(records: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,6 +17,7 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
 from dagster_leasehold.assets.guarding.run_on_spark import guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Timing
@@ -76,7 +77,7 @@ def consume_shards(
         sweeper = SparkSweeper(
             stream=stream,
             spark=on_spark,
-            output_root=deployment.own_output(stream.key),
+            output_root=owned(store, deployment.output_folder(stream.key)),
             doomed=lambda: not heartbeat.trusted,
         )
         consumer = Consumer(

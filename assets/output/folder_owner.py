@@ -31,7 +31,7 @@ from dagster_leasehold.lease_store.roles.identity import Identity, StoreIdentity
 MARK = "_owner.json"
 """The mark's name; Spark and Arrow take a file with this first letter for none of the data's."""
 
-_known: set[tuple[str, FolderOwner]] = set()
+_own_folders: set[tuple[str, FolderOwner]] = set()
 """The folders that this process has found to be a store's own."""
 
 
@@ -88,7 +88,7 @@ def owned(
         StoreError: the lease store does not answer.
     """
     own, mark = FolderOwner.of(store.identity(), folder), folder / MARK
-    if not again and (str(folder), own) in _known:
+    if not again and (str(folder), own) in _own_folders:
         return folder
     with _reached(mark):
         content = mark.content()
@@ -97,7 +97,7 @@ def owned(
             content = own.content() if mark.put_first(own.content()) else mark.content()
         if content is not None:
             _agree(own, content, folder)
-            _known.add((str(folder), own))
+            _own_folders.add((str(folder), own))
     return folder
 
 

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.places.store_place import StorePlace
-from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 
 STORES = ("s3", "gs", "abfss", "hdfs")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -47,14 +47,19 @@ def output_place(address: Output) -> OutputPlace:
             f"or ./{begun[0]} for a folder of that name."
         )
     if isinstance(address, Path) or not _SCHEME.match(address):
-        return local_place(Path(address))
+        return _folder(Path(address))
     parts = urlsplit(address)
     if parts.scheme == "file":
         if parts.netloc:
             raise InvalidSetting(
                 "The URI of the output names a host: use file:///FOLDER, with three slashes."
             )
-        return local_place(Path(unquote(parts.path)))
+        if parts.query or parts.fragment:
+            raise InvalidSetting(
+                "The URI of the output has a ? or a #, which end the path of a file: URI: choose "
+                "a folder without them."
+            )
+        return _folder(Path(unquote(parts.path)))
     if parts.scheme not in STORES:
         raise InvalidSetting(
             f"Output cannot be kept in {parts.scheme}://: use a folder, or a URI that begins with "
@@ -66,6 +71,31 @@ def output_place(address: Output) -> OutputPlace:
             "everything else; credentials and options come from the environment or the platform."
         )
     return StorePlace(parts.scheme, parts.netloc, parts.path.strip("/"))
+
+
+def _folder(path: Path) -> OutputPlace:
+    if trouble := unaddressable(path):
+        raise InvalidSetting(
+            f"The output folder {shown(path)} {trouble}, so that readers of a table there would "
+            "look elsewhere: choose another folder."
+        )
+    return local_place(path)
+
+
+def unaddressable(path: Path) -> str:
+    """Return why a folder's path cannot be the address of a table, as half a sentence, or nothing.
+
+    Tables name their files by URIs that engines do not unescape: a path stands in them as it is.
+    """
+    text = str(path.absolute())
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    if control := re.search(r"[\x00-\x1f\x7f]", text):
+        return f"has the control character {control[0]!r} in its path"
+    mark = re.search(r"[?#]", text)
+    return f"has a {mark[0]} in its path" if mark else ""
 
 
 def location_of(place: OutputPlace) -> str:

@@ -18,6 +18,7 @@ from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_r
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, touch_replaced
 from dagster_leasehold.assets.output.expired_output import refuse_expired_times
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.output.table.catching_up import catch_up
 from dagster_leasehold.assets.output.table.reading import EventSpan, TablePlan, plan_table
 from dagster_leasehold.assets.output.units import Ended
@@ -184,7 +185,7 @@ class _Making:
     def make(self) -> WindowMade:
         """Make the window; a session that is gone is replaced once."""
         store, key = self.deployment.store(), self.stream.key
-        root = self.deployment.own_output(key)
+        root = owned(store, self.deployment.output_folder(key))
         asset, start, end = self.asset, self.start, self.end
         renewed = False
         for _ in range(TRIES_MAX):

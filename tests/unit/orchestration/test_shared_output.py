@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.errors import OutputNotOwned
 from dagster_leasehold.assets.output import folder_owner
+from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
-from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 from tests.unit.orchestration.test_rewriting_commands import output_of
 
 
@@ -29,15 +28,6 @@ class Neighbours:
     first: ConsumedHome
     second: ConsumedHome
 
-    def deployment(self, home: ConsumedHome) -> Deployment:
-        settings = home.settings
-        return Deployment(
-            store=lambda: home.store,
-            nodes=(NODE,),
-            timing=settings.timing,
-            output_folder=lambda key: settings.output_folder(key.stream, key.group),
-        )
-
     def files(self) -> set[Path]:
         return {path for path in self.first.output.rglob("*") if path.is_file()}
 
@@ -45,7 +35,7 @@ class Neighbours:
 @pytest.fixture
 def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Neighbours]:
     forget_settings(monkeypatch)
-    monkeypatch.setattr(folder_owner, "_known", set())
+    monkeypatch.setattr(folder_owner, "_own_folders", set())
     shared = tmp_path / "shared"
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -54,7 +44,7 @@ def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Nei
     for home in homes:
         home.append(10)
     neighbours = Neighbours(*homes)
-    neighbours.deployment(neighbours.first).own_output(KEY)
+    owned(homes[0].store, homes[0].place)
     for home in homes:
         home.consume("run-1")
     yield neighbours
@@ -82,8 +72,6 @@ def test_nothing_of_the_first_deployment_is_written_or_removed_by_the_second(
         error = output_of(capsys, *command, *home, code=2)
         assert "belongs to another lease store" in error, command
         assert error.count("\n") == 1
-    with pytest.raises(OutputNotOwned):
-        neighbours.deployment(neighbours.second).own_output(KEY)
     assert {path: path.stat().st_mtime_ns for path in neighbours.files()} == before
 
 

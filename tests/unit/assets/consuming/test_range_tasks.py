@@ -237,9 +237,9 @@ def test_a_time_that_no_calendar_has_stops_no_shard(
     table = pq.read_table(scene.folder / file.path)
     times = table["event_time"].to_pylist()
     assert times[-2] is None
-    known = [time for time in times if time is not None]
-    assert (file.first_event_time, file.last_event_time) == (min(known), max(known))
-    assert (row.read.first_event_time, row.read.last_event_time) == (min(known), max(known))
+    others = [time for time in times if time is not None]
+    assert (file.first_event_time, file.last_event_time) == (min(others), max(others))
+    assert (row.read.first_event_time, row.read.last_event_time) == (min(others), max(others))
     assert dict(table["attributes"].to_pylist()[-2]) == {"event_time_us": "253402315200000000"}
 
 

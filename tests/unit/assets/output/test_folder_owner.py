@@ -23,7 +23,7 @@ from tests.object_store import ENVIRONMENT, new_bucket
 
 @pytest.fixture(autouse=True)
 def _new_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_owner, "_known", set())
+    monkeypatch.setattr(folder_owner, "_own_folders", set())
 
 
 @pytest.fixture(params=["disk", "store"])

@@ -39,11 +39,11 @@ def test_every_missing_file_is_named_with_its_batch(scene: Scene) -> None:
     gone = random.Random(7).sample(paths, len(paths) // 2)
     for path in gone:
         path.unlink()
-    found = look(scene)
-    assert (found.files, found.missing) == (len(paths), len(gone))
+    presence = look(scene)
+    assert (presence.files, presence.missing) == (len(paths), len(gone))
     for path in gone:
         relative = path.relative_to(scene.output).as_posix()
-        [sentence] = [each for each in found.sentences if relative in each]
+        [sentence] = [each for each in presence.sentences if relative in each]
         assert "of batch" in sentence
 
 
@@ -60,8 +60,8 @@ def test_a_file_that_is_committed_while_the_folder_is_listed_is_not_missing(
         return seen
 
     monkeypatch.setattr(LocalPlace, "names", names)
-    found = look(scene)
-    assert (found.files > before, found.missing) == (True, 0)
+    presence = look(scene)
+    assert (presence.files > before, presence.missing) == (True, 0)
 
 
 def test_a_file_that_was_replaced_and_removed_meanwhile_is_not_missing(
@@ -88,10 +88,10 @@ def test_a_file_that_was_replaced_and_removed_meanwhile_is_not_missing(
 
     monkeypatch.setattr(type(scene.store), "each_batch", stale_page)
     shards = {row.shard for row in rows}
-    found = look(scene)
+    presence = look(scene)
     others = sum(len(row.files) for row in rows if row.shard != ZERO)
     assert len(shards) > 1
-    assert found.missing == others, "only those of shards that were not merged are really gone"
+    assert presence.missing == others, "only those of shards that were not merged are really gone"
 
 
 def test_the_names_of_a_store_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +128,9 @@ def test_memory_grows_by_bytes_a_file(tmp_path: Path) -> None:
 
     names = (f"attempts/{number:08}/0.parquet" for number in range(20_000))
     tracemalloc.start()
-    found = present_files._Names(names)
+    presence = present_files._Names(names)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert "attempts/00019999/0.parquet" in found
-    assert "attempts/00020000/0.parquet" not in found
+    assert "attempts/00019999/0.parquet" in presence
+    assert "attempts/00020000/0.parquet" not in presence
     assert peak < 20_000 * 40
