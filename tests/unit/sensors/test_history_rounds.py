@@ -30,6 +30,7 @@ class Scene:
 
     age: timedelta | None = MONTH
     output_age: timedelta | None = None
+    output: Path = Path()
     date: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     now_s: float = 0.0
     rounds: HistoryRounds = field(init=False)
@@ -40,7 +41,7 @@ class Scene:
         self.world = World(store, KEY)
         deployment = Deployment(
             store=lambda: store, nodes=(), timing=Timing(),
-            output_folder=lambda _: local_place(Path()),
+            output_folder=lambda _: local_place(self.output),
             history_age=self.age,
         )  # fmt: skip
         self.rounds = HistoryRounds(KEY, deployment, lambda: self.now_s, self.output_age)
@@ -80,8 +81,8 @@ def test_a_setting_keeps_everything() -> None:
     assert scene.world.store.statements == before, "the store is not even asked"
 
 
-def test_output_expires_though_all_history_is_kept() -> None:
-    scene = Scene(age=None, output_age=MONTH)
+def test_output_expires_though_all_history_is_kept(tmp_path: Path) -> None:
+    scene = Scene(age=None, output_age=MONTH, output=tmp_path)
     tenure = scene.world.open(A, X, "run").tenure
     for number in range(5):
         scene.world.consume(tenure, str(number), str(number + 1), number)
