@@ -52,6 +52,10 @@ class TableUnavailable(LeaseholdError):
     """A published table, or its catalog, cannot be reached or is not the stream's."""
 
 
+class PublicationRefused(TableUnavailable):
+    """A catalog refused a publication; it is sent again, or made anew, after a wait."""
+
+
 class TooManyFiles(LeaseholdError):
     """A table has more files, or its ledger more batches, than the caller has time for."""
 

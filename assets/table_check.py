@@ -107,7 +107,7 @@ def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
     sentence = " ".join((f"Differences between table and ledger: {number}.", *shown))
     metadata: dict[str, Any] = {"files": outcome.files, "differences": number}
     metadata[COMPARED] = dg.MetadataValue.timestamp(utc_now())
-    passed = "Table and ledger agree, file by file."
+    passed = " ".join(("Table and ledger agree, file by file.", *outcome.notes))
     return ShardCheck(TABLE, not number, sentence if number else passed, metadata, blocking=True)
 
 

@@ -15,9 +15,6 @@ from typing import Any, Self
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 
-RECENT_PUBLICATIONS = 16
-"""The number of newest publications whose ids are remembered, to settle lost replies."""
-
 LATE_S = 300.0
 """The time after which committed output that waits for its table is behind, in seconds."""
 
@@ -61,7 +58,7 @@ class TableChange:
     """Files to take out of a group's table and to put into it, in one snapshot.
 
     The ledger has made the change already; the table is to follow. Quarantine files are in no
-    table, and in no change. A file that the table does not have needs no removal.
+    table, and in no change.
 
     Attributes:
         sequence: changes of a group are carried out in this order.
@@ -99,10 +96,11 @@ class PlannedPublication:
     """The content of one snapshot: batches by shard, and changes of what was published.
 
     Attributes:
-        id: unique; it is in the snapshot's summary, too.
+        id: unique; the table's mark and the snapshot's summary name it, too.
         snapshot: the id of the snapshot that holds it.
         base: the id of the snapshot that it follows; None where the table has none yet.
         changes: the numbers of the changes that it carries out.
+        records: the number of records in the table with it; None where the catalog counts none.
     """
 
     id: str
@@ -110,6 +108,7 @@ class PlannedPublication:
     base: int | None = None
     ranges: tuple[PublishedRange, ...] = ()
     changes: tuple[int, ...] = ()
+    records: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +131,12 @@ class Publication:
         table: the table's name; None until the first turn.
         columns: see `TableColumns`.
         number: how many publications there were.
-        recent: the ids of the newest publications, newest last.
-        snapshot: the id of the newest publication's snapshot, or None.
-        at: when that was committed; for people only.
-        recorded: publications that were on their way into another catalog's table, and were not
-            settled yet: any of them may be in it.
+        last: the id of the newest publication, or None.
+        snapshot: the id of its snapshot, or None.
+        records: the number of records in the table after it; None where it was not counted.
+        at: when it was committed; for people only.
+        pending: the publication that was sent to another catalog and is not settled. It may be
+            in the table.
         changes_pending: True if there are changes that are not published.
     """
 
@@ -146,10 +146,11 @@ class Publication:
     table: TableName | None = None
     columns: TableColumns = TableColumns()
     number: int = 0
-    recent: tuple[str, ...] = ()
+    last: str | None = None
     snapshot: int | None = None
+    records: int | None = None
     at: datetime | None = None
-    recorded: tuple[PlannedPublication, ...] = ()
+    pending: PlannedPublication | None = None
     changes_pending: bool = False
 
 

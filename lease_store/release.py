@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
 
 DISTRIBUTION = "dagster-leasehold"
-REVISIONS = tuple(f"{number:04}" for number in range(1, 20))
+REVISIONS = tuple(f"{number:04}" for number in range(1, 21))
 HEAD = REVISIONS[-1]
-OLDEST = "0017"
+OLDEST = "0020"
 """The last revision that releases before it cannot live with: what they commit is in no count of
-rows, and those without tables commit what no publisher looks for. Who adds a revision that does
-more than add names it here."""
+rows, those without tables commit what no publisher looks for, and those before it know no pending
+publication. Who adds a revision that does more than add names it here."""
 
 
 def _installed() -> str:

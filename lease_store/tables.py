@@ -311,10 +311,11 @@ publication = sa.Table(
     count_column("columns_version"),
     sa.Column("table_columns", JsonText),
     count_column("number"),
-    sa.Column("recent", JsonText),
     sa.Column("snapshot_id", sa.BigInteger),
     sa.Column("published_at", EventTime),
-    sa.Column("recorded", JsonText),
+    name_column("last_publication", nullable=True),
+    sa.Column("records", sa.BigInteger),
+    sa.Column("pending", JsonText),
     sa.Index("publication_by_table", "catalog_name", "table_namespace", "table_name", unique=True),
     **TABLE_OPTIONS,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from random import random
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -57,12 +58,15 @@ class PublishRounds:
         deployment: the lease store, the nodes served here, the output folder and the catalog.
         clock: monotonic seconds.
         now: the time at which the age of what waits is counted.
+        jitter: gives the part in [0, 1) by which a wait after a failure is shortened, so that
+            publishers that were refused together are not refused together again.
     """
 
     stream: ShardStream
     deployment: Deployment
     clock: Clock
     now: Callable[[], datetime] = utc_now
+    jitter: Callable[[], float] = random
     _steps: FailingSteps = field(init=False)
     _publisher: Publisher | None = None
     _snapshot: int | None = None
@@ -73,7 +77,7 @@ class PublishRounds:
     _busy: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
-        self._steps = FailingSteps(self.clock)
+        self._steps = FailingSteps(self.clock, jitter=self.jitter)
 
     def tick(self, address: str) -> tuple[str, bool]:
         """Publish what waits, once the interval is over; return one line, and True for a trouble.
@@ -102,15 +106,16 @@ class PublishRounds:
         if not waits_for_publication(store, key, publication):
             return f"Everything that is committed is published.{self._place()}", False
         self._steps.begin()
-        if wait_s := self._steps.wait_s(PUBLISHING):
-            line, trouble = f"Publishing failed and is tried again in {wait_s:.0f} s", False
+        if self._steps.wait_s(PUBLISHING):
+            line, trouble = "; ".join(self._steps.notes), False
         else:
             report = self._steps.attempt(PUBLISHING, lambda: self._turn(store, address), None)
             if report is not None and report.snapshot is not None:
                 self._snapshot = report.snapshot
-                return f"{report}{self._place()}", False
+                return f"{report}{self._place()}", bool(report.rejected)
             line = "; ".join(self._steps.notes) if report is None else str(report).rstrip(".")
-            trouble = report is None
+            if trouble := report is None:
+                self._due_s = float("-inf")  # the step's own wait counts
         return f"{line}; {PublicationLag.of(store.publication_lag(key))}.", trouble
 
     def _place(self) -> str:
@@ -211,7 +216,7 @@ def waits_for_publication(
     store: Publications, key: GroupKey, publication: Publication | None
 ) -> bool:
     """Return True if something committed is not published; one statement, however old it is."""
-    if publication is not None and (publication.changes_pending or publication.recorded):
+    if publication is not None and (publication.changes_pending or publication.pending):
         return True
     return bool(store.unpublished(key, limit=1))
 

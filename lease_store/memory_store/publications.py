@@ -155,11 +155,27 @@ class MemoryPublications(MemoryTableChanges, Publications):
             before = _current(rows, turn)
             if before is None:
                 return TurnOver()
-            if publication in before.recorded:
+            if publication == before.pending:
                 return Settled()
-            if not _follows(rows, publication):
+            if before.pending or not _follows(rows, publication):
                 return Stale()
-            rows.publication = replace(before, recorded=(*before.recorded, publication))
+            rows.publication = replace(before, pending=publication)
+            return Settled()
+
+    @override
+    def drop_publication(
+        self, turn: PublishTurn, publication: PlannedPublication
+    ) -> Settled | TurnOver:
+        with self._rows("drop_publication", turn.key) as rows:
+            before = _current(rows, turn)
+            if before is None:
+                return TurnOver()
+            if before.pending == publication:
+                starts = {each.shard: each.start for each in publication.ranges}
+                for number, change in list(rows.changes.items()):
+                    if change.shard in starts and change.first >= starts[change.shard]:
+                        del rows.changes[number]
+                rows.publication = replace(before, pending=None)
             return Settled()
 
     @override
@@ -170,11 +186,11 @@ class MemoryPublications(MemoryTableChanges, Publications):
             before = _current(rows, turn)
             if before is None or before.table is None:
                 return TurnOver()
-            if publication.id in before.recent:
+            if publication.id == before.last:
                 return Settled()
             if pointer is None:
-                recorded = any(each.id == publication.id for each in before.recorded)
-                if not recorded or not rules.may_settle(publication, _places(rows)):
+                pending = before.pending == publication
+                if not pending or not rules.may_settle(publication, _places(rows)):
                     return Stale()
             elif not _follows(rows, publication):
                 return Stale()
@@ -191,10 +207,11 @@ class MemoryPublications(MemoryTableChanges, Publications):
             rows.publication = replace(
                 before,
                 number=before.number + 1,
-                recent=rules.with_newest(before.recent, publication.id),
+                last=publication.id,
                 snapshot=publication.snapshot,
+                records=publication.records,
                 at=self._clock(),
-                recorded=rules.still_possible(before.recorded, publication),
+                pending=None,
             )
             return Settled()
 

@@ -38,7 +38,7 @@ class MemoryTableChanges(MemoryRows):
         if not rows.publishing.epoch:
             return None
         assert rows.publication is not None
-        return border_of(shard, rows.published[shard], rows.publication.recorded)
+        return border_of(shard, rows.published[shard], rows.publication.pending)
 
     def _record_removal(
         self, rows: GroupRows, shard: ShardId, kind: ChangeKind, gone: Iterable[Batch]
@@ -47,7 +47,8 @@ class MemoryTableChanges(MemoryRows):
         border = self._border(rows, shard)
         if border is not None:
             reached = [batch for batch in gone if batch.sequence < border.reached]
-            self._record_changes(rows, changes_of_removal(kind, shard, reached))
+            changes = changes_of_removal(kind, shard, reached, border.published)
+            self._record_changes(rows, changes)
 
     def _record_changes(self, rows: GroupRows, changes: Iterable[TableChange]) -> None:
         for change in changes:

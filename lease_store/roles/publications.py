@@ -12,15 +12,16 @@ batches from the one into the other, in order:
    ledger would have moved, and nothing would change either.
 
 With the default catalog, the table's pointer moves in the same transaction. With any other one the
-publication is recorded before, and looked for in the table after:
+publication is recorded before, as the only pending one, and the table's mark shows if it arrived:
 
 1. A records publication P, with the id of the snapshot that it must follow.
-2. It commits P to the catalog, which takes it if that is still the newest snapshot; the reply is
+2. It sends P to the catalog, which takes it if that is still the newest snapshot; the reply is
    lost, or A dies.
-3. Whoever has the turn looks for the id of P in the table before anything else. There: P is
-   settled. Not there: another one may be recorded beside it, after the newest snapshot of that very
-   look, since the catalog takes one of the two. Looked at again, the table might have P by then.
-4. What happens to batches of P meanwhile becomes a change of the table, as if it were published.
+3. The next holder of the turn reads the table. If its mark names P, P is settled. If the newest
+   snapshot is still the base of P, the same request is sent again. Otherwise the catalog cannot
+   take P any more, and P is dropped.
+4. What happens to batches of P meanwhile becomes a change of the table, as if it were published. If
+   P is dropped, the change is dropped with it.
 
 A group whose output nobody has ever published has no changes, and all of it may be rewritten.
 """
@@ -151,9 +152,20 @@ class Publications(Protocol):
     def record_publication(
         self, turn: PublishTurn, publication: PlannedPublication
     ) -> Settled | TurnOver | Stale:
-        """Note that a publication is on its way into the table of another catalog.
+        """Record the publication that is sent to another catalog.
 
-        Condition: as for `commit_publication`. Recording the same one again is harmless.
+        Condition: as for `commit_publication`, and no other one is pending. Recording the same one
+        again is harmless.
+        """
+        ...
+
+    def drop_publication(
+        self, turn: PublishTurn, publication: PlannedPublication
+    ) -> Settled | TurnOver:
+        """Drop the pending publication, which its catalog cannot take any more.
+
+        Changes of its batches are dropped with it: those batches are not in the table. A
+        publication that is not pending is left as it is.
         """
         ...
 
@@ -167,8 +179,7 @@ class Publications(Protocol):
         shard of the publication is pending that belongs before or into it. `PointerMoved`:
         somebody else has committed to the table.
 
-        Without a pointer, the publication is one that was recorded and was found in the table of
-        another catalog; versions are not compared then, and all that were recorded after the same
-        snapshot or an earlier one are forgotten: they can be taken no more.
+        Without a pointer, the publication is the pending one, and was found in the table of another
+        catalog; versions are not compared then.
         """
         ...

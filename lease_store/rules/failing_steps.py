@@ -74,11 +74,13 @@ class FailingSteps:
         clock: monotonic seconds.
         first_s: the wait after a step's first failure, in seconds.
         max_s: the longest wait, in seconds.
+        jitter: gives the part in [0, 1) by which a wait is shortened; see `retry_wait_s`.
     """
 
     clock: Callable[[], float]
     first_s: float = FIRST_WAIT_S
     max_s: float = WAIT_MAX_S
+    jitter: Callable[[], float] = lambda: 0.0
     _failures: dict[str, _Failure] = field(default_factory=dict[str, _Failure])
     _notes: list[str] = field(default_factory=list[str])
     _silence: int = 0
@@ -212,7 +214,9 @@ class FailingSteps:
         """Take note of a step that failed elsewhere than in `attempt`."""
         before = self._failures.pop(step, None)
         count = before.count + 1 if before else 1
-        wait_s = 0.0 if at_once else retry_wait_s(count, first_s=self.first_s, max_s=self.max_s)
+        jitter = self.jitter()
+        again_s = retry_wait_s(count, first_s=self.first_s, max_s=self.max_s, jitter=jitter)
+        wait_s = 0.0 if at_once else again_s
         if len(self._failures) >= STEPS_MAX:
             del self._failures[min(self._failures, key=lambda name: self._failures[name].due_s)]
         sentence = sentence_of(error)

@@ -2,9 +2,9 @@
 
 Two ways for a batch to be in the table although the cursor is not behind it, or not at all:
 
-1. A publication was recorded and committed to another catalog, and its publisher died: its batches
-   are in the table, and the cursor is before them. So what happens to them becomes a change, as if
-   they were published; a table that does not have a file needs no removal of it.
+1. A publication was sent to another catalog, and its reply was lost. Its batches may be in the
+   table, and the cursor is before them. So what happens to them becomes a change, as if they were
+   published. If the publication is dropped, those changes are dropped with it.
 2. A batch is withdrawn before it is published: the next publication begins at its number and goes
    on with the one that was committed instead, whose number is higher.
 """
@@ -17,7 +17,6 @@ from typing import NamedTuple
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, BatchState, DataFile
 from dagster_leasehold.lease_store.publication_rows import (
-    RECENT_PUBLICATIONS,
     ChangeKind,
     PlannedPublication,
     TableChange,
@@ -109,23 +108,10 @@ def in_turn(
     )
 
 
-def still_possible(
-    recorded: Iterable[PlannedPublication], settled: PlannedPublication
-) -> tuple[PlannedPublication, ...]:
-    """Return the recorded publications that a catalog may still take after one is settled."""
-    return tuple(
-        each for each in recorded if each.id != settled.id and each.base == settled.snapshot
-    )
-
-
-def with_newest(recent: Sequence[str], newest: str) -> tuple[str, ...]:
-    """Return the ids of the newest publications once there is one more."""
-    return (*recent, newest)[-RECENT_PUBLICATIONS:]
-
-
-def border_of(shard: ShardId, cursor: int, recorded: Iterable[PlannedPublication]) -> Border:
-    """Return the border of a shard, by its cursor and what was recorded and is not settled."""
-    ends = (each.end for one in recorded for each in one.ranges if each.shard == shard)
+def border_of(shard: ShardId, cursor: int, pending: PlannedPublication | None) -> Border:
+    """Return the border of a shard, by its cursor and the publication that is not settled."""
+    ranges = pending.ranges if pending else ()
+    ends = (each.end for each in ranges if each.shard == shard)
     return Border(cursor, max(cursor, *ends, 0))
 
 
@@ -144,14 +130,18 @@ def change_of_rewrite(
 
 
 def changes_of_removal(
-    kind: ChangeKind, shard: ShardId, batches: Iterable[Batch]
+    kind: ChangeKind, shard: ShardId, batches: Iterable[Batch], published: int
 ) -> list[TableChange]:
     """Return the changes after which no batch of these is in the table.
+
+    A change is of batches before the cursor, or of others: those are in a pending publication, and
+    their changes are dropped if it is.
 
     Args:
         kind: withdrawal or expiry.
         shard: theirs.
         batches: those that may be in the table, in order; what was not committed is in none.
+        published: the shard's cursor.
     """
     files = [
         (batch.sequence, file.path)
@@ -159,10 +149,12 @@ def changes_of_removal(
         if batch.state is BatchState.COMMITTED
         for file in _published_files(batch.files)
     ]
+    first = [each for each in files if each[0] < published]
     return [
         TableChange(0, shard, kind, part[0][0], tuple(path for _, path in part))
-        for start in range(0, len(files), PATHS_PER_CHANGE)
-        for part in [files[start : start + PATHS_PER_CHANGE]]
+        for side in (first, files[len(first) :])
+        for start in range(0, len(side), PATHS_PER_CHANGE)
+        for part in [side[start : start + PATHS_PER_CHANGE]]
     ]
 
 

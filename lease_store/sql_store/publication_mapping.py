@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -52,27 +51,31 @@ def publication_from(row: Row) -> Publication:
         table=table,
         columns=TableColumns(row["columns_version"], tuple(row["table_columns"] or ())),
         number=row["number"],
-        recent=tuple(row["recent"] or ()),
+        last=row["last_publication"],
         snapshot=row["snapshot_id"],
+        records=row["records"],
         at=row["published_at"],
-        recorded=tuple(map(planned_from, row["recorded"] or ())),
+        pending=pending_from(row),
         changes_pending=bool(row["changes_pending"]) if "changes_pending" in row else False,
     )
 
 
 def planned_values(publication: PlannedPublication) -> dict[str, Any]:
-    """Return a publication as the JSON of those that are recorded holds it."""
+    """Return a publication as the JSON of a pending one."""
     return asdict(publication)
 
 
-def planned_from(values: Mapping[str, Any]) -> PlannedPublication:
-    """Return a publication from the JSON of those that are recorded."""
+def pending_from(row: Row) -> PlannedPublication | None:
+    """Return the publication that is not settled, from a group's row; None if there is none."""
+    values: dict[str, Any] | None = row["pending"]
+    if values is None:
+        return None
     ranges = tuple(
         PublishedRange(**each | {"shard": ShardId(each["shard"])}) for each in values["ranges"]
     )
-    return PlannedPublication(
-        values["id"], values["snapshot"], values["base"], ranges, tuple(values["changes"])
-    )
+    changes = tuple(values["changes"])
+    values = values | {"ranges": ranges, "changes": changes}
+    return PlannedPublication(**values)
 
 
 def place_from(row: Row) -> ShardPlace:

@@ -75,7 +75,7 @@ def select_border(key: GroupKey, shard: ShardId) -> sa.Select[*tuple[Any, ...]]:
     """The cursor of a shard that somebody publishes, and what is on its way into the table."""
     same = _same_group(publication, shard_lease)
     return (
-        sa.select(shard_lease.c.published_until, publication.c.recorded)
+        sa.select(shard_lease.c.published_until, publication.c.pending)
         .select_from(shard_lease.join(publication, same))
         .where(of_group(shard_lease, key, shard_id=shard), publication.c.epoch > 0)
     )
@@ -231,6 +231,16 @@ def flag_changes(key: GroupKey, numbers: Sequence[int]) -> sa.Update:
     """Flag changes as published."""
     chosen = table_change.c.sequence.in_(sorted(numbers))
     return sa.update(table_change).where(of_group(table_change, key), chosen).values(published=True)
+
+
+def drop_changes(key: GroupKey, cursors: Mapping[ShardId, int]) -> sa.Update:
+    """Flag the changes of batches from the cursors on: their batches never got into the table."""
+    own = (
+        sa.and_(table_change.c.shard_id == shard, table_change.c.first_batch >= cursor)
+        for shard, cursor in cursors.items()
+    )
+    pending = (of_group(table_change, key), table_change.c.published.is_(False))
+    return sa.update(table_change).where(*pending, sa.or_(*own)).values(published=True)
 
 
 def first_kept_change(key: GroupKey, keep: int) -> sa.Select[*tuple[int]]:

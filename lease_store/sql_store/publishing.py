@@ -1,6 +1,6 @@
-"""Publishing in SQL: the two verbs that record and commit a publication.
+"""Publishing in SQL: the verbs that record, drop and commit a publication.
 
-Both lock the group's publication first, then its shards by id. Whatever withdraws, rewrites or
+All lock the group's publication first, then its shards by id. Whatever withdraws, rewrites or
 deletes batches locks their shard and then reads the publication, so that one of the two sees what
 the other one did.
 """
@@ -23,7 +23,7 @@ from dagster_leasehold.lease_store.rules import publishing as rules
 from dagster_leasehold.lease_store.sql_store import publication_statements as statements
 from dagster_leasehold.lease_store.sql_store.publication_mapping import place_from, planned_values
 from dagster_leasehold.lease_store.sql_store.publications import SqlPublications
-from dagster_leasehold.lease_store.sql_store.verbs import chunks
+from dagster_leasehold.lease_store.sql_store.verbs import chunks, portions
 from dagster_leasehold.lease_store.tables import publication as publication_table
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
@@ -43,15 +43,37 @@ class SqlPublishing(SqlPublications):
             if not self._has_publish_turn(tx, turn):
                 return tx.abandon(TurnOver())
             before = self._locked_publication(tx, turn.key)
-            if publication in before.recorded:
+            if publication == before.pending:
                 return tx.abandon(Settled())
-            if not self._follows(tx, turn.key, publication):
+            if before.pending or not self._follows(tx, turn.key, publication):
                 return tx.abandon(Stale())
-            recorded = [planned_values(each) for each in (*before.recorded, publication)]
-            self._change_row(tx, publication_table, turn.key, {"recorded": recorded})
+            values = {"pending": planned_values(publication)}
+            self._change_row(tx, publication_table, turn.key, values)
             return Settled()
 
         return self._write("record_publication", work)
+
+    @override
+    def drop_publication(
+        self, turn: PublishTurn, publication: PlannedPublication
+    ) -> Settled | TurnOver:
+        """Drop a publication; after a lost reply it is simply dropped again."""
+
+        def work(tx: Transaction) -> Settled | TurnOver:
+            if not self._has_publish_turn(tx, turn):
+                return tx.abandon(TurnOver())
+            before = self._locked_publication(tx, turn.key)
+            if before.pending != publication:
+                return tx.abandon(Settled())
+            # Their rows are locked: a withdrawal is before this, or sees that nothing is pending.
+            for part in portions(self._places(tx, turn.key, publication)):
+                cursors = {each.shard: each.start for each in publication.ranges}
+                dropped = {shard: cursors[shard] for shard in part}
+                tx.connection.execute(statements.drop_changes(turn.key, dropped))
+            self._change_row(tx, publication_table, turn.key, {"pending": None})
+            return Settled()
+
+        return self._write("drop_publication", work)
 
     @override
     def commit_publication(
@@ -63,12 +85,12 @@ class SqlPublishing(SqlPublications):
             if not self._has_publish_turn(tx, turn):
                 return tx.abandon(TurnOver())
             before = self._locked_publication(tx, key)
-            if publication.id in before.recent:
+            if publication.id == before.last:
                 return tx.abandon(Settled())
             if pointer is None:
                 places = self._places(tx, key, publication)
-                recorded = any(each.id == publication.id for each in before.recorded)
-                if not recorded or not rules.may_settle(publication, places):
+                pending = before.pending == publication
+                if not pending or not rules.may_settle(publication, places):
                     return tx.abandon(Stale())
             elif not self._follows(tx, key, publication):
                 return tx.abandon(Stale())
@@ -78,7 +100,7 @@ class SqlPublishing(SqlPublications):
             return Settled()
 
         def mark(tx: Transaction) -> bool:
-            return publication.id in self._locked_publication(tx, key).recent
+            return publication.id == self._locked_publication(tx, key).last
 
         return self._write("commit_publication", work, mark=mark)
 
@@ -126,12 +148,12 @@ class SqlPublishing(SqlPublications):
         flagged = statements.flag_changes(before.key, numbers)
         if numbers and tx.connection.execute(flagged).rowcount != len(numbers):
             raise Raced
-        left = rules.still_possible(before.recorded, publication)
         values = {
             "number": before.number + 1,
-            "recent": list(rules.with_newest(before.recent, publication.id)),
+            "last_publication": publication.id,
             "snapshot_id": publication.snapshot,
+            "records": publication.records,
             "published_at": self._clock(),
-            "recorded": [planned_values(each) for each in left],
+            "pending": None,
         }
         self._change_row(tx, publication_table, before.key, values)

@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import key_values
 from dagster_leasehold.lease_store.sql_store.publication_mapping import (
     CHANGE,
     change_values,
-    planned_from,
+    pending_from,
 )
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import table_change
@@ -64,8 +64,7 @@ class SqlTableChanges(SqlVerbs):
         row = tx.rows(statements.select_border(key, shard)).first()
         if row is None:
             return None
-        recorded = map(planned_from, row["recorded"] or ())
-        return border_of(shard, row["published_until"], recorded)
+        return border_of(shard, row["published_until"], pending_from(row))
 
     def _record_removal(
         self,
@@ -82,7 +81,8 @@ class SqlTableChanges(SqlVerbs):
         """
         border = self._border(tx, key, shard)
         if border is not None:
-            changes = changes_of_removal(kind, shard, gone(border.reached))
+            reached = gone(border.reached)
+            changes = changes_of_removal(kind, shard, reached, border.published)
             self._record_changes(tx, key, changes)
 
     def _record_changes(

@@ -150,6 +150,8 @@ def verify(
         if table:
             for difference in table.differences:
                 say(f"DIFFERENCE: {difference}")
+            for note in table.notes:
+                say(note)
             number = len(table.differences) or "no"
             say(f"{key}: {table.files:,} files in the table, {number} differences.")
         _say_presence(key, presence)

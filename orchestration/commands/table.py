@@ -88,10 +88,14 @@ def create(
             "records": report.records,
             "files": comparison.files,
             "differences": differences,
+            "notes": comparison.notes,
+            "rejected": report.rejected,
         },
         f"Published {report.batches:,} batches of {report.records:,} records to the table "
         f"{name.namespace}.{name.name} of catalog {name.catalog}.",
+        *report.rejected,
         f"The table has {comparison.files:,} files; {verdict}",
+        *comparison.notes,
         as_json=as_json,
     )
     if differences:

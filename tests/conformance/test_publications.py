@@ -209,8 +209,8 @@ def test_a_publication_moves_everything(world: World, tenures: list[Tenure]) -> 
     assert world.store.unpublished(world.key) == []
     row = world.store.publication(world.key)
     assert row is not None
-    assert (row.number, row.recent, row.snapshot) == (1, (planned.id,), planned.snapshot)
-    assert (row.node, row.recorded, row.changes_pending) == (A, (), False)
+    assert (row.number, row.last, row.snapshot) == (1, planned.id, planned.snapshot)
+    assert (row.node, row.pending, row.changes_pending) == (A, None, False)
     assert row.at is not None
     pointer = world.store.table_pointer(publisher.table)
     assert pointer is not None
@@ -230,7 +230,7 @@ def test_a_repeated_commit_is_settled(world: World, tenures: list[Tenure]) -> No
     assert publisher.commit(planned, seen=FIRST) == Settled()
     commit(world, tenures[0], 1)
     publisher.publish()
-    assert publisher.commit(planned, seen=FIRST) == Settled()
+    assert publisher.commit(planned, seen=FIRST) == Stale(), "it is not the newest"
     assert until(world, X) == 2
 
 
@@ -345,24 +345,24 @@ def test_a_recorded_publication_is_settled_once_it_is_in_the_table(
     commit(world, tenures[0], 0, 1)
     a, b = Publisher(world), Publisher(world, B)
     turn = a.take()
-    planned = a.plan(base=7)
+    planned = replace(a.plan(base=7), records=25)
     assert world.store.record_publication(turn, planned) == Settled()
     assert world.store.record_publication(turn, planned) == Settled(), "its reply was lost"
     world.store.evict(world.key, A, world.node(A).lease_id, observer="b", reason="silent")
     turn = b.take()
     row = world.store.publication(world.key)
     assert row is not None
-    assert row.recorded == (planned,)
+    assert row.pending == planned
     assert until(world, X) == 0, "it is not settled"
     assert world.store.commit_publication(turn, planned) == Settled()
     row = world.store.publication(world.key)
     assert row is not None
-    assert (row.recorded, row.recent, row.snapshot) == ((), (planned.id,), planned.snapshot)
+    assert (row.pending, row.last, row.snapshot) == (None, planned.id, planned.snapshot)
+    assert row.records == planned.records == 25
     assert until(world, X) == 2
 
 
-def test_one_of_two_recorded_publications_is_settled(world: World, tenures: list[Tenure]) -> None:
-    """1. P is recorded and not seen in the table; 2. Q beside it; 3. P or Q is found there."""
+def test_at_most_one_publication_is_pending(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0)
     publisher = Publisher(world)
     turn = publisher.take()
@@ -370,14 +370,60 @@ def test_one_of_two_recorded_publications_is_settled(world: World, tenures: list
     assert world.store.record_publication(turn, first) == Settled()
     commit(world, tenures[0], 1)
     second = publisher.plan(base=7)
-    assert world.store.record_publication(turn, second) == Settled()
+    assert world.store.record_publication(turn, second) == Stale()
+    assert world.store.commit_publication(turn, second) == Stale()
     assert world.store.commit_publication(turn, first) == Settled()
+    assert world.store.record_publication(turn, second) == Stale(), "it begins behind the cursor"
     assert until(world, X) == 1
+
+
+def test_a_publication_that_cannot_arrive_is_dropped(world: World, tenures: list[Tenure]) -> None:
+    """1. P is sent; 2. another program commits; 3. P is dropped, and its batches wait again."""
+    commit(world, tenures[0], 0, 1)
+    a, b = Publisher(world), Publisher(world, B)
+    turn = a.take()
+    planned = a.plan(base=7)
+    assert world.store.drop_publication(turn, planned) == Settled(), "it is not pending"
+    assert world.store.record_publication(turn, planned) == Settled()
+    assert world.store.drop_publication(turn, a.plan(base=8)) == Settled(), "another one"
     row = world.store.publication(world.key)
     assert row is not None
-    assert row.recorded == (), "the catalog can take the second one no more"
-    assert world.store.commit_publication(turn, second) == Stale()
-    assert until(world, X) == 1
+    assert row.pending == planned
+    world.store.evict(world.key, A, world.node(A).lease_id, observer="b", reason="silent")
+    former, turn = turn, b.take()
+    assert world.store.drop_publication(former, planned) == TurnOver()
+    assert world.store.drop_publication(turn, planned) == Settled()
+    assert world.store.drop_publication(turn, planned) == Settled(), "its reply was lost"
+    assert world.store.commit_publication(turn, planned) == Stale()
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert (row.pending, row.last, row.number, until(world, X)) == (None, None, 0, 0)
+    (backlog,) = world.store.unpublished(world.key)
+    assert [batch.sequence for batch in backlog.batches] == [0, 1]
+
+
+def test_what_a_dropped_publication_left_to_do_is_dropped_with_it(
+    world: World, tenures: list[Tenure]
+) -> None:
+    """1. Batch 0 is published, 1 and 2 pending; 2. back to 0; 3. the pending ones are dropped."""
+    commit(world, tenures[0], 0)
+    publisher = Publisher(world)
+    publisher.start()
+    publisher.publish()
+    commit(world, tenures[0], 1, 2)
+    planned = publisher.plan(base=7)
+    turn = publisher.own
+    assert world.store.record_publication(turn, planned) == Settled()
+    world.store.force_checkpoint(world.key, X, "0", observer="op", reason="again")
+    changes = world.store.pending_changes(world.key)
+    assert [(each.first, each.removed) for each in changes] == [
+        (0, ("x/0",)),
+        (1, ("x/1", "x/2")),
+    ], "none is of batches before the cursor and of others"
+    assert world.store.drop_publication(turn, planned) == Settled()
+    assert world.store.pending_changes(world.key) == changes[:1]
+    publisher.publish()
+    assert publisher.files == publisher.committed() == []
 
 
 def test_what_was_not_recorded_is_not_settled(world: World, tenures: list[Tenure]) -> None:

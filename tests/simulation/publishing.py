@@ -2,14 +2,19 @@
 
 Everybody is a generator that yields where it may be frozen, or never go on. The table is a list of
 snapshots; a reader compares it with what the ledger says. Two ways to commit: the default catalog,
-whose pointer the store moves, and another one, which takes a snapshot that follows its newest.
+whose pointer the store moves, and another one, which takes a snapshot that follows its newest, and
+which other programs change as well: they rewrite files, add and delete records, roll the table
+back, and expire its snapshots.
 
 Invariants, after every step:
 
-- the table has each record at most once;
-- it has exactly the files that are committed and published, but for those of changes to come.
+- the table has each record at most once, unless another program added it;
+- at most one publication is pending;
+- while no other program changed the table, it has exactly the files that are committed and
+  published, but for those of changes to come.
 
-At the end, when everybody has stopped, one more publisher brings the table up to the ledger.
+At the end, when everybody has stopped, one more publisher brings the table up to the ledger. A
+table that it does not publish to is adopted first.
 """
 
 from __future__ import annotations
@@ -17,8 +22,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table.publication import plan_publication
 from dagster_leasehold.lease_store.errors import CheckpointRefused
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -36,10 +43,9 @@ from dagster_leasehold.lease_store.outcomes import Changed, Opened, Settled
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PointerMove,
+    Publication,
     PublishedRange,
     PublishTurn,
-    ShardBacklog,
-    TableChange,
     TableName,
 )
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -59,11 +65,26 @@ FREEZING_SHARE, WAKING_SHARE, DYING_SHARE = 0.1, 0.1, 0.02
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A snapshot of the table: its id, the publication in its summary, and its files in order."""
+    """A snapshot of the table: its id, what it follows, its publication, and its files in order.
+
+    Attributes:
+        sequence: of the table's history, whatever the snapshot follows.
+    """
 
     id: int
     publication: str
     files: tuple[str, ...]
+    parent: int | None = None
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class View:
+    """Another catalog's table as it was seen, and the mark: a publication, and its sequence."""
+
+    newest: Snapshot
+    ids: frozenset[int]
+    mark: tuple[str, int]
 
 
 @dataclass
@@ -79,9 +100,12 @@ class Seed:
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.number)
-        self.elsewhere = self.chance.random() < 0.5
+        self.elsewhere = self.chance.random() < 0.7
+        self.outside = self.elsewhere and self.chance.random() < 0.6
+        self.touched = False
         self.staged = {FIRST: Snapshot(FIRST, "", ())}
-        self.catalog = [self.staged[FIRST]]
+        self.current, self.mark, self.history = self.staged[FIRST], ("", 0), 0
+        self.there = {FIRST}
         self.actors: list[Steps] = []
         self.frozen: list[Steps] = []
         self.records: dict[str, list[tuple[ShardId, str]]] = {}
@@ -105,14 +129,27 @@ class Seed:
             self._check()
         self.actors.clear()
         for _ in range(LAST_TURNS_MAX):
-            if sorted(self.table()) == sorted(self.committed()):
+            if self._is_up_to_date():
                 break
-            for _ in self.publish(NODES[0]):
+            for _ in self.publish(NODES[0], adopts=True):
                 self._check()
-        published = sorted(self.table())
-        if published != sorted(self.committed()):
+        if not self._is_up_to_date():
+            published = sorted(self.table())
             self.violations.append(f"at the end the table has {published}, not {self.committed()}")
         return self.violations
+
+    def _is_up_to_date(self) -> bool:
+        """Return True if the table has what is committed; in other files after a rewrite."""
+        row = self.store.publication(KEY)
+        if not self.touched:
+            return sorted(self.table()) == sorted(self.committed())
+        waits = row is None or row.pending or row.changes_pending or self.store.unpublished(KEY)
+        table, committed = (self._records(each) for each in (self.table(), self.committed()))
+        # Records that expired after a rewrite by another program stay.
+        return not waits and set(committed) <= set(table)
+
+    def _records(self, files: Sequence[str]) -> list[tuple[ShardId, str]]:
+        return [record for path in files for record in self.records[path]]
 
     def _somebody(self) -> Steps:
         node = self.chance.choice(NODES)
@@ -124,6 +161,8 @@ class Seed:
             self._go_back(): 1,
             self._expire(): 1,
         }
+        if self.outside:
+            weights[self._somebody_else()] = 1
         return self.chance.choices(list(weights), list(weights.values()))[0]
 
     def _step(self) -> None:
@@ -218,10 +257,61 @@ class Seed:
         self.store.expire_batches(KEY, shard, before=FAR, through=through)
         self.store.prune_batches(KEY, shard, before=FAR, keep=1)
 
+    # -- other programs -------------------------------------------------------------------------
+
+    def _somebody_else(self) -> Steps:
+        yield
+        self.touched = True
+        change = self.chance.choice(
+            (self.rewritten, self.rewritten, self.more, self.less, self.rolled_back, self.expired)
+        )
+        change()
+
+    def _enter(self, files: Sequence[str]) -> None:
+        """Commit a snapshot as another program does: the properties stay."""
+        snapshot = len(self.staged)
+        self.history += 1
+        self.staged[snapshot] = Snapshot(snapshot, "", tuple(files), self.current.id, self.history)
+        self.current = self.staged[snapshot]
+        self.there.add(snapshot)
+
+    def rewritten(self) -> None:
+        """Another program compacts some files: the same records in one file."""
+        files = list(self.current.files)
+        some = self.chance.sample(files, min(len(files), 2))
+        if some:
+            merged = self._name("theirs")
+            self.records[merged] = self._records(some)
+            self._enter([path for path in files if path not in some] + [merged])
+
+    def more(self) -> None:
+        """Another program adds records of its own: more than others delete meanwhile.
+
+        Records that come and go in equal numbers look like a rewrite.
+        """
+        path = self._name("theirs")
+        self.records[path] = [(SHARDS[0], f"{path}-{number}") for number in range(41)]
+        self._enter([*self.current.files, path])
+
+    def less(self) -> None:
+        """Another program deletes the records of a file."""
+        if self.current.files:
+            self._enter(self.current.files[1:])
+
+    def rolled_back(self) -> None:
+        """Another program makes an earlier snapshot the newest."""
+        parent = self.current.parent
+        if parent in self.there:
+            self.current = self.staged[parent]
+
+    def expired(self) -> None:
+        """Another program lets go of all snapshots but the newest."""
+        self.there = {self.current.id}
+
     # -- the publisher --------------------------------------------------------------------------
 
-    def publish(self, node: NodeName) -> Steps:
-        """One turn: what was recorded is looked for first, then what waits is published."""
+    def publish(self, node: NodeName, *, adopts: bool = False) -> Steps:
+        """One turn: the pending publication is settled first, then what waits is published."""
         self._replace_the_dead()
         turn = self.store.take_publish_turn(KEY, node, self._incarnation(node), TABLE)
         if not isinstance(turn, PublishTurn):
@@ -229,16 +319,69 @@ class Seed:
         if not self.elsewhere:
             self.store.create_table_pointer(turn, str(FIRST))
         yield
-        recorded = self.recorded()
+        seen = self.view()
         yield
-        seen = list(self.catalog) if self.elsewhere else [self.newest()]
-        yield
-        yield from self.settle(turn, recorded, seen)
-        planned = yield from self.plan(seen[-1])
-        if planned is not None:
-            yield from (self.commit_elsewhere if self.elsewhere else self.commit)(turn, planned)
+        row = self.store.publication(KEY)
+        if row is None or row.epoch != turn.epoch:
+            return
+        if row.pending is not None:
+            yield from self.resume(turn, row.pending, seen)
+        elif self.elsewhere and self.trouble(row, seen):
+            if not self.touched:
+                self.violations.append(f"nobody changed the table, and {row.last} is not its last")
+            if adopts:
+                yield from self.adopt(turn, seen)
+        else:
+            try:
+                planned = yield from self.plan(seen.newest)
+            except TableUnavailable:
+                if adopts:
+                    yield from self.adopt(turn, seen)
+                return
+            if planned is not None:
+                yield from (self.commit_elsewhere if self.elsewhere else self.commit)(turn, planned)
         if self.chance.random() < 0.5:
             self.store.end_publish_turn(turn)
+
+    def view(self) -> View:
+        """Read the table."""
+        return View(self.newest(), frozenset(self.there), self.mark)
+
+    def resume(self, turn: PublishTurn, pending: PlannedPublication, seen: View) -> Steps:
+        """Settle the pending publication if it is in the table, send it again, or drop it."""
+        if seen.mark[0] == pending.id:
+            self.store.commit_publication(turn, pending)
+        elif seen.newest.id == pending.base:
+            yield from self.send(turn, pending)
+        else:
+            self.store.drop_publication(turn, pending)
+
+    def trouble(self, row: Publication, seen: View) -> bool:
+        """Return True if another program has changed the records of the table."""
+        if seen.mark[0] != (row.last or ""):
+            return True
+        snapshot: Snapshot | None = seen.newest
+        while snapshot is not None and row.last is not None:
+            if snapshot.id == row.snapshot:
+                break
+            if snapshot.sequence <= seen.mark[1]:
+                return True
+            snapshot = self.staged[snapshot.parent] if snapshot.parent in seen.ids else None
+        return len(self._records(seen.newest.files)) != (row.records or 0)
+
+    def adopt(self, turn: PublishTurn, seen: View) -> Steps:
+        """Have the table show what the ledger says is published."""
+        changes = self.store.pending_changes(KEY, limit=10_000)
+        yield
+        cursors = self.store.published_until(KEY) or {}
+        files = [
+            file.path
+            for batch in self.store.batches(KEY)
+            if batch.sequence < cursors[batch.shard]
+            for file in batch.files
+        ]
+        planned = self.stage(seen.newest, files, (), [change.sequence for change in changes])
+        yield from self.commit_elsewhere(turn, planned)
 
     def _incarnation(self, node: NodeName) -> str:
         return {row.name: row.incarnation for row in self.store.snapshot(KEY).nodes}[node]
@@ -259,53 +402,38 @@ class Seed:
         }
         self.store.claim(KEY, free, observer="t", reason="r")
 
-    def recorded(self) -> tuple[PlannedPublication, ...]:
-        """Return the publications that may be in the table, and are not settled."""
-        row = self.store.publication(KEY)
-        assert row is not None
-        return row.recorded
-
-    def settle(
-        self, turn: PublishTurn, recorded: Sequence[PlannedPublication], seen: Sequence[Snapshot]
-    ) -> Steps:
-        """Settle what was recorded and is in the table as it was seen."""
-        there = {snapshot.publication for snapshot in seen}
-        for planned in recorded:
-            if planned.id in there:
-                self.store.commit_publication(turn, planned)
-                yield
-
     def plan(self, base: Snapshot) -> Generator[None, None, PlannedPublication | None]:
         """Read what waits, and stage a snapshot of it behind the one of the look."""
-        changes = self.store.pending_changes(KEY, limit=self.chance.choice([1, 200]))
+        limit = self.chance.choice([1, 200])
+        changes = self.store.pending_changes(KEY, limit=limit)
         yield
         backlog = self.store.unpublished(KEY, limit=self.chance.choice([1, 3, 200]))
         if not changes and not backlog:
             return None
         yield
-        planned = PlannedPublication(
-            self._name("publication"),
-            len(self.staged),
-            base.id,
-            tuple(
-                PublishedRange(each.shard, each.start, each.batches[-1].last + 1, each.version)
-                for each in backlog
-            ),
-            tuple(change.sequence for change in changes),
-        )
-        files = self._files(base, changes, backlog)
-        self.staged[planned.snapshot] = Snapshot(planned.snapshot, planned.id, files)
-        return planned
+        missing = set[str]()
+        while True:
+            plan = plan_publication(backlog, changes, changes_max=10_000, missing=missing)
+            files = list(base.files)
+            for snapshot in plan.snapshots:
+                missing.update(path for path in snapshot.removed if path not in files)
+                files = [path for path in files if path not in snapshot.removed]
+                files += [file.path for _, file in snapshot.added]
+            if not any(path in missing for each in plan.snapshots for path in each.removed):
+                return self.stage(base, files, plan.ranges, plan.changes)
 
-    def _files(
-        self, base: Snapshot, changes: Sequence[TableChange], backlog: Sequence[ShardBacklog]
-    ) -> tuple[str, ...]:
-        files = list(base.files)
-        for change in changes:
-            files = [path for path in files if path not in change.removed]
-            files += [file.path for file in change.added]
-        files += [file.path for each in backlog for batch in each.batches for file in batch.files]
-        return tuple(files)
+    def stage(
+        self,
+        base: Snapshot,
+        files: Sequence[str],
+        ranges: Sequence[PublishedRange],
+        changes: Sequence[int],
+    ) -> PlannedPublication:
+        """Stage a snapshot behind another."""
+        name, snapshot = self._name("publication"), len(self.staged)
+        self.staged[snapshot] = Snapshot(snapshot, name, tuple(files), base.id, self.history + 1)
+        records = len(self._records(files))
+        return PlannedPublication(name, snapshot, base.id, tuple(ranges), tuple(changes), records)
 
     def commit(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
         """Commit to the default catalog; a lost reply is settled by asking again."""
@@ -326,22 +454,36 @@ class Seed:
         if not isinstance(self.store.record_publication(turn, planned), Settled):
             return
         yield
+        yield from self.send(turn, planned)
+
+    def send(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
+        """Commit it to the catalog, whose reply may be lost, and settle it."""
         self.take(planned)
         yield
-        if self.staged[planned.snapshot] in self.catalog:
+        if self.mark[0] == planned.id:
             self.store.commit_publication(turn, planned)
 
     def take(self, planned: PlannedPublication) -> None:
         """Commit a snapshot as a catalog does: only if it follows the newest one."""
-        if self.catalog[-1].id == planned.base:
-            self.catalog.append(self.staged[planned.snapshot])
+        if self.current.id == planned.base:
+            self.accept(planned)
+
+    def accept(self, planned: PlannedPublication) -> None:
+        """Make a snapshot the newest."""
+        self.current = self.staged[planned.snapshot]
+        if self.current.sequence <= self.history:
+            self.current = replace(self.current, sequence=self.history + 1)
+            self.staged[planned.snapshot] = self.current
+        self.history = self.current.sequence
+        self.mark = (planned.id, self.current.sequence)
+        self.there.add(planned.snapshot)
 
     # -- the reader -----------------------------------------------------------------------------
 
     def newest(self) -> Snapshot:
         """Return the table's newest snapshot."""
         if self.elsewhere:
-            return self.catalog[-1]
+            return self.current
         pointer = self.store.table_pointer(TABLE)
         return self.staged[FIRST if pointer is None else int(pointer.location)]
 
@@ -355,13 +497,15 @@ class Seed:
 
     def _check(self) -> None:
         table, row = self.table(), self.store.publication(KEY)
-        records = [record for path in table for record in self.records[path]]
+        records = self._records(table)
         if len(set(records)) != len(records):
             self.violations.append(f"the table has a record twice: {table}")
+        if self.touched:
+            return
         cursors = self.store.published_until(KEY)
         if row is None or cursors is None:
             return
-        if self.elsewhere and row.recent[-1:] != (self.newest().publication,) and table:
+        if self.elsewhere and row.last != self.newest().publication and table:
             return  # what is in the table is not settled yet
         expected = {
             file.path

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.output.table import publication
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.memory_store import table_changes
-from dagster_leasehold.lease_store.publication_rows import PlannedPublication, PublishTurn
+from dagster_leasehold.lease_store.publication_rows import (
+    PlannedPublication,
+    Publication,
+    PublishTurn,
+    TableChange,
+)
 from dagster_leasehold.lease_store.rules import publishing as rules
-from tests.simulation.publishing import Seed, Snapshot, Steps
+from tests.simulation.publishing import Seed, Steps, View
 
 STEPS = 400
 SEEDS = range(120)
@@ -39,31 +46,44 @@ def test_the_same_on_sqlite(tmp_path: Path) -> None:
 
 
 class LooksForNothing(Seed):
-    """A publisher that settles what was recorded as if it were in the table."""
+    """A publisher that settles what is pending as if it were in the table."""
 
-    def settle(
-        self, turn: PublishTurn, recorded: Sequence[PlannedPublication], seen: Sequence[Snapshot]
-    ) -> Steps:
+    def resume(self, turn: PublishTurn, pending: PlannedPublication, seen: View) -> Steps:
         del seen
-        for planned in recorded:
-            self.store.commit_publication(turn, planned)
-            yield
-
-
-class LooksTwice(Seed):
-    """A publisher that looks at the table again before it stages."""
-
-    def plan(self, base: Snapshot) -> Generator[None, None, PlannedPublication | None]:
-        del base
+        self.store.commit_publication(turn, pending)
         yield
-        return (yield from super().plan(self.newest()))
+
+
+class DropsAtOnce(Seed):
+    """A publisher that drops what is pending although it may still arrive, and plans anew."""
+
+    def resume(self, turn: PublishTurn, pending: PlannedPublication, seen: View) -> Steps:
+        self.store.drop_publication(turn, pending)
+        planned = yield from self.plan(self.newest())
+        if planned is not None:
+            yield from self.commit_elsewhere(turn, planned)
 
 
 class TakesAnything(Seed):
     """A catalog that commits a snapshot whatever it follows."""
 
     def take(self, planned: PlannedPublication) -> None:
-        self.catalog.append(self.staged[planned.snapshot])
+        self.accept(planned)
+
+
+class TrustsTheTable(Seed):
+    """A publisher that does not look at what other programs did."""
+
+    def trouble(self, row: Publication, seen: View) -> bool:
+        del row, seen
+        return False
+
+
+class CountsNothing(Seed):
+    """A publisher that compares the mark alone, and no records."""
+
+    def trouble(self, row: Publication, seen: View) -> bool:
+        return seen.mark[0] != (row.last or "")
 
 
 def _without_versions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +94,17 @@ def _out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "in_turn", lambda *_: True)
 
 
-def _recorded_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    def border_of(shard: object, cursor: int, recorded: object) -> rules.Border:
-        del shard, recorded
+def _pending_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    def border_of(shard: object, cursor: int, pending: object) -> rules.Border:
+        del shard, pending
         return rules.Border(cursor, cursor)
 
     monkeypatch.setattr(table_changes, "border_of", border_of)
 
 
 def _all_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    def border_of(shard: object, cursor: int, recorded: object) -> rules.Border:
-        del shard, cursor, recorded
+    def border_of(shard: object, cursor: int, pending: object) -> rules.Border:
+        del shard, cursor, pending
         return rules.Border(2**62, 2**62)
 
     monkeypatch.setattr(table_changes, "border_of", border_of)
@@ -92,6 +112,20 @@ def _all_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _nothing_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_changes, "border_of", lambda *_: None)
+
+
+def _missing_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        publication, "_possible", lambda changes, missing: (without(changes, missing), [])
+    )
+
+
+def without(changes: Sequence[TableChange], missing: Collection[str]) -> list[TableChange]:
+    """Return changes that take out what is there, and put in all the same."""
+    return [
+        replace(change, removed=tuple(path for path in change.removed if path not in missing))
+        for change in changes
+    ]
 
 
 def _is(seed: type[Seed]) -> Callable[[pytest.MonkeyPatch], type[Seed]]:
@@ -102,11 +136,14 @@ def _is(seed: type[Seed]) -> Callable[[pytest.MonkeyPatch], type[Seed]]:
     "mutant",
     [
         pytest.param(_is(LooksForNothing), id="settles without looking"),
-        pytest.param(_is(LooksTwice), id="looks at the table twice"),
+        pytest.param(_is(DropsAtOnce), id="drops what may arrive"),
+        pytest.param(_is(TrustsTheTable), id="trusts the table"),
+        pytest.param(_is(CountsNothing), id="counts no records"),
+        pytest.param(_missing_is_no_matter, id="a file that is missing needs no removal"),
         pytest.param(_is(TakesAnything), id="a catalog without a requirement"),
         pytest.param(_without_versions, id="versions are not compared"),
         pytest.param(_out_of_order, id="changes in any order"),
-        pytest.param(_recorded_is_not_published, id="what is recorded is not published"),
+        pytest.param(_pending_is_not_published, id="what is pending is not published"),
         pytest.param(_nothing_is_published, id="changes are not recorded"),
         pytest.param(_all_is_published, id="what waits is rewritten"),
     ],

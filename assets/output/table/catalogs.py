@@ -7,13 +7,13 @@ cannot be ahead of the other. `other_catalog` has those that commit by themselve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from dagster_leasehold.assets.errors import TableMetadataGone
+from dagster_leasehold.assets.errors import PublicationRefused, TableMetadataGone
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
 from dagster_leasehold.lease_store import failpoints
@@ -31,9 +31,7 @@ from dagster_leasehold.lease_store.tracing import span
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
-PUBLICATION_KEY = "leasehold.publication"
-
-Published = Settled | TurnOver | Stale | PointerMoved
+Published = Settled | TurnOver | Stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,38 @@ class TableCatalog(Protocol):
         """Make a staged publication the table's newest state, and settle it.
 
         Raises:
+            PublicationRefused: another writer committed to the table first.
             TableUnavailable: the catalog did not answer; the publication may be in the table.
             StoreError: the lease store did not answer; the publication may be in the table.
         """
+        ...
+
+    def resume(
+        self,
+        turn: PublishTurn,
+        name: TableName,
+        table: OpenTable | None,
+        publication: PlannedPublication,
+    ) -> Published:
+        """Settle the pending publication, send its request again, or drop it; nothing is pending.
+
+        Args:
+            turn: of publishing.
+            name: the table's.
+            table: as it is now.
+            publication: the pending one.
+
+        Raises:
+            PublicationRefused: the catalog refused the request.
+            TableUnavailable: the catalog did not answer; the publication may be in the table.
+            StoreError: the lease store did not answer.
+        """
+        ...
+
+    def drop(
+        self, turn: PublishTurn, table: OpenTable | None, publication: PlannedPublication
+    ) -> Published:
+        """Settle the pending publication if it is in the table, or else drop it."""
         ...
 
 
@@ -141,12 +168,33 @@ class LeaseDatabaseCatalog(TableCatalog):
             self._seen = OpenTable(metadata, at)
             left = {entry.metadata_file for entry in metadata.metadata_log}
             old = (entry.metadata_file for entry in table.metadata.metadata_log)
-            self._remove(each for each in old if each not in left)
+            self.io.discard(each for each in old if each not in left)
         elif not isinstance(outcome, TurnOver):
             # Nothing names what was staged: the transaction did not happen. With the turn over it
             # may have, and its reply be lost, longer ago than the store remembers publications.
-            self._remove([at, *staging.written])
+            self.io.discard([at, *staging.written])
+        if isinstance(outcome, PointerMoved):
+            raise PublicationRefused(
+                f"Another program has committed to the table {name.namespace}.{name.name} at the "
+                "same time. What waits is published later."
+            )
         return outcome
+
+    @override
+    def resume(
+        self,
+        turn: PublishTurn,
+        name: TableName,
+        table: OpenTable | None,
+        publication: PlannedPublication,
+    ) -> Published:
+        return self.drop(turn, table, publication)
+
+    @override
+    def drop(
+        self, turn: PublishTurn, table: OpenTable | None, publication: PlannedPublication
+    ) -> Published:
+        return self.store.drop_publication(turn, publication)
 
     def _load(self, at: str) -> OpenTable:
         from pyiceberg.serializers import FromInputFile
@@ -166,13 +214,6 @@ class LeaseDatabaseCatalog(TableCatalog):
         at = f"{metadata.location}/{METADATA_FOLDER}/{name}"
         ToOutputFile.table_metadata(metadata, self.io.new_output(at))
         return at
-
-    def _remove(self, locations: Iterable[str]) -> None:
-        for location in locations:
-            try:
-                self.io.delete(location)
-            except OSError:
-                continue  # vacuum finds it
 
 
 def _version(location: str) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from random import random
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.errors import StoreError, one_line
@@ -19,11 +20,13 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.outcomes import PublishesElsewhere
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
 from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 PATIENCE_S = 60.0
 """The time for which a reader waits while nothing is published, in seconds."""
 LOOK_EVERY_S = 0.5
+REFUSED_WAIT_MAX_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ def catch_up(
     patience_s: float = PATIENCE_S,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    jitter: Callable[[], float] = random,
 ) -> None:
     """Return once the table shows all that was committed when this was called.
 
@@ -80,6 +84,7 @@ def catch_up(
         patience_s: gives up when nothing was published for so long, in seconds.
         clock: monotonic seconds.
         sleep: waits for some seconds.
+        jitter: gives the part in [0, 1) by which a wait after a refusal is shortened.
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached, or nobody publishes, and this
@@ -88,10 +93,13 @@ def catch_up(
     committed = Committed.now(store, key)
     reason = "no publisher has taken them up"
     before, since_s = committed.waiting(store, key), clock()
-    left = before
+    left, refusals = before, 0
     while any(left):
         if table is not None:
-            reason = _publish(store, key, place, table, catalog)
+            try:
+                reason, refusals = _publish(store, key, place, table, catalog), 0
+            except PublicationRefused as refused:
+                reason, refusals = str(refused).rstrip("."), refusals + 1
             left = committed.waiting(store, key)
         if left != before:
             before, since_s = left, clock()
@@ -102,7 +110,11 @@ def catch_up(
                 f"run `leasehold table create {key.stream}`."
             )
         if any(left):
-            sleep(LOOK_EVERY_S)
+            wait_s = LOOK_EVERY_S
+            if refusals:
+                most_s, part = REFUSED_WAIT_MAX_S, jitter()
+                wait_s = retry_wait_s(refusals, first_s=wait_s, max_s=most_s, jitter=part)
+            sleep(wait_s)
             left = committed.waiting(store, key)
 
 

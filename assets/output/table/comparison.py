@@ -12,33 +12,40 @@ Consumption, publishing and rewriting go on meanwhile, which must not look like 
    follow, shows as files on one side. Those of changes that wait at the cut are expected.
 3. What is left is looked at once more, at a new cut. A file of a change that came in between has
    reached the other side by then, or its change waits; what a table lost stays lost.
+
+Files that another program wrote instead of ours are compared by the number of their records alone.
+Whether the files of the table exist is seen in a listing of the output; what that cannot show is
+looked up one by one, up to a limit, and the outcome says how many were not.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from dagster_leasehold.assets.errors import TableUnavailable, TooManyFiles
-from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, OpenTable, TableCatalog
+from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
+from dagster_leasehold.assets.output.table.catalogs import OpenTable, TableCatalog
 from dagster_leasehold.assets.output.table.maintenance import current_files
+from dagster_leasehold.assets.output.table.marks import mark_of, table_trouble
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publication import ShardFile
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.publication_rows import Publication, TableChange, TableName
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
-if TYPE_CHECKING:
-    from pyiceberg.table.metadata import TableMetadata
-
 SUMS = 1 << 16
 DIFFERENCES_MAX = 1_000
 """The most sums whose files are looked at by their names: about as many differences are told."""
 CUTS_MAX = 10
+LOOKED_UP_MAX = 1_000
+"""The most files that are looked up one by one, to see if they exist."""
+NAMED_MAX = 3
 _MASK = (1 << 64) - 1
 
 FileEntry = tuple[str, int]
@@ -55,10 +62,12 @@ class Comparison:
     Attributes:
         files: the number of the table's.
         differences: a sentence for each; none is the proof.
+        notes: what was compared by less than the names of files, or not at all.
     """
 
     files: int
     differences: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +80,28 @@ class _Cut:
     table: OpenTable | None
 
 
+@dataclass(slots=True)
+class _Sides:
+    """What one reading of both sides saw.
+
+    Attributes:
+        unequal: the numbers of the sums that are not level.
+        files: the number of the table's files.
+        foreign: the number of those that another program wrote.
+        records: of the ledger's files, less those of the table; without those that are expected
+            on one side.
+        lookups: paths of the table that the listing of the output does not have.
+        others: the number of further ones.
+    """
+
+    unequal: list[int]
+    files: int = 0
+    foreign: int = 0
+    records: int = 0
+    lookups: list[str] = field(default_factory=list[str])
+    others: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TableComparison:
     """Compares the table of a group with the group's ledger.
@@ -81,6 +112,7 @@ class TableComparison:
         name: the table's.
         catalog: the table's side.
         io: reads the table's metadata.
+        place: holds the group's output.
         files_max: the most batches of the ledger, and files of the table, that are looked at; None
             for all.
     """
@@ -90,6 +122,7 @@ class TableComparison:
     name: TableName
     catalog: TableCatalog
     io: PlaceIO
+    place: OutputPlace
     files_max: int | None = None
 
     def compare(self) -> Comparison:
@@ -101,39 +134,79 @@ class TableComparison:
             StoreError: the lease store does not answer.
         """
         cut = self._cut()
-        trouble = lineage_trouble(self.name, cut.publication, cut.table)
-        unequal, files = self._unequal(cut)
+        metadata = None if cut.table is None else cut.table.metadata
+        trouble = table_trouble(self.name, cut.publication, metadata, self.io)
+        # Listed after the cut: a file of the table is in the listing, if it exists.
+        sides = self._sides(cut, self._listed(cut))
+        unequal = sides.unequal
         first = self._differences(self._cut(), unequal[:DIFFERENCES_MAX]) if unequal else {}
         again = self._differences(self._cut(), unequal[:DIFFERENCES_MAX]) if first else {}
         lasting = sorted(entry for entry, often in first.items() if often * again.get(entry, 0) > 0)
+        notes = list[str]()
+        if sides.foreign and not sides.records and not trouble:
+            # Another program has rewritten files of ours, with as many records.
+            lasting = [entry for entry in lasting if first[entry] < 0 and not _foreign(entry[0])]
+            notes.append(
+                f"{sides.foreign:,} files of the table were written by another program. Their "
+                "records were compared by number alone."
+            )
+        if sides.others:
+            notes.append(f"Of {sides.others:,} files it was not looked up if they exist.")
         sentences = [_sentence(entry, first[entry]) for entry in lasting]
+        sentences += [
+            f"The file {path}, which the table names, does not exist."
+            for path in self._absent(sides.lookups)
+        ]
         if lasting and len(unequal) > DIFFERENCES_MAX:
             sentences.append("More files differ than these.")
-        return Comparison(files, ((trouble, *sentences) if trouble else tuple(sentences)))
+        differences = (trouble, *sentences) if trouble else tuple(sentences)
+        return Comparison(sides.files, differences, tuple(notes))
 
-    def corrections(self, table: OpenTable | None) -> tuple[tuple[ShardFile, ...], tuple[str, ...]]:
-        """Return the files that the table lacks, and the paths that it has too much.
+    def corrections(
+        self, table: OpenTable | None
+    ) -> tuple[tuple[ShardFile, ...], tuple[str, ...], tuple[int, ...]]:
+        """Return the files that the table lacks, the paths that it has too much, and changes.
 
-        The caller has the turn to publish, so that cursors stay. Files of changes that wait are
-        left to those, which are read after the ledger: what a change did to it, is among them.
+        The caller has the turn to publish, so that cursors stay. The changes are those that wait
+        and that the table has with these corrections: the ledger, which is read after them, has
+        them all.
+
+        Raises:
+            TableUnavailable: a file that the table lacks does not exist.
         """
         publication = self.store.publication(self.key)
         assert publication is not None
+        changes = tuple(change.sequence for change in self._changes())
         cut = _Cut(publication, self.store.published_until(self.key) or {}, (), table)
-        unequal, _ = self._unequal(cut)
-        differences = self._differences(cut, unequal)
-        changes = list(self._changes())
-        coming = {file.path for change in changes for file in change.added}
-        going = {path for change in changes for path in change.removed}
+        differences = self._differences(cut, self._sides(cut, None).unequal)
         missing = {entry for entry, often in differences.items() if often > 0}
         added: dict[str, ShardFile] = {
             file.path: (batch.shard, file)
             for batch in (self.store.each_batch(self.key) if missing else ())
             for file in batch.files
-            if (file.path, file.records) in missing and file.path not in coming
+            if (file.path, file.records) in missing
         }
+        if absent := self._absent(list(added)):
+            more = f", and {len(absent) - NAMED_MAX:,} more" if len(absent) > NAMED_MAX else ""
+            raise TableUnavailable(
+                f"The table {_shown(self.name)} cannot follow the ledger: {len(absent):,} files "
+                f"that it lacks do not exist ({', '.join(absent[:NAMED_MAX])}{more}). The table is "
+                "left as it is. Restore the files from a backup, or replay their batches."
+            )
         surplus = {path for (path, _), often in differences.items() if often < 0}
-        return tuple(added.values()), tuple(sorted(surplus - going))
+        return tuple(added.values()), tuple(sorted(surplus)), changes
+
+    def _absent(self, paths: Sequence[str]) -> list[str]:
+        """Return those of these files that do not exist."""
+        sizes = self.place.sizes(paths) if paths else ()
+        return [path for path, size in zip(paths, sizes, strict=True) if size is None]
+
+    def _listed(self, cut: _Cut) -> set[int] | None:
+        """Return the hashes of the paths of all files of output; None where there is no table."""
+        if cut.table is None:
+            return None
+        entries = self.place.entries(ATTEMPTS_FOLDER)
+        return {hash(entry.path) for entry in entries if not entry.folder}
 
     def _cut(self) -> _Cut:
         for _ in range(CUTS_MAX):
@@ -143,13 +216,16 @@ class TableComparison:
             changes = tuple(self._changes())
             table = self.catalog.find(self.name)
             after = self.store.publication(self.key)
-            if after and (after.number, after.recorded) == (before.number, before.recorded):
-                newest = newest_publication(table.metadata) if table else None
-                for each in (one for one in before.recorded if one.id == newest):
+            if after and (after.number, after.pending) == (before.number, before.pending):
+                mark = mark_of(table.metadata) if table else None
+                own = before.pending
+                if own is not None and mark is not None and mark.publication == own.id:
                     # It is in the table, and about to be settled.
-                    cursors |= {own.shard: own.end for own in each.ranges}
-                    changes = tuple(one for one in changes if one.sequence not in each.changes)
-                    before = replace(before, recent=(*before.recent, each.id))
+                    cursors |= {each.shard: each.end for each in own.ranges}
+                    changes = tuple(one for one in changes if one.sequence not in own.changes)
+                    before = replace(
+                        before, last=own.id, snapshot=own.snapshot, records=own.records
+                    )
                 return _Cut(before, cursors, changes, table)
         raise TableUnavailable(
             f"The table {_shown(self.name)} was published to each of {CUTS_MAX} times that it was "
@@ -162,18 +238,35 @@ class TableComparison:
             yield from page
             page = self.store.pending_changes(self.key, after=page[-1].sequence)
 
-    def _unequal(self, cut: _Cut) -> tuple[list[int], int]:
-        """Return the numbers of the sums that are not level, and the number of the table's files.
+    def _sides(self, cut: _Cut, listed: Collection[int] | None) -> _Sides:
+        """Read both sides once.
 
         Sums are of 64 bits, and those of files that differ are level by chance alone.
+
+        Args:
+            cut: what is read.
+            listed: the hashes of the paths that exist; None if it does not matter.
         """
-        sums, files = array("Q", bytes(8 * SUMS)), 0
+        sums, sides = array("Q", bytes(8 * SUMS)), _Sides([])
+        coming, going = _expected(cut)
         for entry, sign in self._entries(cut):
             hashed = hash(entry)
             at = hashed % SUMS
             sums[at] = (sums[at] + sign * hashed) & _MASK
-            files += sign < 0
-        return [at for at, level in enumerate(sums) if level], files
+            path, records = entry
+            if path not in (coming if sign > 0 else going):
+                sides.records += sign * records
+            if sign > 0:
+                continue
+            sides.files += 1
+            sides.foreign += _foreign(path)
+            if listed is not None and hash(path) not in listed:
+                if len(sides.lookups) < LOOKED_UP_MAX:
+                    sides.lookups.append(path)
+                else:
+                    sides.others += 1
+        sides.unequal = [at for at, level in enumerate(sums) if level]
+        return sides
 
     def _differences(self, cut: _Cut, unequal: Collection[int]) -> Differences:
         """Return the files of some sums that one side has more often, but for those expected."""
@@ -184,8 +277,7 @@ class TableComparison:
                 often[entry] += sign
                 if not often[entry]:
                     del often[entry]
-        coming = {file.path for change in cut.changes for file in change.added}
-        going = {path for change in cut.changes for path in change.removed}
+        coming, going = _expected(cut)
         return {
             entry: more
             for entry, more in often.items()
@@ -210,45 +302,22 @@ class TableComparison:
                 ) from error
 
 
+def _expected(cut: _Cut) -> tuple[set[str], set[str]]:
+    """Return the files that changes put in, and those that they take out, since they wait."""
+    coming = {file.path for change in cut.changes for file in change.added}
+    return coming, {path for change in cut.changes for path in change.removed}
+
+
+def _foreign(path: str) -> bool:
+    """Return True for a file that was not written by this project."""
+    return not path.startswith(f"{ATTEMPTS_FOLDER}/")
+
+
 def _at_most(most: int | None, items: Iterator[_Item]) -> Iterator[_Item]:
     for number, item in enumerate(items):
         if most is not None and number >= most:
             raise TooManyFiles(most)
         yield item
-
-
-def newest_publication(metadata: TableMetadata) -> str | None:
-    """Return the id of the newest publication in a table; others may have committed after it."""
-    by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    snapshot = metadata.current_snapshot()
-    while snapshot is not None:
-        if snapshot.summary is not None and (mark := snapshot.summary.get(PUBLICATION_KEY)):
-            return mark
-        snapshot = by_id.get(snapshot.parent_snapshot_id or -1)
-    return None
-
-
-def lineage_trouble(
-    name: TableName, publication: Publication, table: OpenTable | None
-) -> str | None:
-    """Return why a table is not as the lease store left it last; None if it is."""
-    last = publication.recent[-1] if publication.recent else None
-    remedy = (
-        "see with `leasehold verify` how they differ, then have the table follow the ledger with "
-        "`leasehold table create --adopt`"
-    )
-    if table is None:
-        if last is None:
-            return None
-        return f"The table {_shown(name)} is gone from catalog {name.catalog}: {remedy}."
-    newest = newest_publication(table.metadata)
-    if newest == last:
-        return None
-    return (
-        f"The newest publication in the table {_shown(name)} ({newest or 'there is none'}) is not "
-        "one of this lease store, or not its last: one of the two was restored or made anew, or "
-        f"another deployment publishes to it; {remedy}, or give the stream another table name."
-    )
 
 
 def _sentence(entry: FileEntry, more: int) -> str:

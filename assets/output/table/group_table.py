@@ -88,7 +88,7 @@ def comparison_of(
         return None
     io = PlaceIO(place, location_of(place))
     opened = open_catalog(catalog.name, catalog.properties, store, io, lambda: "")
-    return TableComparison(store, key, publication.table, opened, io)
+    return TableComparison(store, key, publication.table, opened, io, place)
 
 
 def files_of_table(

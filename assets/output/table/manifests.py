@@ -37,6 +37,7 @@ class Manifests:
         new_path: gives a location that was never used.
         written: the locations of the manifests that were written.
         removed: the entries of files that were taken out.
+        missing: the locations of files that were to be taken out, and are in no manifest.
     """
 
     io: FileIO
@@ -45,6 +46,7 @@ class Manifests:
     new_path: Callable[[], str]
     written: list[str] = field(default_factory=list[str])
     removed: list[DataFile] = field(default_factory=list["DataFile"])
+    missing: set[str] = field(default_factory=set[str])
 
     def adding(self, files: Iterable[DataFile]) -> list[ManifestFile]:
         """Return new manifests of files that are added, one of each spec."""
@@ -63,8 +65,7 @@ class Manifests:
     ) -> list[ManifestFile]:
         """Return manifests in which files at these locations are marked as removed.
 
-        They are looked for manifest by manifest, until all are found; one that is in none of them
-        needs no removal.
+        They are looked for manifest by manifest, until all are found.
         """
         left = set(locations)
         result = list(manifests)
@@ -78,6 +79,7 @@ class Manifests:
             if left.isdisjoint(entry.data_file.file_path for entry in entries):
                 continue
             result[at] = self._write(result[at].partition_spec_id, self._thinned(entries, left))
+        self.missing = left
         return result
 
     def merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:

@@ -7,7 +7,7 @@ not used, so that output and metadata have one way to disks and stores, and one 
 from __future__ import annotations
 
 import io
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from typing import cast
 
@@ -63,6 +63,14 @@ class PlaceIO(FileIO):
     def delete(self, location: str | InputFile | OutputFile) -> None:
         name = location if isinstance(location, str) else location.location
         self._at(name).remove(missing_ok=True)
+
+    def discard(self, locations: Iterable[str]) -> None:
+        """Delete files that nothing names, as far as that works; what stays is vacuum's."""
+        for location in locations:
+            try:
+                self.delete(location)
+            except OSError:
+                continue
 
     def _at(self, location: str) -> OutputPlace:
         return self._place / self._relative(location)

@@ -1,8 +1,16 @@
 """Catalogs that commit by themselves, before the lease store knows: REST, Glue, Hive and others.
 
-1. The publication is recorded in the lease store, with the snapshot that it follows.
-2. The catalog is asked to put it behind that snapshot, and no other. The reply may be lost.
-3. It is settled: by this turn, or by the next one, which looks for its id in the table first.
+1. The request is written beside the metadata, and the publication is recorded in the lease store
+   as the only pending one.
+2. The request is sent. It requires the snapshot that it follows to be the newest. The reply may be
+   lost, or the catalog may refuse it.
+3. The publication is settled by this turn, or by the next one: the mark of the table shows if it
+   arrived. Until it does, each turn sends the same request, and no other. A request whose
+   requirements no longer hold can never arrive, and is dropped.
+
+A table that another program rolls back to the snapshot of a dropped request may take it after all.
+Then its mark names no publication of the lease store, and nothing is published until an operator
+adopts the table.
 """
 
 from __future__ import annotations
@@ -13,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
 from dagster_leasehold.assets.output.table.catalog_clients import open_client
 from dagster_leasehold.assets.output.table.catalogs import (
     LeaseDatabaseCatalog,
@@ -21,13 +29,14 @@ from dagster_leasehold.assets.output.table.catalogs import (
     Published,
     TableCatalog,
 )
+from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
-from dagster_leasehold.assets.output.table.staging import Staging, made
+from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging, made
 from dagster_leasehold.assets.table_settings import SECRET_PROPERTY
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import one_line, without_secrets
 from dagster_leasehold.lease_store.failpoints import Failpoint
-from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, TurnOver
+from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PublishTurn,
@@ -38,7 +47,7 @@ from dagster_leasehold.lease_store.tracing import span
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
+    from pyiceberg.table import CommitTableRequest, Table
     from pyiceberg.table.metadata import TableMetadata
 
 
@@ -47,12 +56,14 @@ class OtherCatalog(TableCatalog):
     """Any catalog that PyIceberg knows: REST, Glue, Hive, or a database of its own.
 
     Attributes:
-        store: keeps the publications that are on their way.
+        store: keeps the pending publication.
         catalog: PyIceberg's; each of its calls ends in time.
+        io: keeps its request, beside the metadata.
     """
 
     store: Publications
     catalog: Catalog
+    io: PlaceIO
 
     @override
     def find(self, name: TableName) -> OpenTable | None:
@@ -95,29 +106,100 @@ class OtherCatalog(TableCatalog):
         staging: Staging,
         publication: PlannedPublication,
     ) -> Published:
-        from pyiceberg.exceptions import CommitFailedException
-        from pyiceberg.table.refs import MAIN_BRANCH
-        from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
-
+        request = _request(name, table.metadata, staging, publication)
+        at = self._request_at(table, publication)
+        self.io.write(at, request.model_dump_json().encode())
         recorded = self.store.record_publication(turn, publication)
+        if isinstance(recorded, Stale):
+            self.io.discard((at, *staging.written))
         if not isinstance(recorded, Settled):
             return recorded
         failpoints.reach(Failpoint.BEFORE_PUBLISH)
-        behind = made(AssertRefSnapshotId, ref=MAIN_BRANCH, snapshot_id=publication.base)
-        same = AssertTableUUID(uuid=table.metadata.table_uuid)
+        return self._send(turn, name, table, publication, request)
+
+    @override
+    @span("catalog")
+    def resume(
+        self,
+        turn: PublishTurn,
+        name: TableName,
+        table: OpenTable | None,
+        publication: PlannedPublication,
+    ) -> Published:
+        request = None if table is None else self._kept_request(table, publication)
+        if table is None or request is None or not _can_arrive(request, table.metadata):
+            return self.drop(turn, table, publication)
+        return self._send(turn, name, table, publication, request)
+
+    @override
+    def drop(
+        self, turn: PublishTurn, table: OpenTable | None, publication: PlannedPublication
+    ) -> Published:
+        if table is None:
+            return self.store.drop_publication(turn, publication)
+        if _has(table.metadata, publication):
+            return self._settle(turn, table, publication)
+        outcome = self.store.drop_publication(turn, publication)
+        if isinstance(outcome, Settled):
+            # Its manifests stay for as long as any that nothing names.
+            self.io.discard([self._request_at(table, publication)])
+        return outcome
+
+    def _send(
+        self,
+        turn: PublishTurn,
+        name: TableName,
+        table: OpenTable,
+        publication: PlannedPublication,
+        request: CommitTableRequest,
+    ) -> Published:
+        from pyiceberg.exceptions import CommitFailedException
+
         try:
             current = self._table(name)
             if current is None:
-                return PointerMoved(None)
-            self.catalog.commit_table(current, (same, behind), tuple(staging.updates))
-        except CommitFailedException:
-            return PointerMoved(None)
+                raise PublicationRefused(f"{_shown(name)} is gone from catalog {name.catalog}.")
+            self.catalog.commit_table(current, request.requirements, request.updates)
+        except CommitFailedException as error:
+            # Something between here and the catalog may have sent it twice.
+            current = self._table(name)
+            if current is None or not _has(current.metadata, publication):
+                raise PublicationRefused(
+                    f"Catalog {name.catalog} refused a publication "
+                    f"({_reason(error, self.catalog.name)}). Another program may have committed "
+                    "first. What waits is published later."
+                ) from error
         except TableUnavailable:
             raise
         except Exception as error:
             raise self._unavailable(error) from error
         failpoints.reach(Failpoint.AFTER_PUBLISH)
-        return self.store.commit_publication(turn, publication)
+        return self._settle(turn, table, publication)
+
+    def _settle(
+        self, turn: PublishTurn, table: OpenTable, publication: PlannedPublication
+    ) -> Published:
+        outcome = self.store.commit_publication(turn, publication)
+        assert not isinstance(outcome, PointerMoved)
+        if isinstance(outcome, Settled):
+            self.io.discard([self._request_at(table, publication)])
+        return outcome
+
+    def _request_at(self, table: OpenTable, publication: PlannedPublication) -> str:
+        folder = f"{table.metadata.location.rstrip('/')}/{METADATA_FOLDER}"
+        return f"{folder}/{publication.id}.request.json"
+
+    def _kept_request(
+        self, table: OpenTable, publication: PlannedPublication
+    ) -> CommitTableRequest | None:
+        """Return the request of a publication; None if its file is gone."""
+        from pyiceberg.table import CommitTableRequest
+
+        try:
+            with self.io.new_input(self._request_at(table, publication)).open() as file:
+                return CommitTableRequest.model_validate_json(file.read())
+        except FileNotFoundError:
+            return None
 
     def _table(self, name: TableName) -> Table | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -132,8 +214,8 @@ class OtherCatalog(TableCatalog):
     def _unavailable(self, error: Exception) -> TableUnavailable:
         return TableUnavailable(
             f"Catalog {self.catalog.name} did not take the request "
-            f"({_reason(error, self.catalog.name)}): it is asked again; output goes on being "
-            "committed."
+            f"({_reason(error, self.catalog.name)}). The same request is sent again later. Output "
+            "is committed meanwhile."
         )
 
 
@@ -154,12 +236,61 @@ def open_catalog(
     if not properties:
         return LeaseDatabaseCatalog(store, io, new_name)
     try:
-        return OtherCatalog(store, open_client(name, properties))
+        return OtherCatalog(store, open_client(name, properties), io)
     except Exception as error:
         raise TableUnavailable(
             f"Catalog {name} cannot be opened ({_reason(error, name)}): check that it runs, "
             "catalog_properties and its secrets; output goes on being committed."
         ) from error
+
+
+def _request(
+    name: TableName, metadata: TableMetadata, staging: Staging, publication: PlannedPublication
+) -> CommitTableRequest:
+    """Return the request for a staged publication, which holds for the table as it was seen."""
+    from pyiceberg.table import CommitTableRequest, Namespace, TableIdentifier
+    from pyiceberg.table.refs import MAIN_BRANCH
+    from pyiceberg.table.update import (
+        AssertCurrentSchemaId,
+        AssertDefaultSpecId,
+        AssertRefSnapshotId,
+        AssertTableUUID,
+    )
+
+    return CommitTableRequest(
+        identifier=TableIdentifier(namespace=Namespace(list(_namespace(name))), name=name.name),
+        requirements=(
+            AssertTableUUID(uuid=metadata.table_uuid),
+            made(AssertRefSnapshotId, ref=MAIN_BRANCH, snapshot_id=publication.base),
+            made(AssertCurrentSchemaId, current_schema_id=metadata.current_schema_id),
+            made(AssertDefaultSpecId, default_spec_id=metadata.default_spec_id),
+        ),
+        updates=tuple(staging.updates),
+    )
+
+
+def _can_arrive(request: CommitTableRequest, metadata: TableMetadata) -> bool:
+    """Return True if a table may still take a request: all that it requires holds."""
+    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.table.update import update_table_metadata
+
+    try:
+        for requirement in request.requirements:
+            requirement.validate(metadata)
+        # A commit to another branch uses up sequence numbers.
+        update_table_metadata(metadata, request.updates)
+    except (CommitFailedException, ValueError):
+        return False
+    return True
+
+
+def _has(metadata: TableMetadata, publication: PlannedPublication) -> bool:
+    mark = mark_of(metadata)
+    return mark is not None and mark.publication == publication.id
+
+
+def _shown(name: TableName) -> str:
+    return f"The table {name.namespace}.{name.name}"
 
 
 def _reason(error: Exception, name: str) -> str:

@@ -2,14 +2,21 @@
 
 Changes come first, in their order; those of one kind in a row become one snapshot. The batches
 follow as one snapshot. All of them are one publication: it is in the table as a whole, or not.
+
+A change whose files another program has rewritten cannot be carried out. A replacement (a replay, a
+compaction) is rejected as a whole: the table keeps the records that it has, each once. Expiry takes
+out the files that are left. A withdrawal holds all back: what was read again would be in the table
+twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table.marks import REMEDY
 from dagster_leasehold.assets.output.table.staging import Operation
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -40,6 +47,7 @@ class SnapshotPlan:
         removed: paths as the ledger has them.
         oldest_first: True if the files to take out are the table's oldest.
         batches: the number of batches that it adds.
+        without_deletes: True if delete files of other programs are taken out, too.
     """
 
     operation: Operation
@@ -47,6 +55,7 @@ class SnapshotPlan:
     removed: tuple[str, ...] = ()
     oldest_first: bool = False
     batches: int = 0
+    without_deletes: bool = False
 
     @property
     def records(self) -> int:
@@ -62,11 +71,13 @@ class PublicationPlan:
         snapshots: in their order; there is always one where there is anything to publish.
         ranges: the batches by shard.
         changes: the numbers of the changes.
+        rejected: a sentence for each change that is not carried out as it is.
     """
 
     snapshots: tuple[SnapshotPlan, ...] = ()
     ranges: tuple[PublishedRange, ...] = ()
     changes: tuple[int, ...] = ()
+    rejected: tuple[str, ...] = ()
 
     @property
     def batches(self) -> int:
@@ -80,7 +91,11 @@ class PublicationPlan:
 
 
 def plan_publication(
-    backlog: Sequence[ShardBacklog], changes: Sequence[TableChange], *, changes_max: int
+    backlog: Sequence[ShardBacklog],
+    changes: Sequence[TableChange],
+    *,
+    changes_max: int,
+    missing: Collection[str] = (),
 ) -> PublicationPlan:
     """Return the next publication; without snapshots if there is nothing to publish.
 
@@ -89,10 +104,15 @@ def plan_publication(
         changes: the oldest ones that are not published, in order.
         changes_max: so many were asked for; where there are as many there may be more, and batches
             wait until all changes are in.
+        missing: paths that changes take out, and that the table lacks.
+
+    Raises:
+        TableUnavailable: a withdrawal takes out a file that the table lacks.
     """
+    possible, rejected = _possible(changes, missing)
     snapshots = [
         _of_changes(operation, list(group))
-        for operation, group in groupby(changes, lambda change: OPERATIONS[change.kind])
+        for operation, group in groupby(possible, lambda change: OPERATIONS[change.kind])
     ]
     ranges: tuple[PublishedRange, ...] = ()
     waiting = [shard for shard in backlog if shard.batches]
@@ -102,7 +122,38 @@ def plan_publication(
             for each in waiting
         )
         snapshots.append(_of_batches(waiting))
-    return PublicationPlan(tuple(snapshots), ranges, tuple(each.sequence for each in changes))
+    numbers = tuple(each.sequence for each in changes)
+    return PublicationPlan(tuple(snapshots), ranges, numbers, tuple(rejected))
+
+
+def _possible(
+    changes: Sequence[TableChange], missing: Collection[str]
+) -> tuple[list[TableChange], list[str]]:
+    """Return the changes that can be carried out, and a sentence for each other one."""
+    possible, rejected, lacking = list[TableChange](), list[str](), set(missing)
+    for change in changes:
+        gone = [path for path in change.removed if path in lacking]
+        if not gone:
+            lacking.difference_update(file.path for file in change.added)
+            possible.append(change)
+            continue
+        what = (
+            f"the {change.kind} of shard {change.shard} from batch {change.first} on takes out "
+            f"{gone[0]}, which the table no longer names: another program has rewritten it"
+        )
+        if change.kind is ChangeKind.WITHDRAWAL:
+            raise TableUnavailable(
+                f"Nothing can be published, since {what}. What was read again would be in the "
+                f"table twice: {REMEDY}."
+            )
+        if change.kind is ChangeKind.EXPIRY:
+            left = tuple(path for path in change.removed if path not in lacking)
+            possible.append(replace(change, removed=left))
+            rejected.append(f"Expired records may stay in the table, since {what}.")
+        else:
+            lacking.update(file.path for file in change.added)
+            rejected.append(f"A replacement was rejected, since {what}.")
+    return possible, rejected
 
 
 def _of_batches(backlog: Sequence[ShardBacklog]) -> SnapshotPlan:
@@ -118,10 +169,7 @@ def _of_batches(backlog: Sequence[ShardBacklog]) -> SnapshotPlan:
 
 
 def _of_changes(operation: Operation, changes: Sequence[TableChange]) -> SnapshotPlan:
-    """Return the snapshot of changes in a row; a file that comes and goes among them is left out.
-
-    Those that come and were never in the table need no removal: they are looked for in vain.
-    """
+    """Return the snapshot of changes in a row, without files that come and go among them."""
     added: dict[str, ShardFile] = {}
     removed: dict[str, None] = {}
     for change in changes:

@@ -22,6 +22,7 @@ class PublishReport:
         more: True if there is more to publish.
         snapshot: the id of the table's newest snapshot; None where nothing was published.
         explanation: the reason why nothing was published; or empty.
+        rejected: a sentence for each change that was not carried out.
     """
 
     batches: int = 0
@@ -30,6 +31,7 @@ class PublishReport:
     more: bool = False
     explanation: str = ""
     snapshot: int | None = None
+    rejected: tuple[str, ...] = ()
 
     def and_then(self, later: PublishReport) -> PublishReport:
         """Return the report on both, the later one after this one."""
@@ -40,6 +42,7 @@ class PublishReport:
             later.more,
             later.explanation if not (self.batches or self.changes) else "",
             later.snapshot or self.snapshot,
+            (*self.rejected, *later.rejected),
         )
 
     def __str__(self) -> str:
@@ -48,16 +51,13 @@ class PublishReport:
             return self.explanation
         changes = f", and {self.changes} changes of earlier ones" if self.changes else ""
         rest = " More is left to the next publication." if self.more else ""
-        return f"Published {self.batches} batches of {self.records:,} records{changes}.{rest}"
+        published = f"Published {self.batches} batches of {self.records:,} records{changes}.{rest}"
+        return " ".join((published, *self.rejected))
 
 
 LOST = PublishReport(explanation="Another node has taken over.")
 STALE = PublishReport(
     explanation="The ledger has changed meanwhile: what waits is planned anew.", more=True
-)
-MOVED = PublishReport(
-    explanation="Somebody else has committed to the table meanwhile: what waits is planned anew.",
-    more=True,
 )
 MADE = PublishReport(
     explanation="Somebody else has made the table meanwhile: what waits is planned anew.", more=True

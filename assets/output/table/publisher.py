@@ -1,13 +1,14 @@
 """One turn of publishing: what was committed goes from the ledger into the group's table.
 
 1. Look: is anything committed, or changed, that the table does not show? If not, that is all.
-2. Take the turn; settle what an earlier turn left under way with another catalog.
+2. Take the turn. Settle the pending publication, if there is one, and see that nobody has changed
+   the records of the table.
 3. Agree on the columns of files whose writer did not (those of versions before tables).
 4. Stage: columns, snapshots, expiry; all of it in files that nothing names yet.
 5. Publish: the catalog takes the staged state, and cursors and changes move with it.
 
 Killed anywhere before 5, nothing happened, and vacuum removes what was staged. What the fifth step
-means for each catalog is told in `table.catalogs` and `table.other_catalog`.
+does with each catalog is in `table.catalogs` and `table.other_catalog`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ from uuid import UUID
 from dagster_leasehold.assets.errors import TableMetadataGone, TableUnavailable
 from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
-from dagster_leasehold.assets.output.table.catalogs import PUBLICATION_KEY, OpenTable, TableCatalog
+from dagster_leasehold.assets.output.table.catalogs import OpenTable, Published, TableCatalog
 from dagster_leasehold.assets.output.table.columns import Column
-from dagster_leasehold.assets.output.table.comparison import TableComparison, lineage_trouble
+from dagster_leasehold.assets.output.table.comparison import TableComparison
 from dagster_leasehold.assets.output.table.data_files import FileForm
 from dagster_leasehold.assets.output.table.footers import described
 from dagster_leasehold.assets.output.table.maintenance import old_metadata, unnamed
+from dagster_leasehold.assets.output.table.marks import (
+    MARK_PROPERTY,
+    PUBLICATION_KEY,
+    REMEDY,
+    Mark,
+    table_records,
+    table_trouble,
+)
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publication import (
     PublicationPlan,
@@ -34,13 +43,7 @@ from dagster_leasehold.assets.output.table.publication import (
     SnapshotPlan,
     plan_publication,
 )
-from dagster_leasehold.assets.output.table.publish_turns import (
-    LOST,
-    MADE,
-    MOVED,
-    STALE,
-    PublishReport,
-)
+from dagster_leasehold.assets.output.table.publish_turns import LOST, MADE, STALE, PublishReport
 from dagster_leasehold.assets.output.table.staging import (
     Operation,
     SnapshotContent,
@@ -56,7 +59,6 @@ from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Settled, Stale, TurnOver
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
-    Publication,
     PublishTurn,
     TableName,
 )
@@ -73,6 +75,14 @@ NEW_TABLE_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
+
+
+class _FilesMissing(Exception):
+    """A snapshot was to take out files that the table lacks."""
+
+    def __init__(self, paths: set[str]) -> None:
+        super().__init__(f"The table lacks {len(paths)} files.")
+        self.paths = paths
 
 
 class Publisher:
@@ -133,23 +143,33 @@ class Publisher:
         """
         note(stream=str(self._key.stream), group=str(self._key.group), epoch=turn.epoch)
         failpoints.reach(Failpoint.AFTER_PUBLISH_TURN)
-        # Looked at once. 1. What an earlier turn had sent to the catalog is not in the table yet.
-        # 2. It arrives. 3. What waits is staged behind it, and would be in the table twice. Staged
-        # behind the snapshot of the look instead, it is refused by the catalog.
-        before = self._store.publication(self._key)
+        # The table first: if the turn is still held afterwards, only the pending publication can
+        # have come between.
         table = self._catalog.find(self._name)
-        now = self._settled(turn, before, table)
+        now = self._store.publication(self._key)
         if now is None or now.epoch != turn.epoch:
             return LOST
-        if trouble := lineage_trouble(self._name, now, table):
+        if now.pending is not None:
+            outcome = self._catalog.resume(turn, self._name, table, now.pending)
+            return self._after(outcome) or self.publish(turn)
+        metadata = None if table is None else table.metadata
+        if trouble := table_trouble(self._name, now, metadata, self._io):
             raise TableUnavailable(trouble)
         changes = self._store.pending_changes(self._key)
         backlog = self._store.unpublished(self._key)
-        plan = plan_publication(backlog, changes, changes_max=CHANGES_PER_PUBLICATION)
-        if not plan.snapshots:
+        if not changes and not backlog:
             return PublishReport(explanation="Everything that is committed is published.")
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
-        return self._carry_out(turn, table, plan, more=more)
+        missing = set[str]()
+        while True:
+            plan = plan_publication(
+                backlog, changes, changes_max=CHANGES_PER_PUBLICATION, missing=missing
+            )
+            try:
+                return self._carry_out(turn, table, plan, more=more)
+            except _FilesMissing as lacking:
+                # Each time there are more of them, and a change less that takes some out.
+                missing |= lacking.paths
 
     def adopt(self, turn: PublishTurn) -> PublishReport:
         """Have the table show what counts as published, whoever changed it, in one snapshot.
@@ -162,26 +182,41 @@ class Publisher:
             StoreError: the lease store does not answer.
         """
         gone = ""
-        before = self._store.publication(self._key)
         try:
             table = self._catalog.find(self._name)
         except TableMetadataGone as error:
             table, gone = None, error.at
-        self._settled(turn, before, table)
-        added, removed = self.comparison.corrections(table)
-        plan = PublicationPlan((SnapshotPlan(Operation.OVERWRITE, added, removed),))
+        now = self._store.publication(self._key)
+        if now is not None and now.pending is not None:
+            outcome = self._catalog.drop(turn, table, now.pending)
+            if report := self._after(outcome):
+                return report
+        added, removed, changes = self.comparison.corrections(table)
+        snapshot = SnapshotPlan(Operation.OVERWRITE, added, removed, without_deletes=True)
+        plan = PublicationPlan((snapshot,), changes=changes)
         return self._carry_out(turn, table, plan, more=True, instead_of=gone)
+
+    def _after(self, outcome: Published) -> PublishReport | None:
+        """Return the report on a pending publication that could not be settled or dropped."""
+        if isinstance(outcome, Stale):
+            raise TableUnavailable(
+                f"A publication of {self._key} is in its table, and the ledger does not fit it: "
+                f"{REMEDY}."
+            )
+        return LOST if isinstance(outcome, TurnOver) else None
 
     @property
     def comparison(self) -> TableComparison:
         """The comparison of the table with the ledger."""
-        return TableComparison(self._store, self._key, self._name, self._catalog, self._io)
+        return TableComparison(
+            self._store, self._key, self._name, self._catalog, self._io, self._place
+        )
 
     def remove_orphans(self, turn: PublishTurn, *, older_than: timedelta) -> int:
         """Remove files of metadata that nothing names; return their number.
 
-        None goes without the turn, nor while a request may be under way to another catalog: what
-        that names is in the table once it arrives.
+        Files are removed only while holding the turn, and never while a publication is pending:
+        what it names is in the table once it arrives.
 
         Raises:
             TableUnavailable: the catalog does not answer.
@@ -194,7 +229,7 @@ class Publisher:
         table = self._catalog.find(self._name) if old else None
         orphans = unnamed(self._io, table, old) if table else ()
         publication = self._store.publication(self._key)
-        if publication is None or publication.epoch != turn.epoch or publication.recorded:
+        if publication is None or publication.epoch != turn.epoch or publication.pending:
             return 0
         for path in orphans:
             (self._place / path).remove(missing_ok=True)
@@ -237,24 +272,8 @@ class Publisher:
         if isinstance(outcome, Settled):
             note(batches=plan.batches, records=plan.records, snapshot=planned.snapshot)
             counts = (plan.batches, plan.records, len(plan.changes))
-            return PublishReport(*counts, more, snapshot=planned.snapshot)
-        if isinstance(outcome, TurnOver):
-            return LOST
-        return STALE if isinstance(outcome, Stale) else MOVED
-
-    def _settled(
-        self, turn: PublishTurn, publication: Publication | None, table: OpenTable | None
-    ) -> Publication | None:
-        """Settle what is in the table as it was seen; return the state, read after the table."""
-        ids = {
-            snapshot.summary[PUBLICATION_KEY]
-            for snapshot in (table.metadata.snapshots if table else ())
-            if snapshot.summary is not None
-        }
-        for each in publication.recorded if publication else ():
-            if each.id in ids:
-                self._store.commit_publication(turn, each)
-        return self._store.publication(self._key)
+            return PublishReport(*counts, more, snapshot=planned.snapshot, rejected=plan.rejected)
+        return LOST if isinstance(outcome, TurnOver) else STALE
 
     def _with_columns(self, plan: PublicationPlan) -> PublicationPlan:
         """Return the plan with all that is to be known of its files; agree on their columns.
@@ -313,17 +332,34 @@ class Publisher:
                 [form.location(path) for path in snapshot.removed],
                 marks | counts,
                 snapshot.oldest_first,
+                snapshot.without_deletes,
             )
             staging.add(content)
+            if staging.missing:
+                self._io.discard(staging.written)
+                root = form.location("")
+                raise _FilesMissing({each.removeprefix(root) for each in staging.missing})
         if staging.metadata.current_snapshot() == before:
-            # Batches without records, or files that were never in the table: the cursors move on
-            # with a snapshot that changes nothing, by which the publication is found.
-            staging.add(SnapshotContent(Operation.APPEND, summary=marks), empty=True)
+            # Batches without records, or changes that were rejected: the cursors move with a
+            # snapshot that changes nothing.
+            last = plan.snapshots[-1] if plan.snapshots else SnapshotPlan(Operation.APPEND)
+            repairs = last.without_deletes
+            content = SnapshotContent(
+                last.operation if repairs else Operation.APPEND,
+                summary=marks,
+                without_deletes=repairs,
+            )
+            staging.add(content, empty=True)
         current = staging.metadata.current_snapshot()
         assert current is not None
+        mark = Mark(number, current.sequence_number or 0)
+        staging.set_properties({MARK_PROPERTY: str(mark)})
         staging.expire(settings.snapshots_kept)
         base = None if before is None else before.snapshot_id
-        planned = PlannedPublication(number, current.snapshot_id, base, plan.ranges, plan.changes)
+        records = table_records(self._io, staging.metadata)
+        planned = PlannedPublication(
+            number, current.snapshot_id, base, plan.ranges, plan.changes, records
+        )
         return planned, staging
 
     def _snapshot_id(self) -> int:

@@ -63,9 +63,10 @@ class SnapshotContent:
     Attributes:
         operation: append adds files, replace changes none of the records, delete adds none.
         added: entries of files.
-        removed: locations of files; those that the table does not have are left alone.
+        removed: locations of files.
         summary: for its readers.
         oldest_first: True if the files that are taken out are the table's oldest.
+        without_deletes: True if delete files of other programs are taken out, too.
     """
 
     operation: Operation
@@ -73,6 +74,7 @@ class SnapshotContent:
     removed: Sequence[str] = ()
     summary: Mapping[str, str] = field(default_factory=dict[str, str])
     oldest_first: bool = False
+    without_deletes: bool = False
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class Staging:
         new_name: gives a name that was never used.
         updates: those so far.
         written: the locations of the files that were written.
+        missing: the locations of files that were to be taken out, and that the table lacks.
     """
 
     io: FileIO
@@ -96,6 +99,7 @@ class Staging:
     new_name: Callable[[], str]
     updates: list[TableUpdate] = field(default_factory=list["TableUpdate"])
     written: list[str] = field(default_factory=list[str])
+    missing: set[str] = field(default_factory=set[str])
 
     def evolve(self, columns: Columns, partitioning: Sequence[str], order: Sequence[str]) -> None:
         """Give the table all agreed columns, and its partitioning once the columns are there."""
@@ -154,6 +158,7 @@ class Staging:
         snapshot_id = self.new_id()
         manifests = Manifests(self.io, self.metadata, snapshot_id, self._new_manifest)
         files = self._manifest_files(manifests, parent, content)
+        self.missing |= manifests.missing
         if not content.added and not manifests.removed and not empty:
             return None
         sequence = self.metadata.next_sequence_number()
@@ -225,7 +230,11 @@ class Staging:
     def _manifest_files(
         self, manifests: Manifests, parent: Snapshot | None, content: SnapshotContent
     ) -> list[ManifestFile]:
+        from pyiceberg.manifest import ManifestContent
+
         before = parent.manifests(self.io) if parent else []
+        if content.without_deletes:
+            before = [each for each in before if each.content == ManifestContent.DATA]
         if content.removed:
             before = manifests.without(before, content.removed, oldest_first=content.oldest_first)
         return manifests.merged([*before, *manifests.adding(content.added)])
@@ -284,8 +293,9 @@ def _summary(content: SnapshotContent, removed: Iterable[DataFile], parent: Snap
         if earlier is not None:
             values[name] = str(int(earlier) + total - gone[name])
     for name in ("total-delete-files", "total-position-deletes", "total-equality-deletes"):
-        # Somebody else's delete files stay as they are.
-        values[name] = (parent.summary or {}).get(name) or "0" if parent else "0"
+        # Delete files of other programs stay as they are.
+        kept = {} if parent is None or content.without_deletes else parent.summary or {}
+        values[name] = kept.get(name) or "0"
     return Summary(IcebergOperation(content.operation.value), **values, **content.summary)
 
 

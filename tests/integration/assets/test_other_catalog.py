@@ -10,7 +10,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests import object_store
@@ -98,7 +98,8 @@ def test_committed_batches_are_published(scene: Scene) -> None:
     assert str(scene.publish()) == "Published 6 batches of 20 records."
     once(scene, 20)
     row = scene.store.publication(scene.world.key)
-    assert row.recorded == ()
+    assert row.pending is None
+    assert row.records == 20
     at = scene.metadata_at()
     assert duckdb_query(at, "count(*)", "event_time < '1990-01-01T00:00:00Z'") == [(0,)]
 
@@ -135,11 +136,12 @@ def test_a_publication_that_never_arrived_is_made_again(
 
     with monkeypatch.context() as patched:
         patched.setattr(scene.kind(), "commit_table", refused)
-        assert "Somebody else has committed" in scene.publish().explanation
+        with pytest.raises(PublicationRefused, match="somebody was faster"):
+            scene.publish()
     scene.consume("run-2")
     scene.publish()
     once(scene, 23)
-    assert scene.store.publication(scene.world.key).recorded == ()
+    assert scene.store.publication(scene.world.key).pending is None
 
 
 def test_a_slow_request_that_arrives_late_is_refused_by_the_catalog(

@@ -70,7 +70,7 @@ def test_row_counts_of_conditional_writes_are_looked_at() -> None:
     assert unread - inserts == {
         "update_settings", "abandon_intent", "mark_delivered", "delete_rows", "count_attempt",
         "withdraw_batches", "raise_version",
-        "delete_entries", "delete_batches", "delete_gaps",
+        "delete_entries", "delete_batches", "delete_gaps", "drop_changes",
     }  # fmt: skip
 
 

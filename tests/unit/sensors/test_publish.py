@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.errors import PublicationRefused
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.output.table.comparison import Comparison, TableComparison
 from dagster_leasehold.assets.places.address import output_place
@@ -40,7 +42,9 @@ class Scene:
             deployment = Deployment(
                 lambda: world.store, (node,), Timing(), lambda _: output_place(world.output)
             )
-            self.rounds[node] = PublishRounds(stream, deployment, lambda: self.now_s)
+            self.rounds[node] = PublishRounds(
+                stream, deployment, lambda: self.now_s, jitter=lambda: 0.0
+            )
 
     def tick(self, node: NodeName = NODE) -> str:
         self.now_s += 1.0
@@ -218,11 +222,40 @@ def test_a_publication_that_fails_is_tried_again_later(
         assert "the disk is away" in line
         assert "; 6 committed batches with 21 records wait since " in line
     scene.now_s += 3.0
-    waiting = "Publishing failed and is tried again in 1 s; 6 committed batches with 21 records "
-    assert scene.tick().startswith(waiting)
+    line = scene.tick()
+    assert line.startswith("publishing is tried again in 1 s (OSError: the disk is away); 6 commi")
     scene.now_s += 600.0
     assert scene.tick().startswith("Published")
     assert scene.publishing.published() == scene.publishing.committed()
+
+
+def test_a_catalog_that_refuses_is_asked_once_a_wait_and_people_see_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: an hour of refusals is a few attempts, further apart each time, and with jitter."""
+    attempts, rounds = list[float](), scene.rounds[NODE]
+    parts = iter([0.9, 0.1] * 100)
+    rounds._steps.jitter = lambda: next(parts)
+
+    def refused(*_: object) -> None:
+        attempts.append(scene.now_s)
+        raise PublicationRefused("Catalog lake refused a publication.")
+
+    scene.consume()
+    with monkeypatch.context() as patched:
+        patched.setattr(LeaseDatabaseCatalog, "publish", refused)
+        first, trouble = rounds.tick("")
+        assert trouble
+        assert "publishing failed (Catalog lake refused a publication.)" in first
+        for _ in range(3_600):
+            line = scene.tick()
+            assert "refused a publication" in line or "tried again in" in line
+    assert 12 <= len(attempts) <= 30
+    waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
+    assert waits[0] < waits[3] < max(waits) <= 301
+    assert len(set(waits)) > 5
+    scene.now_s += 300
+    assert scene.tick().startswith("Published")
 
 
 def test_without_a_live_node_nothing_is_published(scene: Scene) -> None:

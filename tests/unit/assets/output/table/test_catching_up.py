@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
+from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.output.table.catching_up import PATIENCE_S, catch_up
 from dagster_leasehold.assets.output.table.reading import plan_table
 from dagster_leasehold.assets.table_settings import (
@@ -106,6 +108,24 @@ def test_a_publisher_that_makes_no_progress_is_one_sentence(reader: Waiting) -> 
     assert f"node {NODE} has the turn" in str(caught.value)
     assert "switch on the sensor orders_publish" in str(caught.value)
     assert "leasehold table create orders" in str(caught.value)
+
+
+def test_a_reader_that_is_refused_waits_longer_each_time(
+    reader: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = list[float]()
+
+    def refused(*_: object) -> None:
+        attempts.append(reader.now_s)
+        raise PublicationRefused("The catalog refused it.")
+
+    monkeypatch.setattr(LeaseDatabaseCatalog, "publish", refused)
+    with pytest.raises(TableUnavailable, match="nothing was published"):
+        reader.wait()
+    waits = [later - earlier for earlier, later in itertools.pairwise(attempts)]
+    assert len(attempts) < 20, "in a minute"
+    assert max(waits) > 5
+    assert waits != sorted(waits) or len(set(waits)) == len(waits), "with jitter"
 
 
 def test_an_account_that_may_only_read_is_told_so(

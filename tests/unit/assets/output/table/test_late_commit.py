@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import CommitFailedException
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.table_settings import CatalogSettings
@@ -45,7 +47,7 @@ def send_unanswered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     return lambda: commit(*arguments)
 
 
-@pytest.mark.parametrize("moment", ["publication", "unpublished", "record_publication"])
+@pytest.mark.parametrize("moment", ["publication", "commit_publication", "unpublished"])
 def test_a_request_that_arrives_at_any_moment_is_published_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -57,13 +59,14 @@ def test_a_request_that_arrives_at_any_moment_is_published_once(
 
     def arriving(*arguments: Any, **options: Any) -> Any:
         if late:
-            late.pop()()
+            # Refused if the next publisher has sent it already.
+            with suppress(CommitFailedException):
+                late.pop()()
         return verb(*arguments, **options)
 
     with monkeypatch.context() as patched:
         patched.setattr(scene.store, moment, arriving)
         scene.publish()
-    scene.publish()
     assert late == []
     assert scene.published() == scene.committed()
     assert len(scene.published()) == 20

@@ -16,7 +16,6 @@ from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.outcomes import Settled
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
-from dagster_leasehold.lease_store.rules import publishing
 from tests.table_engines import pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
 from tests.unit.assets.output.table.test_late_commit import Scene, lake, send_unanswered
@@ -98,7 +97,6 @@ def test_a_publisher_whose_reply_was_lost_removes_nothing_that_the_table_names(
     """1. It commits, the reply is lost, and it is frozen. 2. Others publish until its publication
     is none of the newest. 3. It asks what became of it, and hears that its turn is over.
     """
-    monkeypatch.setattr(publishing, "RECENT_PUBLICATIONS", 1)
     scene = Publishing(tmp_path)
     scene.world.consume()
     frozen, turn, commit = scene.publisher(), turn_of(scene, OTHER), scene.store.commit_publication

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.errors import PublicationRefused
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
@@ -146,7 +147,8 @@ def test_somebody_else_may_commit_to_the_table(
 
     with monkeypatch.context() as patched:
         patched.setattr(failpoints, "reach", reach)
-        assert "Somebody else has committed" in publishing.publish().explanation
+        with pytest.raises(PublicationRefused, match="Another program has committed"):
+            publishing.publish()
     publishing.publish()
     assert publishing.published() == publishing.committed()
     assert publishing.metadata().properties["owner"] == "them"
