@@ -157,6 +157,14 @@ def test_an_interval_of_zero_commits_at_once_but_rests_between_batches(tmp_path:
     assert gaps[:-1] == pytest.approx([BATCH_EVERY_S] * (len(gaps) - 1))
 
 
+def test_a_record_that_comes_during_a_slow_batch_is_due_by_the_look_before_it(scene: Scene) -> None:
+    """It may have come at any moment since that look, however late the batch was committed."""
+    scene.world.sweeper.before = lambda: scene.pass_time(5.0)
+    scene.append_at(1.0, ZERO)
+    scene.follow()
+    assert [at_s for at_s, shard, _ in scene.commits if shard == ZERO] == [5.0, 15.0]
+
+
 def test_catching_up_waits_for_nothing(tmp_path: Path) -> None:
     scene = Scene(World(tmp_path, records=40, records_max=4))
     scene.follow()
@@ -166,7 +174,7 @@ def test_catching_up_waits_for_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["hand-over", "pause", "stop", "definition", "let go", "untrusted"]
+    "what", ["hand-over", "pause", "stop", "definition", "let go", "untrusted", "loss"]
 )
 def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
     world, stopping = scene.world, False
@@ -178,6 +186,9 @@ def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
                 world.store.begin_transfer(
                     world.key, {shard: (OTHER, world.lease(shard).lease_id, "t")}, observer="t"
                 )[shard]
+        elif what == "loss":
+            for shard in world.ids:
+                world.store.force_checkpoint(world.key, shard, "10", observer="t", reason="t")
         elif what == "pause":
             group = world.store.pulse(world.key).group
             world.store.update_group(replace(group, paused=True), observer="test")
@@ -197,6 +208,7 @@ def test_a_waiting_run_answers_within_a_second(scene: Scene, what: str) -> None:
         "hand-over": StopReason.HANDED_OVER,
         "pause": StopReason.PAUSED,
         "untrusted": StopReason.UNTRUSTED,
+        "loss": StopReason.LEASE_LOST,
     }
     assert {each.stopped for each in reports.values()} == {
         expected.get(what, StopReason.STOP_REQUESTED)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_leasehold.assets.output.units import each_unit, units
+from dagster_leasehold.assets.rewriting import compaction
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, each_merge
 from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES as TARGET_BYTES
@@ -117,6 +118,18 @@ def test_many_files_become_one_with_the_same_records_in_order(scene: Scene) -> N
     assert scene.committed(ONE) == scene.expected("1", 10)
     assert verify(scene.store, scene.key) == []
     assert scene.store.rewrites(scene.key) == []
+
+
+def test_what_follows_a_full_row_group_is_in_the_merged_file(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction, "ROW_GROUP_BYTES", 1)
+    scene.compact()
+    (merged,) = scene.ledger()[0].files
+    metadata = pq.ParquetFile(scene.output / merged.path).metadata
+    assert metadata.num_row_groups > 1
+    assert metadata.num_rows == merged.records == 10
+    assert scene.committed(ZERO) == scene.expected("0", 10)
 
 
 def test_compacting_again_changes_nothing(scene: Scene) -> None:

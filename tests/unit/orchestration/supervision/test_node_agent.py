@@ -274,6 +274,36 @@ def test_told_to_end_it_hands_its_shards_to_a_node_that_takes_runs(
     assert Counter(edges) == {1: 2, 3: 2, 5: 2, 6: 2}, "edge 4 would leave a shard without an owner"
 
 
+@pytest.mark.parametrize("scene", [20.0], indirect=True)
+def test_told_to_end_it_waits_for_a_store_that_cannot_say_who_takes_its_shards(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its runs go on meanwhile; told to stop, they would leave their shards without an owner."""
+    monkeypatch.setattr(node_agent, "LOOK_S", 0.02)
+    monkeypatch.setattr(node_agent, "KEEP_S", 0.02)
+    asked, progress = Counter[str](), scene.store.progress
+
+    def away(*_: object) -> NoReturn:
+        asked["progress"] += 1
+        raise StoreUnavailable("The lease store does not answer.")
+
+    with scene.at_work() as stopping:
+        until(lambda: scene.row is not None and scene.row.member)
+        scene.store.register(KEY, Node(B, 0, "b-1"), observer="test")
+        scene.claim(A)
+        opened = scene.store.open_tenure(KEY, SHARDS[0], A, "run-1")
+        assert isinstance(opened, Opened)
+        monkeypatch.setattr(scene.store, "progress", away)
+        stopping.set()
+        try:
+            until(lambda: asked["progress"] > 3)
+            assert not (scene.folder / "leaving").exists()
+        finally:
+            monkeypatch.setattr(scene.store, "progress", progress)
+            scene.store.close_tenure(opened.tenure, reason="test")
+            scene.store.leave(KEY, B, "b-1")
+
+
 def test_told_to_end_where_nobody_plans_it_does_not_wait_for_a_plan(scene: Scene) -> None:
     def tick() -> None:
         with dg.build_sensor_context(instance=scene.instance) as context:

@@ -1,0 +1,131 @@
+"""Mutants of single lines: each takes one rule out of the code, and a test has to fail by it."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_leasehold.assets.consuming.following import Following
+from dagster_leasehold.assets.consuming.open_shards import OpenShards
+from dagster_leasehold.assets.deployment import ensure_instance_address
+from dagster_leasehold.assets.rewriting import compaction
+from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
+from tests.unit.assets.consuming import test_following
+from tests.unit.assets.consumption_world import World
+from tests.unit.assets.rewriting import test_compaction
+from tests.unit.orchestration.supervision import test_node_agent
+
+Test = Callable[[Path, pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Code without one of its rules.
+
+    Attributes:
+        name: what the code does then.
+        owner: the module or class of the function.
+        function: its name.
+        line: what stands once in its source.
+        change: what stands there instead.
+        test: has to fail.
+    """
+
+    name: str
+    owner: Any
+    function: str
+    line: str
+    change: str
+    test: Test
+
+    def mutation(self) -> Any:
+        """Return the function with the change."""
+        original = getattr(self.owner, self.function)
+        source = textwrap.dedent(inspect.getsource(original))
+        assert source.count(self.line) == 1, "the source has changed: change the mutant, too"
+        namespace: dict[str, Any] = {}
+        code = "from __future__ import annotations\n" + source.replace(self.line, self.change)
+        exec(compile(code, f"<{self.name}>", "exec"), original.__globals__, namespace)
+        return namespace[self.function]
+
+
+def _compacts(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    scene = test_compaction.Scene(folder)
+    test_compaction.test_what_follows_a_full_row_group_is_in_the_merged_file(scene, patch)
+
+
+def _loses_its_lease(folder: Path, _: pytest.MonkeyPatch) -> None:
+    scene = test_following.Scene(World(folder, records_max=1_000))
+    test_following.test_a_waiting_run_answers_within_a_second(scene, "loss")
+
+
+def _commits_late(folder: Path, _: pytest.MonkeyPatch) -> None:
+    scene = test_following.Scene(World(folder, records_max=1_000))
+    test_following.test_a_record_that_comes_during_a_slow_batch_is_due_by_the_look_before_it(scene)
+
+
+def _leaves_while_the_store_is_away(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        ensure_instance_address(instance)
+        scene = test_node_agent.Scene(folder, instance, 20.0)
+        test_node_agent.test_told_to_end_it_waits_for_a_store_that_cannot_say_who_takes_its_shards(
+            scene, patch
+        )
+
+
+MUTANTS = [
+    Mutant(
+        "compaction drops what follows a full row group",
+        compaction,
+        "_copied",
+        "waiting, waiting_bytes = [], 0",
+        "waiting, waiting_bytes, out.write_table = [], 0, lambda _: None",
+        _compacts,
+    ),
+    Mutant(
+        "a following run ignores a lost lease at its review",
+        OpenShards,
+        "review",
+        "self.lose(open_)",
+        "pass",
+        _loses_its_lease,
+    ),
+    Mutant(
+        "a hand-over does not wait while the store is away",
+        NodeAgent,
+        "_hands_over",
+        "return True",
+        "return False",
+        _leaves_while_the_store_is_away,
+    ),
+    Mutant(
+        "a due time counts from the commit instead of the look",
+        Following,
+        "made",
+        "elif shard in committed and self._at_head(open_, batch, seen, limits):\n"
+        "            self._due.see_read(shard, seen.looked_s)",
+        "elif shard in committed and self._at_head(open_, batch, seen, limits):\n"
+        "            self._due.see_read(shard, self._clock())",
+        _commits_late,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_a_rule_that_is_taken_out_is_noticed(
+    mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / name for name in ("sound", "mutated")]
+    for folder in folders:
+        folder.mkdir()
+    mutant.test(folders[0], monkeypatch)
+    monkeypatch.setattr(mutant.owner, mutant.function, mutant.mutation())
+    with pytest.raises(AssertionError):
+        mutant.test(folders[1], monkeypatch)
