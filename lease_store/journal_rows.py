@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -21,6 +22,11 @@ class Note:
     group's settings; `gap` is a range that was found missing or was skipped, and `ack` one that
     somebody accepted; `rewrite` is committed output that was replaced; `accept` is a shard that
     goes on although somebody reopened its parent.
+
+    Attributes:
+        reason: for people alone; no code reads it.
+        facts: what code reads beside the columns, as JSON values: for `group` each changed setting
+            with its values before and after, for `accept` the `parent`.
     """
 
     kind: str
@@ -34,6 +40,7 @@ class Note:
     epoch: int = 0
     run: str = ""
     check_point: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

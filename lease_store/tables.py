@@ -133,6 +133,7 @@ lease_journal = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
     name_column("run"),
     cursor_column("check_point", nullable=True),
+    sa.Column("facts", JsonText),
     # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
     name_column("transaction_id"),
     sa.Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),

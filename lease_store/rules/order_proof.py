@@ -8,7 +8,6 @@ reopened by somebody who accepted just that.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,9 +15,6 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.states import ShardState
-
-_ORDER_CHANGED = re.compile(r"\bordered: (True|False) → (True|False)\b")
-_ACCEPTED = re.compile(r"\bits parent (\S+) was reopened\b")
 
 
 @dataclass(slots=True)
@@ -61,8 +57,8 @@ class _Course:
         life = self.lives.setdefault(shard, Life())
         if entry.kind == "edge":
             self._note_edge(entry, shard, life)
-        if entry.kind == "accept" and (named := _ACCEPTED.search(entry.reason)):
-            life.accepted[named[1]] = entry.sequence
+        if entry.kind == "accept":
+            life.accepted[entry.facts.get("parent", "")] = entry.sequence
         if entry.to_state is ShardState.WAIT:
             life.free = None
             life.without.clear()
@@ -126,9 +122,8 @@ class OrderProof:
 
     def take(self, entry: JournalEntry) -> None:
         """Take the next entry of the group."""
-        changed = _ORDER_CHANGED.search(entry.reason) if entry.kind == "group" else None
-        if changed:
-            before, after = (text == "True" for text in changed.groups())
+        if entry.kind == "group" and "ordered" in entry.facts:
+            before, after = entry.facts["ordered"]
             course = self._course(before)
             course.ordered = after
             self._courses = {after: course}

@@ -152,6 +152,7 @@ def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note 
         to_owner=child.lease_owner,
         epoch=child.consumer_epoch,
         check_point=cursor,
+        facts={"parent": parent},
     )
 
 

@@ -35,12 +35,10 @@ class Step:
 def settings_note(before: Group, after: Group) -> Note:
     """Return the journal entry of a change of a group's settings."""
     names = [f.name for f in fields(Group) if f.name not in ("key", "generation")]
-    changes = [
-        f"{name}: {getattr(before, name)} → {getattr(after, name)}"
-        for name in names
-        if getattr(before, name) != getattr(after, name)
-    ]
-    return Note(kind="group", reason="; ".join(changes) or "settings unchanged")
+    values = {name: [getattr(before, name), getattr(after, name)] for name in names}
+    changes = {name: [old, new] for name, (old, new) in values.items() if old != new}
+    reason = "; ".join(f"{name}: {old} → {new}" for name, (old, new) in changes.items())
+    return Note(kind="group", reason=reason or "settings unchanged", facts=changes)
 
 
 def edge_note(before: ShardLease | None, after: ShardLease, reason: str) -> Note:

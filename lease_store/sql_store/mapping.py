@@ -157,6 +157,7 @@ _READS: Ways = {
     "shard": ShardId,
     "holder": NodeName,
     "files": files_from,
+    "facts": lambda facts: facts or {},
     **dict.fromkeys(("parents", "gone_parents"), _shard_ids),
     **dict.fromkeys(("from_state", "to_state"), _optional(ShardState)),
     **dict.fromkeys(
@@ -165,6 +166,7 @@ _READS: Ways = {
 }
 _WRITES: Ways = {
     "files": file_values,
+    "facts": lambda facts: dict(facts) or None,
     "gone_parents": lambda parents: parents or None,
     "reason": lambda reason: reason[:REASON_LENGTH_MAX],
 }
