@@ -7,8 +7,8 @@ from sqlalchemy import Column
 from dagster_leasehold.lease_store.columns import JsonText
 from dagster_leasehold.lease_store.migrations.repeatable import add_column
 
-revision = "0019"
-down_revision = "0018"
+revision = "0021"
+down_revision = "0020"
 
 
 def upgrade() -> None:
