@@ -12,13 +12,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 PROGRAM = "leasehold"
+DISTRIBUTION = "dagster-leasehold"
 COMMANDS_PACKAGE = "dagster_leasehold.orchestration.commands"
 EXIT_MISTAKE = 2
 EXIT_UNEXPECTED = 3
@@ -116,6 +117,35 @@ COMMANDS = {
 }
 
 
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "First steps": ("demo", "ui", "up", "status", "top", "report", "doctor"),
+    "Streams": ("cat", "load", "replay", "compact", "vacuum", "table", "gap", "quarantine"),
+    "Groups": ("group", "checkpoint", "plan", "journal", "verify"),
+    "Operations": ("node", "metrics", "db", "shard", "simulate", "version"),
+}
+"""The commands under the headings of the help."""
+
+
+class Sentences(TyperGroup):
+    """A group of commands whose help has the first sentence of each, and cuts none."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands under their headings."""
+        for heading, names in self.sections().items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [
+                (name, " ".join((command.help or "").split("\n\n")[0].split()))
+                for name, command in commands
+                if command is not None and not command.hidden
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+    def sections(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the commands under each heading."""
+        return {"Commands": [*self.commands]}
+
+
 def load_command(name: str) -> Any:
     """Import the module of a command, and return the command as Typer makes it."""
     place = COMMANDS[name]
@@ -125,13 +155,13 @@ def load_command(name: str) -> Any:
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
     )
     if isinstance(target, typer.Typer):
-        single.add_typer(target, name=name)
+        single.add_typer(target, name=name, cls=Sentences)
     else:
         single.command(name)(target)
     return typer.main.get_group(single).commands[name]
 
 
-class CommandList(TyperGroup):
+class CommandList(Sentences):
     """The list of commands, whose modules are imported only when they are called.
 
     A module of commands imports the lease store, settings or Spark's client, each of which costs a
@@ -142,6 +172,10 @@ class CommandList(TyperGroup):
         super().__init__(**settings)
         listed = {name: TyperCommand(name, help=place.help) for name, place in COMMANDS.items()}
         self.commands = {**listed, **self.commands}
+
+    def sections(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of the commands by what they are for."""
+        return SECTIONS
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that is called itself, in the place of its line in the list."""
@@ -154,9 +188,19 @@ app = typer.Typer(
     cls=CommandList,
     help="Consume sharded logs exactly once: leases, checkpoints, and what is committed.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    """Print the version of Leasehold, and end."""
+    if asked:
+        from importlib.metadata import version as version_of
+
+        sys.stdout.write(f"{PROGRAM} {version_of(DISTRIBUTION)}\n")
+        raise typer.Exit
 
 
 @app.callback()
@@ -164,9 +208,15 @@ def _root(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the stack trace of any error.")
     ] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
 ) -> None:
     """Consume sharded logs exactly once: leases, checkpoints, and what is committed."""
-    del debug  # read by `main`, before anything can go wrong
+    del debug, version  # read by `main`, before anything can go wrong, and by its callback
 
 
 @app.command()
@@ -176,7 +226,7 @@ def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
     from dagster_leasehold.orchestration.presentation import say, show_json
 
-    packages = ("dagster-leasehold", "dagster", "pyspark", "pyarrow", "sqlalchemy")
+    packages = (DISTRIBUTION, "dagster", "pyspark", "pyarrow", "sqlalchemy")
     versions = {name: version_of(name) for name in packages}
     versions["python"] = ".".join(str(part) for part in sys.version_info[:3])
     if as_json:

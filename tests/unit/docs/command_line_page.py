@@ -25,8 +25,10 @@ _HEAD = """\
 
 <!-- Written by `python -m tests.unit.docs.command_line_page`: change the commands instead. -->
 
-`leasehold COMMAND --help` prints the same. Under each command stands what it printed in one small
-deployment: a log of two shards with six records, the last of which the transform refused.
+`leasehold -h` lists the commands by what they are for, `leasehold COMMAND --help` prints what is
+said here, and `leasehold --version` prints the version. Under each command stands what it printed
+in one small deployment: a log of two shards with six records, the last of which the transform
+refused.
 
 **JSON.** Every command that ends takes `--json` and then prints one JSON document; `cat` prints one
 line a record. Commands that run until Ctrl-C, and `demo`, have no such option.

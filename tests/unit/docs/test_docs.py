@@ -124,7 +124,7 @@ def test_every_command_exists(page: Path) -> None:
 
 
 def check_leasehold(words: list[str], offered: dict[tuple[str, ...], Any], command: str) -> None:
-    of_all = {"--debug", "--install-completion", "--show-completion"}
+    of_all = {"-h", "--debug", "--version", "--install-completion", "--show-completion"}
     words = [word for word in words if word not in of_all]
     groups = {path[0] for path in offered if len(path) == 2}
     if not words or words[0] == "COMMAND" or (words[0] in groups and len(words) == 1):
