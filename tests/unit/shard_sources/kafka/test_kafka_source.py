@@ -108,6 +108,7 @@ def test_headers_become_attributes(broker: KafkaBroker) -> None:
         "text": "ö",
         "raw_base64": "/wA=",
         "none": None,
+        "twice#1": "1",
         "twice": "2",
     }
     assert list(attributes({"as a mapping": "too"}).items()) == [("as a mapping", "too")]
