@@ -199,6 +199,10 @@ class LogNotFound(SourceError, UserMistake):
     """There is no log in this folder, or of this name."""
 
 
+class LogRenewed(SourceError, UserMistake):
+    """A log was deleted and made anew under its old name, and cursors mean other records."""
+
+
 class LogExists(UserMistake):
     """The folder already holds a local log."""
 

@@ -339,6 +339,14 @@ table_change = sa.Table(
     **TABLE_OPTIONS,
 )
 
+log_identity = sa.Table(
+    "log_identity",
+    metadata,
+    *group_key(),
+    sa.Column("identity", ExactText(255), nullable=False),
+    **TABLE_OPTIONS,
+)
+
 store_identity = sa.Table(
     "store_identity",
     metadata,
@@ -384,6 +392,7 @@ GROUP_TABLES = (
     shard_summary,
     publication,
     table_change,
+    log_identity,
     consumer_group,
 )
 COPIED_TABLES = (*GROUP_TABLES, store_identity, iceberg_tables, iceberg_namespace_properties)

@@ -207,6 +207,26 @@ class DivisibleRanges(Protocol):
         ...
 
 
+@runtime_checkable
+class IdentifiedLog(Protocol):
+    """The part of a source whose cursors mean other records once the log was made anew.
+
+    A log whose cursors never come again, because they hold the time, needs none of it.
+    """
+
+    def log_identity(self) -> str | None:
+        """Return what differs in a log that was deleted and made anew under its old name.
+
+        None where the service does not tell.
+        """
+        ...
+
+
+def identity_of_log(source: ShardSource) -> str | None:
+    """Return the identity of a source's log; None where nobody knows it."""
+    return source.log_identity() if isinstance(source, IdentifiedLog) else None
+
+
 def bounds_for(
     source: ShardSource, cursors: Mapping[ShardId, str | None]
 ) -> dict[ShardId, ShardBounds]:

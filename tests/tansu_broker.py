@@ -63,6 +63,12 @@ class TansuBroker:
             else:
                 return
 
+    def make_topic_anew(self, topic: str, partitions: int) -> None:
+        """Delete a topic, and make another one of its name."""
+        admin = AdminClient({"bootstrap.servers": self.address})
+        admin.delete_topics([topic])[topic].result(10)
+        self.make_topic(topic, partitions)
+
     def produce(self, topic: str, partition: int, values: Sequence[str]) -> None:
         """Store records at the end of a partition."""
         for value in values:

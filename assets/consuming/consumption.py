@@ -27,6 +27,7 @@ from dagster_leasehold.assets.consuming.consumption_report import (
 )
 from dagster_leasehold.assets.consuming.following import Follow, Following
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
+from dagster_leasehold.assets.consuming.log_identity import LogOfGroup
 from dagster_leasehold.assets.consuming.open_shards import OpenShards
 from dagster_leasehold.assets.consuming.opening import Opening
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
@@ -118,6 +119,7 @@ class Consumer:
         self._stop_requested = stop_requested
         self._after_commit = after_commit
         self._open = OpenShards(store)
+        self._log = LogOfGroup(store, stream.key, stream.source)
         self._columns = ColumnAgreement(store, stream.key)
         gaps = GapHandling(store, stream.source)
         self._opening = Opening(
@@ -153,6 +155,8 @@ class Consumer:
         deadline = self._clock() + self._budget_s
         try:
             self._opening.open(shards)
+            if self._open:
+                self._log.check()
             failpoints.reach(Failpoint.AFTER_OPEN)
             while self._open:
                 self._step(deadline)
@@ -236,6 +240,8 @@ class Consumer:
         failpoints.reach(Failpoint.AFTER_WRITE)
         made = [self._commit_of(batch, results[batch.range_.shard]) for batch in current]
         commits = [commit for commit in made if commit is not None]
+        if commits:
+            self._log.check()
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
             return []

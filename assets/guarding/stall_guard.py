@@ -36,6 +36,7 @@ from dagster_leasehold.shard_sources.source import (
     ReadRange,
     ShardBounds,
     ShardSource,
+    identity_of_log,
     times_for,
 )
 
@@ -210,6 +211,10 @@ class GuardedSource(ShardSource):
         return self._guard.call(
             "the source's times of unread records", lambda: times_for(self._source, cursors)
         )
+
+    def log_identity(self) -> str | None:
+        """Return the identity of the source's log, where the source knows it."""
+        return self._guard.call("the identity of the log", lambda: identity_of_log(self._source))
 
     @override
     def spark_options(self) -> Mapping[str, str]:

@@ -131,6 +131,7 @@ class GroupRows:
     delivering: Turn = Turn()
     publishing: Turn = Turn()
     publication: Publication | None = None
+    log: str = ""
     published: Counter[ShardId] = field(default_factory=Counter[ShardId])
     changes: dict[int, TableChange] = field(default_factory=dict[int, TableChange])
     windows: dict[tuple[str, datetime], EventWindow] = field(

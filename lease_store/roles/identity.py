@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dagster_leasehold.lease_store.identifiers import GroupKey
+
 
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
@@ -21,8 +23,18 @@ class StoreIdentity:
 
 
 class Identity(Protocol):
-    """The verb that tells lease stores apart."""
+    """The verbs that tell lease stores apart, and logs of one name."""
 
     def identity(self) -> StoreIdentity:
         """Return the identity of this store; it is made at the first call."""
+        ...
+
+    def log_of_group(self, key: GroupKey, identity: str, *, instead: bool = False) -> str:
+        """Return the identity of the log that a group's cursors belong to.
+
+        Args:
+            key: the group.
+            identity: of its stream's log; it becomes the group's if that has none yet.
+            instead: it becomes the group's in any case.
+        """
         ...

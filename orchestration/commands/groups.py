@@ -220,6 +220,31 @@ def update(
     tell({"changed": changed} | described(target.group(stream, name)), *sentences, as_json=as_json)
 
 
+@app.command("accept-log")
+def accept_log(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+    """Go on in a log that was deleted and made anew: stored cursors count in it from now on.
+
+    Right where the new log has the old one's records under the same cursors. Records of the new
+    log before the checkpoints are not read.
+    """
+    from dagster_leasehold.shard_sources.source import identity_of_log
+
+    target = Target.at(home)
+    key = target.group(stream, name).key
+    identity = identity_of_log(target.streams.opened(key.stream).source)
+    if identity is None:
+        raise InvalidSetting(
+            f"The source of stream {key.stream} tells no log from another of its name: there is "
+            "nothing to accept."
+        )
+    target.store.log_of_group(key, identity, instead=True)
+    tell(
+        {"group": str(key), "log": identity},
+        f"The cursors of {key} belong to the log as it is now.",
+        as_json=as_json,
+    )
+
+
 @app.command()
 def delete(
     name: Name,

@@ -19,7 +19,7 @@ from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 _LOG = logging.getLogger(__name__)
 GROUP = "leasehold"
@@ -30,6 +30,9 @@ MESSAGES_MAX = 1_000
 LOOK_S = 0.5
 """The time between two looks, during a wait for records, for a refusal by the brokers."""
 IDLE_MAX = 4
+WITHOUT_IDS = "_UNSUPPORTED_FEATURE|UNSUPPORTED_VERSION"
+NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""The id of a topic whose broker is older than ids."""
 # The administrator's client would warn of each of them.
 OF_CONSUMERS = frozenset({
     "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof",
@@ -186,14 +189,35 @@ class KafkaClient:
 
     def partitions(self) -> list[int]:
         """The numbers of the topic's partitions."""
-        where = f"topic {self.topic}"
-        with self.consumer(where) as connection:
-            # A consumer's look at a topic does not create it, as that of other clients may.
-            cluster = connection.client.list_topics(self.topic, timeout=self.options.timeout_s)
-        metadata = cluster.topics[self.topic]
+        metadata = self._cluster().topics[self.topic]
         if metadata.error is not None:
-            raise error_of(metadata.error, f"{where} at {shown(self.options.bootstrap_servers)}")
+            where = f"topic {self.topic} at {shown(self.options.bootstrap_servers)}"
+            raise error_of(metadata.error, where)
         return sorted(metadata.partitions)
+
+    def topic_id(self) -> str | None:
+        """The topic's id; None of a cluster that gives its topics none."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        cluster = self._cluster()
+        if cluster.controller_id not in cluster.brokers:
+            # Only the controller would be asked, and the client would wait for it in vain.
+            return None
+        with self.admin(f"the id of topic {self.topic}") as admin:
+            asked = TopicCollection([self.topic])
+            answers = admin.describe_topics(asked, request_timeout=self.options.timeout_s)
+            try:
+                id_ = str(answers[self.topic].result().topic_id)
+            except KafkaException as raised:
+                if re.fullmatch(WITHOUT_IDS, raised.args[0].name()):
+                    return None
+                raise
+        return None if id_ == NO_ID else id_
+
+    def _cluster(self) -> ClusterMetadata:
+        with self.consumer(f"topic {self.topic}") as connection:
+            # A consumer's look at a topic does not create it, as that of other clients may.
+            return connection.client.list_topics(self.topic, timeout=self.options.timeout_s)
 
     def partition(self, shard: ShardId) -> int:
         """Return the number of the partition that is a shard.

@@ -163,6 +163,10 @@ class KafkaSource(KafkaReader):
                     return PlannedRange(str(end), records + end - last - 1, last=False)
         return PlannedRange(str(most), records, last=False)
 
+    def log_identity(self) -> str | None:
+        """Return the topic's id; None of a cluster that gives its topics none."""
+        return self._client.topic_id()
+
     def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
         """Cut a range by its offsets; holes between them may make parts unequal."""
         return divide_offsets(range_, parts)

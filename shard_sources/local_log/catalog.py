@@ -76,10 +76,12 @@ class Catalog:
 
     Attributes:
         heads: there is a file of heads; a log that only version 0.1 wrote to has none.
+        log: the identity of the log; empty where an earlier version made it.
     """
 
     shards: tuple[CatalogShard, ...] = ()
     heads: bool = True
+    log: str = ""
     _by_id: dict[str, CatalogShard] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -167,7 +169,7 @@ def _parsed(path: Path, version: tuple[int, int, int]) -> Catalog:
         raise ValueError("a shard is listed twice")
     if not all(entry.shard.isdecimal() for entry in shards):
         raise ValueError("a shard's id is not a number")
-    return Catalog(shards, heads)
+    return Catalog(shards, heads, str(stored.get("log", "")))
 
 
 def _checksum(shards: object) -> int:
@@ -192,6 +194,7 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
     document = {
         "format": _FORMAT,
         "version": _VERSION,
+        "log": catalog.log,
         "shards": shards,
         "checksum": _checksum(shards),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from pathlib import Path
@@ -90,7 +91,9 @@ class LocalLog(LocalLogSource):
                     shard_folder(log.root, entry.shard).mkdir(parents=True, exist_ok=True)
                 sync_folder(log.root / "shards")
                 make_heads(log.root, (entry.shard for entry in entries), Head())
-                catalog.save_catalog(log.root, catalog.Catalog(tuple(entries)))
+                catalog.save_catalog(
+                    log.root, catalog.Catalog(tuple(entries), log=uuid.uuid4().hex)
+                )
         except OSError as error:
             raise UserMistake(f"No log can be made in {log.root}: {error.strerror}.") from None
         return log

@@ -72,6 +72,10 @@ class LocalLogSource(LocalLogReader):
             for entry in catalog.shards
         ]
 
+    def log_identity(self) -> str | None:
+        """Return the identity that the log was made with; None of one of an earlier version."""
+        return load_catalog(self.root).log or None
+
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
         """The bounds of these shards, from the last index entry of each."""
         # The catalog first: a shard that it calls read-only had its last append before that.

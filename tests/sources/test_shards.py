@@ -6,7 +6,7 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Position
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange, Position, identity_of_log
 from tests.sources.world import START, STEP, VALUES, NewRecord, Notion, SourceWorld
 
 
@@ -154,3 +154,11 @@ def test_a_shard_that_never_was_is_not_called_removed(world: SourceWorld, shard:
             world.source.plan(unknown, "0", Limits())
     with pytest.raises(CursorInvalid):
         world.source.plan(shard, "gone", Limits())
+
+
+def test_a_log_stays_the_same_whatever_is_written_to_it(world: SourceWorld) -> None:
+    """Goal: its identity, where the source knows one, changes with no record."""
+    before = identity_of_log(world.source)
+    world.fill(world.source.list_shards()[0].shard)
+    assert identity_of_log(world.source) == before
+    assert before is None or 0 < len(before.encode()) <= 255

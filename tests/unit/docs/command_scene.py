@@ -153,6 +153,7 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
 def _change(scene: Scene, home: ConsumedHome) -> None:
     """Commands that change a group, a log or a checkpoint; retention takes what was not read."""
     scene.run("group update default --ordered --node-cap 8", words=2)
+    scene.run("group accept-log default", words=2)
     scene.run("checkpoint set 1 begin --force --reason 'read it again'", words=2)
     home.log.retain("1", "3")
     home.consume("77d0be12")

@@ -49,6 +49,7 @@ def fill(world: World) -> None:
     assert world.store.begin_window(KEY, "run-2-1", "run-2") == Changed()
     publish(world)
     world.store.identity()
+    world.store.log_of_group(KEY, "log-1")
     for tenure in (x, y):
         world.store.close_tenure(tenure, reason="test")
     world.store.update_group(replace(group, paused=True), observer="test")
