@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dagster_leasehold.lease_store.migrations import repeatable as make
 
-revision = "0020"
-down_revision = "0019"
+revision = "0021"
+down_revision = "0020"
 
 
 def upgrade() -> None:
