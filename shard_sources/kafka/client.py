@@ -19,7 +19,8 @@ from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
-    from confluent_kafka.admin import AdminClient, ClusterMetadata
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin._metadata import ClusterMetadata
 
 _LOG = logging.getLogger(__name__)
 GROUP = "leasehold"

@@ -12,6 +12,7 @@ import pytest
 
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.roles.identity import Identity
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.roles.outbox import Outbox
@@ -25,7 +26,8 @@ from dagster_leasehold.lease_store.sql_store import SqlStore
 from dagster_leasehold.lease_store.store import LeaseStore
 
 ROLES = (
-    Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Publications, Windows, Outbox, Retention,
+    Identity, Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Publications, Windows, Outbox,
+    Retention,
 )  # fmt: skip
 OF_THE_WHOLE_STORE = {"close"}
 
