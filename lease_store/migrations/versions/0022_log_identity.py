@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dagster_leasehold.lease_store.migrations import repeatable as make
 
-revision = "0021"
-down_revision = "0020"
+revision = "0022"
+down_revision = "0021"
 
 
 def upgrade() -> None:
