@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+import operator
+from collections.abc import Callable, Sequence
+from datetime import date
+from functools import lru_cache, reduce
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
 from dagster_leasehold.assets.errors import TransformError
@@ -13,7 +15,7 @@ from dagster_leasehold.lease_store.errors import shown
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
     from dagster_leasehold.assets.arrow_parsing.columns import ValueFormat
 
@@ -21,15 +23,17 @@ Records = TypeVar("Records", "DataFrame", "pa.Table")
 
 _CORRUPT = "_corrupt_record"
 _PARSED = "_parsed"
+_CALENDAR = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 
 
 def parse_json(records: Records, schema: str | StructType, column: str = "value") -> Records:
     """Add the fields of a JSON object as columns, and `quarantine_error` where there is none.
 
     The record's own columns stay, so that a quarantined record keeps its cursor and raw bytes. A
-    field that is absent is null; a value that is no JSON object of the schema is an error. The
-    result is the same for an Arrow table and for a DataFrame, but for fields of quarantined
-    records, which are all null in an Arrow table.
+    field that is absent is null; a value that is no JSON object of the schema is an error. So is a
+    time outside the years 1 to 9999, and a map with the same key twice. A number in a field of
+    times is one of seconds. The fields of quarantined records are null. The result is the same for
+    an Arrow table and for a DataFrame.
 
     Args:
         records: the records of a batch, as an Arrow table or a DataFrame.
@@ -45,10 +49,17 @@ def parse_json(records: Records, schema: str | StructType, column: str = "value"
         return _with_fields(everything, schema, column, "parse_json", "")
     from pyspark.sql import functions
 
-    checked = _with_corrupt(_fields(everything, schema, "parse_json"))
-    parsed = functions.from_json(_text(column), checked, _PERMISSIVE)
+    fields = _fields(everything, schema, "parse_json")
+    checked = _with_corrupt(fields)
+    text = _text(column)
+    parsed = functions.from_json(text, checked, _PERMISSIVE)
+    # Spark's count of microseconds overflows for seconds of more than 12 digits, so that they may
+    # become any time: they are looked at as text.
+    texts = functions.from_json(text, _times_as_texts(fields), _PERMISSIVE)
+    long_number = functions.when(text.rlike("[0-9]{13}"), texts)
+    wrong = _condition(long_number, fields, _is_long_number)
     why = f"{column} is not a JSON object of the expected fields"
-    return _joined(everything, parsed, checked, column, wrong=None, why=why)
+    return _joined(everything, parsed, checked, column, wrong=wrong, why=why)
 
 
 def parse_csv(
@@ -59,8 +70,8 @@ def parse_csv(
     The record's own columns stay, so that a quarantined record keeps its cursor and raw bytes. The
     line has exactly the fields of the schema, in its order; an empty one is null. Quotes are as
     in RFC 4180: a field in double quotes may hold separators and line ends, and a doubled quote
-    stands for one. The result is the same for an Arrow table and for a DataFrame, but for fields of
-    quarantined records, which are all null in an Arrow table.
+    stands for one. A time outside the years 1 to 9999 is an error. The fields of quarantined
+    records are null. The result is the same for an Arrow table and for a DataFrame.
 
     Args:
         records: the records of a batch, as an Arrow table or a DataFrame.
@@ -187,14 +198,92 @@ def _joined(
 
     fields = functions.col(_PARSED)
     failed = fields.isNull() | fields[_CORRUPT].isNotNull()
-    failed = failed if wrong is None else failed | functions.coalesce(wrong, functions.lit(False))
+    for condition in (wrong, _condition(fields, checked, _is_unreadable)):
+        if condition is not None:
+            failed = failed | functions.coalesce(condition, functions.lit(False))
     # Spark would replace bytes that are no text, and nobody would see that they were there.
     no_text = ~functions.is_valid_utf8(_text(column))
     error = functions.when(no_text, functions.lit(f"{column} is not text in UTF-8")).when(
         failed, functions.lit(why)
     )
-    return records.withColumn(_PARSED, parsed).select(
-        *records.columns,
-        *(fields[name].alias(name) for name in checked.names if name != _CORRUPT),
-        error.alias(ERROR_COLUMN),
+    good = functions.col(ERROR_COLUMN).isNull()
+    return (
+        records.withColumn(_PARSED, parsed)
+        .withColumn(ERROR_COLUMN, error)
+        .select(
+            *records.columns,
+            *(functions.when(good, fields[name]).alias(name) for name in checked.names[:-1]),
+            ERROR_COLUMN,
+        )
     )
+
+
+def _condition(
+    value: Column, kind: DataType, wrong: Callable[[Column, DataType], Column | None]
+) -> Column | None:
+    """Return the condition that a value, or one inside of it, is wrong; None if none can be."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    conditions = [wrong(value, kind)]
+    if isinstance(kind, StructType):
+        conditions += [
+            _condition(value.getField(field.name), field.dataType, wrong) for field in kind.fields
+        ]
+    elif isinstance(kind, ArrayType | MapType):
+        is_map = isinstance(kind, MapType)
+        items = functions.map_values(value) if is_map else value
+        type_ = kind.valueType if is_map else kind.elementType
+        if _condition(items, type_, wrong) is not None:
+            inner = cast("Callable[[Column], Column]", lambda item: _condition(item, type_, wrong))
+            conditions.append(functions.exists(items, inner))
+    possible = [condition for condition in conditions if condition is not None]
+    return reduce(operator.or_, possible) if possible else None
+
+
+def _is_unreadable(value: Column, kind: DataType) -> Column | None:
+    """Return the condition of a value that not every reader of tables can read."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import DateType, MapType, TimestampNTZType, TimestampType
+
+    if isinstance(kind, MapType):
+        keys = functions.map_keys(value)
+        return functions.size(functions.array_distinct(keys)) != functions.size(keys)
+    if isinstance(kind, DateType):
+        return ~value.between(functions.lit(date.min), functions.lit(date.max))
+    if isinstance(kind, TimestampType):
+        first, last = (f"TIMESTAMP '{end}Z'" for end in _CALENDAR)
+    elif isinstance(kind, TimestampNTZType):
+        first, last = (f"TIMESTAMP_NTZ '{end}'" for end in _CALENDAR)
+    else:
+        return None
+    return ~value.between(functions.expr(first), functions.expr(last))
+
+
+def _is_long_number(value: Column, kind: DataType) -> Column | None:
+    """Return the condition that the text of a time is a number of more than 12 digits."""
+    from pyspark.sql.types import TimestampType
+
+    return value.rlike("^-?[0-9]{13,}$") if isinstance(kind, TimestampType) else None
+
+
+def _times_as_texts(kind: Any) -> Any:
+    """Return a type with text in place of times."""
+    from pyspark.sql.types import (
+        ArrayType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        TimestampType,
+    )
+
+    if isinstance(kind, TimestampType):
+        return StringType()
+    if isinstance(kind, ArrayType):
+        return ArrayType(_times_as_texts(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _times_as_texts(kind.valueType))
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _times_as_texts(f.dataType)) for f in kind.fields])
+    return kind

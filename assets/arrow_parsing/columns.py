@@ -8,8 +8,10 @@ are that look wrong or are not plain. So a bad record makes few others slow.
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.readable_values import unreadable
 
 # Its functions are made when it is imported, where a type checker cannot see them.
 _pc: Any = pyarrow.compute
@@ -91,7 +94,7 @@ def parse_column(
     complaint = pa.scalar(f"{column} {form.complaint}")
     for piece in _pieces(values):
         texts, unreadable = _texts(piece)
-        parsed = _parse(texts, form)
+        parsed = _readable(_parse(texts, form))
         for parts, part in zip(columns, parsed.columns, strict=True):
             parts.append(part)
         error = pa.nulls(len(texts), pa.string())
@@ -190,6 +193,15 @@ def _parse(texts: pa.Array, form: ValueFormat) -> Parsed:
     return _parse_by(plain.to_numpy(zero_copy_only=False), texts, form, _parse_plain)
 
 
+def _readable(parsed: Parsed) -> Parsed:
+    """Return records, of which those with a value that not every reader can read are bad."""
+    bad = parsed.bad.copy()
+    for mask in map(unreadable, parsed.columns):
+        if mask is not None:
+            bad |= mask.to_numpy(zero_copy_only=False)
+    return without_bad(parsed.columns, bad)
+
+
 def _parse_by(
     fast: Mask, texts: pa.Array, form: ValueFormat, parse: Callable[[pa.Array, ValueFormat], Parsed]
 ) -> Parsed:
@@ -220,12 +232,28 @@ def _parse_cut(texts: pa.Array, form: ValueFormat) -> Parsed:
 
 def _parse_one_by_one(texts: pa.Array, form: ValueFormat) -> Parsed:
     rows: list[Sequence[object] | None] = []
-    for text in texts.to_pylist():
-        try:
-            rows.append(None if text is None else form.exact(text))
-        except (ValueError, ArithmeticError, RecursionError):
-            rows.append(None)
-    return rows_parsed(form.fields, rows)
+    with _no_collection():
+        for text in texts.to_pylist():
+            try:
+                rows.append(None if text is None else form.exact(text))
+            except (ValueError, ArithmeticError, RecursionError):
+                rows.append(None)
+        return rows_parsed(form.fields, rows)
+
+
+@contextmanager
+def _no_collection() -> Generator[None]:
+    """Let Python look for no cycles, which records have none of.
+
+    It would walk the many values of one large record again and again.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _joined(parts: Sequence[Parsed]) -> Parsed:

@@ -29,7 +29,7 @@ _pc: Any = pyarrow.compute
 _csv: Any = pyarrow.csv
 
 _LINE_LETTERS = (b'"', b"\n", b"\r")
-_QUOTED = re.compile(r'"((?:[^"]|"")*)("?)')
+_QUOTED = re.compile(r'"((?:[^"]++|"")*+)("?)')
 _BOM = "\ufeff"
 
 Fast = Callable[[pa.Array, pa.DataType], "pa.Array | None"]

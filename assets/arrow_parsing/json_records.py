@@ -26,12 +26,13 @@ NAME_LENGTH_MAX = 50_000
 _SAFE_DEPTH = 200
 _BLANKS = " \t\r\n"
 _NAMED_NUMBERS = {"NaN", "Infinity", "+Infinity", "-Infinity", "+INF", "-INF"}
+# A string without an end reaches to the end of the text: otherwise each quote in it would be tried.
 _TOKENS = re.compile(
-    r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[+-]INF|\+Infinity|[\[{\]}]', re.DOTALL
+    r'"(?:[^"\\]++|\\.)*+("?)|\'(?:[^\'\\]++|\\.)*+(\'?)|[+-]INF|\+Infinity|[\[{\]}]', re.DOTALL
 )
 _IN_QUOTES = re.compile(r"\\(.)|\"", re.DOTALL)
 _BASE64 = re.compile(
-    r"(?:[\x00- ]*(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==))*[\x00- ]*"
+    r"(?:[\x00- ]*+(?:[A-Za-z0-9+/]{4}|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{2}==))*+[\x00- ]*+"
 )
 Reader = Callable[[Any], Any]
 
@@ -132,7 +133,9 @@ def _in_strict_form(token: re.Match[str]) -> str:
     """Return a token as the standard has it: Spark also takes single quotes and signed INF."""
     text = token[0]
     if text[0] in "\"'":
-        return f'"{_IN_QUOTES.sub(_in_double_quotes, text[1:-1])}"'
+        inside = text[1:-1] if token[1] or token[2] else text[1:]
+        end = '"' if token[1] or token[2] else ""
+        return f'"{_IN_QUOTES.sub(_in_double_quotes, inside)}{end}'
     return {"+INF": "Infinity", "-INF": "-Infinity", "+Infinity": "Infinity"}.get(text, text)
 
 
@@ -208,9 +211,7 @@ def _reader_of_decimals(precision: int, scale: int) -> Reader:
 
 def _moment(value: Any) -> int:
     if type(value) is Whole:
-        seconds = _reader_of_integers(64)(value)
-        # As in Spark, more seconds than microseconds can be counted come round again.
-        return (seconds * 1_000_000 + 2**63) % 2**64 - 2**63
+        return spark_texts.in_range(_reader_of_integers(64)(value) * 1_000_000)
     return spark_texts.micros_of(_string(value))
 
 

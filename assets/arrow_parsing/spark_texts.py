@@ -27,12 +27,13 @@ _OFFSET = re.compile(
     r"([+-])(?:(\d{1,2})|(\d{2}):?(\d{2})|(\d{2}):(\d{2}):(\d{2})|(\d{2})(\d{2})(\d{2}))", re.ASCII
 )
 _INTEGER = re.compile(r"[+-]?\d+")
+# Digits once taken are not given back, since trying each of them again would take quadratic time.
 _DOUBLE = re.compile(
-    r"([+-]?)(?:(NaN|Infinity)|((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)[fFdD]?"
-    r"|(0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?\d+)[fFdD]?)",
+    r"([+-]?)(?:(NaN|Infinity)|((?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][+-]?\d++)?)[fFdD]?"
+    r"|(0[xX][0-9a-fA-F]*+(?:\.[0-9a-fA-F]*+)?[pP][+-]?\d++)[fFdD]?)",
     re.ASCII,
 )
-_DECIMAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?")
+_DECIMAL = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE]([+-]?\d++))?")
 _MICROS = 1_000_000
 _INT64_MAX = 2**63 - 1
 _OFFSET_MAX_S = 18 * 3600
@@ -74,7 +75,7 @@ def local_micros_of(text: str) -> int:
     parts = _MOMENT.fullmatch(text.strip(_BLANK))
     if parts is None or parts[9] is not None:
         raise ValueError(text)
-    return _in_range(_days(*parts.group(1, 2, 3, 4)) * 86_400 * _MICROS + _of_day(parts, 5))
+    return in_range(_days(*parts.group(1, 2, 3, 4)) * 86_400 * _MICROS + _of_day(parts, 5))
 
 
 def whole_number(text: str, bits: int) -> int:
@@ -171,10 +172,11 @@ def _micros(text: str) -> int:
     else:
         raise ValueError(text)
     seconds = days * 86_400 + within // _MICROS
-    return _in_range((seconds - _offset_s(zone, seconds)) * _MICROS + within % _MICROS)
+    return in_range((seconds - _offset_s(zone, seconds)) * _MICROS + within % _MICROS)
 
 
-def _in_range(micros: int) -> int:
+def in_range(micros: int) -> int:
+    """Return microseconds that Arrow can hold."""
     if not -_INT64_MAX - 1 <= micros <= _INT64_MAX:
         raise ValueError(f"{micros} microseconds are out of range")
     return micros

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
 from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.readable_values import unreadable
 from dagster_leasehold.assets.output.table.columns import columns_of, in_stored_types, stored_schema
 from dagster_leasehold.assets.output.transform_mark import marked
 from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest, latest
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.lease_store.errors import one_line
+from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.event_times import outside_calendar, without
 from dagster_leasehold.shard_sources.source import record_schema
@@ -175,13 +176,18 @@ class OutputFile:
 def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, pa.RecordBatch]:
     """Return the rows with an error, in the columns of quarantine, and the rows without one.
 
-    The first is None where no row can have an error.
+    A row with a value that some reader of tables cannot read has one. The first is None where no
+    row can have an error.
+
+    Raises:
+        TransformError: a row has such a value, and the columns that quarantine needs are not there.
     """
     import pyarrow.compute
 
     # Its functions are made when it is imported, where a type checker cannot see them.
     pc: Any = pyarrow.compute
 
+    rows = _with_unreadable(rows)
     if ERROR_COLUMN not in rows.schema.names:
         return None, rows
     errors = rows.column(ERROR_COLUMN)
@@ -191,6 +197,37 @@ def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, p
     failed = pc.is_valid(errors)
     bad = rows.filter(failed).select(list(QUARANTINE_COLUMNS))
     return bad.rename_columns([*QUARANTINE_COLUMNS[:-1], "error"]), good.filter(pc.invert(failed))
+
+
+def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows, of which those with values that not every reader can read have an error."""
+    import pyarrow as pa
+    import pyarrow.compute
+
+    pc: Any = pyarrow.compute
+
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        # A time of the record itself is stored as null.
+        bad = None if field.name == TIME_COLUMN else unreadable(column)
+        if bad is None:
+            continue
+        why = (
+            f"Column {shown(field.name)} holds a time outside the years 1 to 9999, or a map with "
+            "the same key twice"
+        )
+        missing = [name for name in QUARANTINE_COLUMNS[:-1] if name not in rows.schema.names]
+        if missing:
+            raise TransformError(
+                f"{why}, which not every reader of the table can read: return other values, or "
+                f"keep {', '.join(missing)}, so that the record can go to quarantine."
+            )
+        error = pc.if_else(bad, pa.scalar(why), pa.scalar(None, pa.string()))
+        at = rows.schema.get_field_index(ERROR_COLUMN)
+        if at < 0:
+            rows = rows.append_column(ERROR_COLUMN, error)
+        else:
+            rows = rows.set_column(at, ERROR_COLUMN, pc.coalesce(rows.column(at), error))
+    return rows
 
 
 def untimed(rows: pa.RecordBatch | pa.Table) -> int:

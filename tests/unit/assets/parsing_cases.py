@@ -12,7 +12,10 @@ JSON_SCHEMA = (
     "bare TIMESTAMP_NTZ, numbers ARRAY<INT>, pair STRUCT<x: INT, y: STRING>, "
     "pairs ARRAY<STRUCT<x: DOUBLE>>"
 )
-MAP_SCHEMA = "counts MAP<STRING, INT>, days ARRAY<DATE>"
+MAP_SCHEMA = (
+    "counts MAP<STRING, INT>, days ARRAY<DATE>, times MAP<STRING, ARRAY<TIMESTAMP>>, "
+    "maps ARRAY<STRUCT<m: MAP<STRING, STRING>>>, at TIMESTAMP"
+)
 CSV_SCHEMA = (
     "flag BOOLEAN, tiny TINYINT, small SMALLINT, n INT, big BIGINT, single FLOAT, double DOUBLE, "
     "raw BINARY, price DECIMAL(5,2), day DATE, at TIMESTAMP, bare TIMESTAMP_NTZ, text STRING"
@@ -58,11 +61,15 @@ _FIELDS = {
         '"2024-01-02T03:04:05+02:00:30" "0001-01-01T00:00:00Z" "294247-01-10T04:00:54.775807Z" '
         '"294247-01-10T04:00:54.775808Z" 9223372036855 "2024-01-02T03:04:05PST" '
         '"2024-03-31T02:30:00Europe/Berlin" "2024-10-27T02:30:00Europe/Berlin" "2024-01-02GMT" '
-        '"12024-07-01T00:00:00Europe/Berlin" "2024-01-02T03:04:05Mars/Base"'
+        '"12024-07-01T00:00:00Europe/Berlin" "2024-01-02T03:04:05Mars/Base" 1704164645000 '
+        "1704164645000000 1704164645000000000 -1704164645000 253402300799 253402300800 "
+        "-62135596800 -62135596801 36893488147 18446744073709 9223372036854775807 "
+        '"9999-12-31T23:59:59-00:01" "9999-12-31T23:59:59.999999Z" "0001-01-01T00:00:00+00:01" '
+        '"0000-12-31T23:59:59Z" "1704164645000"'
     ),
     "bare": (
         '"2024-01-02" "2024-01-02T03:04:05.1234567" "2024-01-02T03:04:05Z" 1704164645 "" '
-        '"2024-01-02T03:04:05+02:00"'
+        '"2024-01-02T03:04:05+02:00" "9999-12-31T23:59:59.999999" "0000-12-31T23:59:59"'
     ),
     "numbers": '[1,2] [] [1,null] null 1 [1,"x"] {"0":1} [1,2 [[1]]',
     "pair": '{"x":1} {"x":1,"y":"s","z":3} {} {"x":"s"} null [] {"x":1,"x":2} {"y":5}',
@@ -133,6 +140,14 @@ MAP_VALUES: list[bytes | None] = [
     b'{"days":["2024-01-02",null,"12024-01-02"]}',
     b'{"days":["x"]}',
     b'{"counts":{"\\ud800":1}}',
+    b'{"counts":{"\\ud800":1,"\\ud801":2}}',
+    b'{"times":{"x":[1,1704164645000]}}',
+    b'{"times":{"x":[1,1704164645000000],"y":null}}',
+    b'{"times":{"x":[1,null],"y":["2024-01-02"]}}',
+    b'{"times":{"x":[1],"x":[2]}}',
+    b'{"maps":[{"m":{"x":"1"}},{"m":{"x":"1","x":"2"}}]}',
+    b'{"maps":[{"m":{"x":"1","y":"2"}},null,{"m":null}],"counts":{"1704164645000000":1}}',
+    b'{"at":1,"counts":{"1704164645000000":1}}',
 ]
 _CSV_FIELDS = {
     "flag": "true TRUE tRuE t 1",

@@ -69,6 +69,43 @@ def test_rows_with_an_error_go_to_quarantine(tmp_path: Path) -> None:
     assert quarantined.to_pylist()[0]["value"] == b"1"
 
 
+@pytest.mark.parametrize("errors", [None, [None, None, "bad"]])
+@pytest.mark.parametrize(
+    "extra",
+    [
+        pa.array([0, 2**60, 0], pa.timestamp("us", tz="UTC")),
+        pa.array([0, 2**50, 0], pa.timestamp("s")),
+        pa.array([0, 3_000_000, 0], pa.date32()),
+        pa.array([[], [("x", 1), ("x", 2)], None], pa.map_(pa.string(), pa.int32())),
+    ],
+    ids=str,
+)
+def test_a_row_that_not_every_reader_can_read_goes_to_quarantine(
+    tmp_path: Path, extra: pa.Array, errors: list[str | None] | None
+) -> None:
+    """Goal: no value of a transform makes a table unreadable, and none stops its shard."""
+    batch = rows(["a"] * 3, errors)
+    batch = batch.set_column(batch.schema.get_field_index("extra"), "extra", extra)
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files.add(batch)
+    good, bad = sorted(files.close(), key=lambda file: file.quarantine)
+    kept = pq.read_table(tmp_path / good.path)
+    assert kept["cursor"].to_pylist() == (["0"] if errors else ["0", "2"])
+    assert len(kept["extra"].to_pylist()) == kept.num_rows, "Python reads them"
+    quarantined = pq.read_table(tmp_path / bad.path).to_pylist()
+    assert [row["value"] for row in quarantined] == [b"1", b"2"][: 2 if errors else 1]
+    assert quarantined[0]["error"].startswith("Column 'extra' holds a time outside the years")
+    assert [row["error"] for row in quarantined[1:]] == (["bad"] if errors else [])
+
+
+def test_a_row_that_cannot_go_to_quarantine_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    batch = rows(["a"]).append_column("day", pa.array([3_000_000], pa.date32()))
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    with pytest.raises(TransformError, match="return other values, or keep key, value, so that"):
+        files.add(batch.drop_columns(["key", "value"]))
+    files.abandon()
+
+
 def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
     files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
     files.add(rows(["a"], ["bad"]))
