@@ -51,6 +51,7 @@ from dagster_leasehold.lease_store.publication_rows import (
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.test_expired_output import FAR
+from tests.simulation.foreign_table import ForeignTable, Snapshot, View
 
 Steps = Generator[None]
 KEY = GroupKey.parse("group", "stream")
@@ -63,32 +64,8 @@ LAST_TURNS_MAX = 100
 FREEZING_SHARE, WAKING_SHARE, DYING_SHARE = 0.1, 0.1, 0.02
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A snapshot of the table: its id, what it follows, its publication, and its files in order.
-
-    Attributes:
-        sequence: of the table's history, whatever the snapshot follows.
-    """
-
-    id: int
-    publication: str
-    files: tuple[str, ...]
-    parent: int | None = None
-    sequence: int = 0
-
-
-@dataclass(frozen=True)
-class View:
-    """Another catalog's table as it was seen, and the mark: a publication, and its sequence."""
-
-    newest: Snapshot
-    ids: frozenset[int]
-    mark: tuple[str, int]
-
-
 @dataclass
-class Seed:
+class Seed(ForeignTable):
     """One seed's store and table, and everybody who works on them."""
 
     number: int
@@ -144,12 +121,9 @@ class Seed:
         if not self.touched:
             return sorted(self.table()) == sorted(self.committed())
         waits = row is None or row.pending or row.changes_pending or self.store.unpublished(KEY)
-        table, committed = (self._records(each) for each in (self.table(), self.committed()))
+        table, committed = (self.records_of(each) for each in (self.table(), self.committed()))
         # Records that expired after a rewrite by another program stay.
         return not waits and set(committed) <= set(table)
-
-    def _records(self, files: Sequence[str]) -> list[tuple[ShardId, str]]:
-        return [record for path in files for record in self.records[path]]
 
     def _somebody(self) -> Steps:
         node = self.chance.choice(NODES)
@@ -178,13 +152,9 @@ class Seed:
         if fate < FREEZING_SHARE + DYING_SHARE or next(actor, self) is self:
             self.actors.remove(actor)
 
-    def _name(self, kind: str) -> str:
-        self.names += 1
-        return f"{kind}-{self.names}"
-
     def _file(self, shard: ShardId, *cursors: str) -> str:
         """Return the path of a new file with the records at these cursors."""
-        path = self._name(f"{shard}.{'+'.join(cursors)}")
+        path = self.name(f"{shard}.{'+'.join(cursors)}")
         self.records[path] = [(shard, cursor) for cursor in cursors]
         return path
 
@@ -192,7 +162,7 @@ class Seed:
 
     def _consume(self) -> Steps:
         shard = self.chance.choice(SHARDS)
-        run = self._name("run")
+        run = self.name("run")
         lease = {each.shard: each for each in self.store.snapshot(KEY).shards}[shard]
         opened = self.store.open_tenure(KEY, shard, NODES[0], run, replaces=lease.consumer_run)
         if not isinstance(opened, Opened):
@@ -229,7 +199,7 @@ class Seed:
                 self.store.force_checkpoint(KEY, shard, start, observer="op", reason="again")
 
     def _rewrite(self, kind: RewriteKind) -> Steps:
-        shard, run = self.chance.choice(SHARDS), self._name("rewriter")
+        shard, run = self.chance.choice(SHARDS), self.name("rewriter")
         if not isinstance(self.store.claim_rewrite(KEY, shard, run, kind), Changed):
             return
         yield
@@ -266,47 +236,6 @@ class Seed:
             (self.rewritten, self.rewritten, self.more, self.less, self.rolled_back, self.expired)
         )
         change()
-
-    def _enter(self, files: Sequence[str]) -> None:
-        """Commit a snapshot as another program does: the properties stay."""
-        snapshot = len(self.staged)
-        self.history += 1
-        self.staged[snapshot] = Snapshot(snapshot, "", tuple(files), self.current.id, self.history)
-        self.current = self.staged[snapshot]
-        self.there.add(snapshot)
-
-    def rewritten(self) -> None:
-        """Another program compacts some files: the same records in one file."""
-        files = list(self.current.files)
-        some = self.chance.sample(files, min(len(files), 2))
-        if some:
-            merged = self._name("theirs")
-            self.records[merged] = self._records(some)
-            self._enter([path for path in files if path not in some] + [merged])
-
-    def more(self) -> None:
-        """Another program adds records of its own: more than others delete meanwhile.
-
-        Records that come and go in equal numbers look like a rewrite.
-        """
-        path = self._name("theirs")
-        self.records[path] = [(SHARDS[0], f"{path}-{number}") for number in range(41)]
-        self._enter([*self.current.files, path])
-
-    def less(self) -> None:
-        """Another program deletes the records of a file."""
-        if self.current.files:
-            self._enter(self.current.files[1:])
-
-    def rolled_back(self) -> None:
-        """Another program makes an earlier snapshot the newest."""
-        parent = self.current.parent
-        if parent in self.there:
-            self.current = self.staged[parent]
-
-    def expired(self) -> None:
-        """Another program lets go of all snapshots but the newest."""
-        self.there = {self.current.id}
 
     # -- the publisher --------------------------------------------------------------------------
 
@@ -367,7 +296,7 @@ class Seed:
             if snapshot.sequence <= seen.mark[1]:
                 return True
             snapshot = self.staged[snapshot.parent] if snapshot.parent in seen.ids else None
-        return len(self._records(seen.newest.files)) != (row.records or 0)
+        return len(self.records_of(seen.newest.files)) != (row.records or 0)
 
     def adopt(self, turn: PublishTurn, seen: View) -> Steps:
         """Have the table show what the ledger says is published."""
@@ -393,7 +322,7 @@ class Seed:
             return
         counter = {each.name: each.lease_id for each in self.store.snapshot(KEY).nodes}[row.node]
         self.store.evict(KEY, row.node, counter, observer="t", reason="silent")
-        again = Node(row.node, 0, self._name(row.node))
+        again = Node(row.node, 0, self.name(row.node))
         self.store.register(KEY, again, observer="t")
         free = {
             lease.shard: (NODES[0], lease.lease_id)
@@ -430,9 +359,9 @@ class Seed:
         changes: Sequence[int],
     ) -> PlannedPublication:
         """Stage a snapshot behind another."""
-        name, snapshot = self._name("publication"), len(self.staged)
+        name, snapshot = self.name("publication"), len(self.staged)
         self.staged[snapshot] = Snapshot(snapshot, name, tuple(files), base.id, self.history + 1)
-        records = len(self._records(files))
+        records = len(self.records_of(files))
         return PlannedPublication(name, snapshot, base.id, tuple(ranges), tuple(changes), records)
 
     def commit(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
@@ -497,7 +426,7 @@ class Seed:
 
     def _check(self) -> None:
         table, row = self.table(), self.store.publication(KEY)
-        records = self._records(table)
+        records = self.records_of(table)
         if len(set(records)) != len(records):
             self.violations.append(f"the table has a record twice: {table}")
         if self.touched:

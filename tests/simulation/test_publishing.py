@@ -18,7 +18,8 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableChange,
 )
 from dagster_leasehold.lease_store.rules import publishing as rules
-from tests.simulation.publishing import Seed, Steps, View
+from tests.simulation.foreign_table import View
+from tests.simulation.publishing import Seed, Steps
 
 STEPS = 400
 SEEDS = range(120)

@@ -82,7 +82,7 @@ class _Cut:
 
 @dataclass(slots=True)
 class _Sides:
-    """What one reading of both sides saw.
+    """The outcome of reading both sides once.
 
     Attributes:
         unequal: the numbers of the sums that are not level.

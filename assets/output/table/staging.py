@@ -294,8 +294,8 @@ def _summary(content: SnapshotContent, removed: Iterable[DataFile], parent: Snap
             values[name] = str(int(earlier) + total - gone[name])
     for name in ("total-delete-files", "total-position-deletes", "total-equality-deletes"):
         # Delete files of other programs stay as they are.
-        kept = {} if parent is None or content.without_deletes else parent.summary or {}
-        values[name] = kept.get(name) or "0"
+        earlier_summary = None if parent is None or content.without_deletes else parent.summary
+        values[name] = (earlier_summary or {}).get(name) or "0"
     return Summary(IcebergOperation(content.operation.value), **values, **content.summary)
 
 

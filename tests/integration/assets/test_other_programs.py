@@ -8,7 +8,9 @@ and an adoption mends it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +23,11 @@ from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.failpoints import Failpoint
+from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteKind
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from tests.conformance.test_expired_output import FAR
 from tests.integration.assets.test_other_catalog import Scene as CatalogScene
 from tests.table_engines import pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import Publishing
@@ -267,6 +273,61 @@ def test_a_replacement_of_rewritten_files_is_rejected(scene: Scene, change: str)
     outcome = scene.publisher().comparison.compare()
     assert outcome.differences == ()
     assert "by number alone" in outcome.notes[0]
+
+
+def replay(scene: Scene, number: int) -> None:
+    """One batch of the first shard gets other files in the ledger, with the same records."""
+    store, key, shard = scene.store, scene.world.key, scene.world.ids[0]
+    batch = store.batches(key, shard)[number]
+    (file,) = batch.files
+    again = replace(file, path=file.path.replace(".parquet", "-again.parquet"))
+    copyfile(scene.world.output / file.path, scene.world.output / again.path)
+    rewrite = BatchRewrite(batch.sequence, batch.generation, (again,), batch.statistics)
+    assert store.claim_rewrite(key, shard, "replay", RewriteKind.REPLAY) == Changed((shard,))
+    outcome = store.rewrite_batches(key, shard, "replay", [rewrite], reason="test")
+    assert outcome == Changed((shard,))
+    store.release_rewrite(key, shard, "replay")
+
+
+def test_a_replay_of_rewritten_files_is_rejected_and_a_later_one_is_not(scene: Scene) -> None:
+    scene.publish()
+    replay(scene, 0)
+    scene.rewritten()
+    scene.more("run-4")
+    report = scene.publish()
+    (sentence,) = report.rejected
+    assert "the replay of shard 0 from batch 0 on takes out attempts/" in sentence
+    assert scene.values() == scene.committed()
+    replay(scene, -1)
+    report = scene.publish()
+    assert (report.changes, report.rejected) == (1, ())
+    assert scene.values() == scene.committed()
+
+
+def test_expired_records_of_rewritten_files_stay_and_the_others_go(scene: Scene) -> None:
+    """Method: the files of three batches expire; the table has one of them under its name."""
+    store, key, shard = scene.store, scene.world.key, scene.world.ids[0]
+    scene.publish()
+    scene.rewritten()
+    scene.more("run-4")
+    scene.publish()
+    batches = store.batches(key, shard)
+    for kind in EventKind:
+        events = store.pending_events(key, kind=kind)
+        store.mark_delivered(key, [event.sequence for event in events])
+    store.expire_batches(key, shard, before=FAR, through=batches[-1].sequence)
+    gone = {file.path for each in batches for file in each.files}
+    gone -= {file.path for each in store.batches(key, shard) for file in each.files}
+    before = scene.values()
+    scene.more("run-5")
+    report = scene.publish()
+    assert report.batches == 1
+    assert "Expired records may stay in the table, since the expiry of shard 0" in str(report)
+    files = [each.file.file_path for each in scene.table().scan().plan_files()]
+    assert not any(path in location for path in gone for location in files)
+    values = scene.values()
+    assert len(set(values)) == len(values)
+    assert len(values) <= len(before) + 3
 
 
 def test_a_forced_checkpoint_of_rewritten_files_stops_publication(scene: Scene) -> None:

@@ -70,13 +70,15 @@ def test_a_file_that_is_missing_is_named(lake: Publishing, monkeypatch: pytest.M
     first = lake.world.ids[0]
     missing = [f for b in lake.world.store.batches(lake.world.key, first) for f in b.files]
     delete_from(lake, f"shard_id = '{first}'")
-    monkeypatch.setattr(table_check, "DIFFERENCES_SHOWN_MAX", 1)
+    monkeypatch.setattr(table_check, "DIFFERENCES_SHOWN_MAX", 2)
     outcome = checked(lake)
     assert not outcome.passed
     assert outcome.severity is dg.AssetCheckSeverity.ERROR
     path, records = min((file.path, file.records) for file in missing)
-    assert outcome.description == (
-        f"Differences between table and ledger: {len(missing)}. "
+    assert outcome.description is not None
+    number = len(missing) + 1
+    assert outcome.description.startswith(f"Differences between table and ledger: {number}. ")
+    assert outcome.description.endswith(
         f"The file {path} of {records} records is missing in the table."
     )
     evaluation = on_demand(lake)

@@ -51,6 +51,8 @@ def test_the_files_are_added_and_agree_with_the_ledger(
         "records": 20,
         "files": 6,
         "differences": [],
+        "notes": [],
+        "rejected": [],
     }
     assert {path: path.stat().st_mtime_ns for path in home.output.rglob("*.parquet")} == before
     pointer = home.store.table_pointer(NAME)
@@ -89,7 +91,7 @@ def test_a_table_is_adopted_on_request(
     at = ["--home", str(home.settings.home)]
     assert main(["table", "create", *at]) == 0
     with sqlite3.connect(home.settings.home / "leases.db") as database:
-        database.execute("UPDATE publication SET recent = '[]'")
+        database.execute("UPDATE publication SET last_publication = NULL")
     assert main(["table", "create", *at]) != 0
     assert "is not one of this lease store" in capsys.readouterr().err
     assert main(["verify", *at]) == 1

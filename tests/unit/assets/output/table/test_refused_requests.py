@@ -47,6 +47,15 @@ class Scene:
         self.world.store.agree_columns(self.world.key, COLUMNS, seen_version=0)
         for tenure in self.tenures:
             self.commit(tenure, 0)
+        self.publisher = build_publisher(
+            store=self.world.store,
+            key=self.world.key,
+            settings=self.settings,
+            catalog=self.catalog,
+            place=output_place(folder / "output"),
+            now_ms=lambda: 1_800_000_000_000,
+            new_id=uuid4,
+        )
 
     def commit(self, tenure: Any, number: int) -> None:
         file = DataFile(f"attempts/1/{tenure.shard}.{number}", 4, 50, untimed=4)
@@ -57,23 +66,14 @@ class Scene:
         store, key = self.world.store, self.world.key
         turn = store.take_publish_turn(key, A, self.world.incarnations[A], name)
         assert isinstance(turn, PublishTurn)
-        publisher = build_publisher(
-            store=store,
-            key=key,
-            settings=self.settings,
-            catalog=self.catalog,
-            place=output_place(self.folder / "output"),
-            now_ms=lambda: 1_800_000_000_000,
-            new_id=uuid4,
-        )
-        return publisher.publish(turn)
+        return self.publisher.publish(turn)
 
     def table(self) -> Any:
         catalog: Any = load_catalog(self.catalog.name, **self.catalog.properties)
         return catalog.load_table("leasehold.orders")
 
-    def kept(self) -> tuple[object, list[str]]:
-        """What stays of a failed attempt: the row of the publication, and files of metadata."""
+    def rest(self) -> tuple[object, list[str]]:
+        """Return the rest of a failed attempt: the row of the publication, and metadata files."""
         row = self.world.store.publication(self.world.key)
         assert row is not None
         values = (row.pending, row.last, row.number, row.snapshot)
@@ -101,11 +101,11 @@ def test_a_request_that_is_refused_stays_one_request(
         patched.setattr(SqlCatalog, "commit_table", refused)
         with pytest.raises(TableUnavailable):
             scene.publish()
-        first = scene.kept()
+        first = scene.rest()
         for _ in range(attempts):
             with pytest.raises(TableUnavailable):
                 scene.publish()
-        assert scene.kept() == first
+        assert scene.rest() == first
     assert len(requests) == attempts + 1
     assert len(set(requests)) == 1, "the same request is sent again"
     scene.commit(scene.tenures[0], 1)
@@ -122,7 +122,7 @@ def test_each_publication_that_comes_too_late_leaves_two_files(
     """Method: another program adds a column before each request, which requires the former ones."""
     scene.publish()
     scene.commit(scene.tenures[0], 1)
-    commit, before, attempts = SqlCatalog.commit_table, scene.kept()[1], 5
+    commit, before, attempts = SqlCatalog.commit_table, scene.rest()[1], 5
     names = iter(f"theirs_{number}" for number in range(attempts))
 
     def too_late(catalog: Any, *arguments: Any) -> Any:
@@ -137,7 +137,7 @@ def test_each_publication_that_comes_too_late_leaves_two_files(
         for _ in range(attempts):
             with pytest.raises(TableUnavailable, match="refused a publication"):
                 scene.publish()
-    new = [name for name in scene.kept()[1] if name not in before]
+    new = [name for name in scene.rest()[1] if name not in before]
     ours = [name for name in new if not name.endswith(".metadata.json")]
     assert len(ours) <= 2 * attempts + 1, "the one that is pending has its request"
     assert scene.publish().batches == 1
