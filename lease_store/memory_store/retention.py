@@ -179,8 +179,6 @@ def _ripe(
     if not committed or shard in rows.rewrites:
         return []
     below = committed[-1] if through is None else min(committed[-1], through + 1)
-    return expiry.expirable(
-        [row for row in ledger if row.sequence < below],
-        before=before,
-        undelivered={event.batch_id for event in rows.outbox.values()},
-    )
+    undelivered = {event.batch_id for event in rows.outbox.values()}
+    old = ((row, row.batch_id in undelivered) for row in ledger if row.sequence < below)
+    return expiry.expirable(old, before=before)

@@ -11,7 +11,7 @@ Output expires from a shard's start on, row by row, so that what is left is one 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -21,6 +21,9 @@ from dagster_leasehold.lease_store.rules.deletable_history import proven, tenure
 from dagster_leasehold.lease_store.rules.journal_proof import JournalProof
 from dagster_leasehold.lease_store.rules.ledger_proof import LedgerProof
 from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
+
+PORTION_ROWS = 200
+"""The rows that expire in one transaction: more only if they share the first merged file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +39,37 @@ class Expiry:
     gone: tuple[int, ...]
 
 
-def expirable(
-    rows: Sequence[Batch], *, before: datetime, undelivered: Collection[str]
-) -> list[Batch]:
-    """Return the rows, from a shard's start on, that may go together.
+def expirable(rows: Iterable[tuple[Batch, bool]], *, before: datetime) -> list[Batch]:
+    """Return the rows, from a shard's start on, that may go together: one portion.
+
+    A merged file is never divided: the first one goes at once, however many rows share it.
 
     Args:
-        rows: the oldest of the shard in every state, in order, without its newest committed one.
+        rows: the oldest of the shard in every state, in order, without its newest committed one,
+            each with True if an event of it was not delivered yet; no more are taken than needed.
         before: rows committed from here on stay, and all that follow them.
-        undelivered: the batches with an event that was not delivered yet.
     """
-    end = 0
+    portion: list[Batch] = []
+    following: list[Batch] = []
     left = {False: 0, True: 0}
-    for place, row in enumerate(rows):
+    for row, undelivered in rows:
+        if portion and len(portion) + len(following) >= PORTION_ROWS:
+            break
+        following.append(row)
         if row.state is BatchState.INTENT:
             break
         if row.state is not BatchState.COMMITTED:
             continue
         old = row.committed_at is not None and row.committed_at < before
-        if not old or row.batch_id in undelivered:
+        if not old or undelivered:
             break
         for quarantine, batches in left.items():
             own = (file.batches for file in row.files if file.quarantine == quarantine)
             left[quarantine] = max(max(batches, *own, 0) - row.batches, 0)
         if not any(left.values()):
-            end = place + 1
-    return list(rows[:end])
+            portion += following
+            following = []
+    return portion
 
 
 def expire(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from operator import itemgetter
 
@@ -28,14 +28,15 @@ from dagster_leasehold.lease_store.shard_summary import (
 from dagster_leasehold.lease_store.sql_store import mapping, shard_statements
 from dagster_leasehold.lease_store.sql_store import retention_statements as statements
 from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows, rows_of
+from dagster_leasehold.lease_store.sql_store.history_statements import page_sizes
 from dagster_leasehold.lease_store.sql_store.table_changes import SqlTableChanges
+from dagster_leasehold.lease_store.sql_store.verbs import portions
 from dagster_leasehold.lease_store.tables import gap, shard_summary
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 BATCH_ROWS = 200
 """The most ledger rows that one transaction proves or folds: their lists of files are long."""
-EXPIRY_ROWS = (200, 1_000, 5_000)
-"""The numbers of rows to read for expiry: more, if all that were read share one merged file."""
+NUMBERS_PER_STATEMENT = 1_000
 
 
 class SqlRetention(SqlTableChanges, Retention):
@@ -229,8 +230,10 @@ class SqlRetention(SqlTableChanges, Retention):
                 return tx.abandon(Portion())
             summary = self._locked_summary(tx, key, shard)
             epochs = {row.epoch for row in ripe if row.sequence >= summary.proven_until}
-            opened = statements.select_openings(key, shard, epochs)
-            journal = tx.all(opened, mapping.ENTRY.read) if epochs else []
+            journal: list[JournalEntry] = []
+            for part in portions(epochs, NUMBERS_PER_STATEMENT):
+                opened = statements.select_openings(key, shard, part)
+                journal += tx.all(opened, mapping.ENTRY.read)
             journal += tx.all(statements.select_forced(key, shard), mapping.ENTRY.read)
             gaps = tx.all(rows_of(gap, key, shard_id=shard), mapping.GAP.read)
             outcome = expiry.expire(summary, ripe, journal=journal, gaps=gaps)
@@ -253,17 +256,26 @@ class SqlRetention(SqlTableChanges, Retention):
         before: datetime,
         through: int | None = None,
     ) -> list[Batch]:
-        """Read the rows that may go; those that share a file are looked at together."""
+        """Read the rows that may go, and no page more."""
         below = tx.value(statements.newest_committed(key, shard))
         if below is None:
             return []
         below = below if through is None else min(below, through + 1)
-        for limit in EXPIRY_ROWS:
-            rows, undelivered = self._rewritable(tx, key, shard, since=0, below=below, limit=limit)
-            batches = expiry.expirable(rows, before=before, undelivered=undelivered)
-            if batches or len(rows) < limit:
-                return batches
-        return []
+        return expiry.expirable(self._each_rewritable(tx, key, shard, below), before=before)
+
+    def _each_rewritable(
+        self, tx: Transaction, key: GroupKey, shard: ShardId, below: int
+    ) -> Iterator[tuple[Batch, bool]]:
+        """Read the oldest rows below a number in pages, and if an event of each is to deliver."""
+        since = 0
+        for limit in page_sizes(expiry.PORTION_ROWS):
+            rows, undelivered = self._rewritable(
+                tx, key, shard, since=since, below=below, limit=limit
+            )
+            yield from ((row, row.batch_id in undelivered) for row in rows)
+            if len(rows) < limit:
+                return
+            since = rows[-1].sequence + 1
 
     def _rewritable(
         self, tx: Transaction, key: GroupKey, shard: ShardId, *, since: int, below: int, limit: int
@@ -292,7 +304,8 @@ class SqlRetention(SqlTableChanges, Retention):
     ) -> None:
         counted = {row.sequence for row in rows if row.state is not BatchState.ABANDONED}
         removed = len(counted.intersection(numbers))
-        tx.connection.execute(statements.delete_batches(key, shard, numbers))
+        for part in portions(numbers, NUMBERS_PER_STATEMENT):
+            tx.connection.execute(statements.delete_batches(key, shard, part))
         tx.connection.execute(shard_statements.raise_version(key, shard, removed=removed))
 
     def _locked_summary(

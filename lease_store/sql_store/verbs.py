@@ -36,6 +36,7 @@ from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Tra
 SHARDS_PER_STATEMENT = 500
 SHARDS_PER_PAGE = 10_000
 SELECTS_PER_STATEMENT = 100
+Key = TypeVar("Key", ShardId, int)
 ROWS_PER_STATEMENT = 16
 """The same for whole ledger rows: the process of a run is young, and every form of a statement must
 be compiled before it is sent, which takes most of a millisecond for each of its rows."""
@@ -268,11 +269,9 @@ def _by_change(steps: Sequence[Step]) -> dict[_Change, list[Step]]:
     return alike
 
 
-def portions(
-    shards: Collection[ShardId], size: int = SELECTS_PER_STATEMENT
-) -> Iterable[Sequence[ShardId]]:
-    """Pieces of some shards, by id, that one statement can ask for one by one."""
-    ordered = sorted(shards)
+def portions(keys: Collection[Key], size: int = SELECTS_PER_STATEMENT) -> Iterable[Sequence[Key]]:
+    """Pieces of some shards or numbers, in order, that one statement can ask for."""
+    ordered = sorted(keys)
     for start in range(0, len(ordered), size):
         yield ordered[start : start + size]
 

@@ -117,6 +117,19 @@ def test_a_merged_file_of_more_rows_than_one_look_takes(world: World) -> None:
     assert verify(world.store, world.key) == []
 
 
+def test_a_portion_of_rows_expires_at_once_and_a_file_is_never_parted(world: World) -> None:
+    """The model takes as many rows at once as a database."""
+    consumed(world, 230, per_tenure=115)
+    merge(world, 150, 219)
+    ripe = world.store.expirable(world.key, X, before=FAR)
+    assert [row.sequence for row in ripe] == [*range(150)]
+    portion = world.store.expire_batches(world.key, X, before=FAR, through=ALL)
+    assert portion.rows == 150
+    portion = world.store.expire_batches(world.key, X, before=FAR, through=ALL)
+    assert portion.rows == 79
+    assert verify(world.store, world.key) == []
+
+
 def test_nothing_expires_under_a_claim_or_before_its_event_is_delivered(world: World) -> None:
     consumed(world, 3)
     claimed = world.store.claim_rewrite(world.key, X, "replay", RewriteKind.REPLAY)
