@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -28,6 +29,8 @@ from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.utils.config import Config
 
 TOKEN = "hush-4711"
+COMMIT_PARTS = 4
+"""The parts of the path of a commit: namespaces, the namespace, tables, the table."""
 STATUSES = {
     NoSuchTableError: 404,
     NamespaceAlreadyExistsError: 409,
@@ -42,8 +45,23 @@ def give_token(monkeypatch: pytest.MonkeyPatch, token: str = TOKEN) -> None:
     monkeypatch.setattr(pyiceberg.catalog, "_ENV_CONFIG", Config())  # read when it is imported
 
 
+@dataclass
+class Commits:
+    """How a service answers commits.
+
+    Attributes:
+        status: instead of the true one; 0 closes the connection without an answer.
+        takes: True if it carries out what it answers so.
+        requests: the bodies of all that came.
+    """
+
+    status: int | None = None
+    takes: bool = False
+    requests: list[bytes] = field(default_factory=list[bytes])
+
+
 @contextmanager
-def rest_catalog(folder: Path, port: int = 0) -> Generator[str]:
+def rest_catalog(folder: Path, port: int = 0, commits: Commits | None = None) -> Generator[str]:
     """Serve a catalog whose state is in a folder; yield its URI. It asks for `TOKEN`."""
     (folder / "service").mkdir(exist_ok=True)
     catalog = SqlCatalog("service", uri=f"sqlite:///{folder}/service/catalog.db", warehouse="none")
@@ -57,7 +75,21 @@ def rest_catalog(folder: Path, port: int = 0) -> Generator[str]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            self.answer(lambda: post(catalog, self.path.split("/")[2:], body))
+            path = self.path.split("/")[2:]
+            if commits is None or len(path) != COMMIT_PARTS:
+                self.answer(lambda: post(catalog, path, body))
+                return
+            commits.requests.append(body)
+            if commits.status is None:
+                self.answer(lambda: post(catalog, path, body))
+                return
+            if commits.takes:
+                with suppress(CommitFailedException):
+                    post(catalog, path, body)
+            if commits.status:
+                self.reply(commits.status, error(commits.status, "not now"))
+            else:
+                self.close_connection = True
 
         def answer(self, work: Callable[[], dict[str, Any]]) -> None:
             """Do the work and reply; a refusal repeats the token, as careless services do."""
@@ -71,6 +103,9 @@ def rest_catalog(folder: Path, port: int = 0) -> Generator[str]:
                 except tuple(STATUSES) as refusal:
                     status = STATUSES[type(refusal)]
                     reply = error(status, str(refusal))
+            self.reply(status, reply)
+
+        def reply(self, status: int, reply: dict[str, Any]) -> None:
             content = json.dumps(reply).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

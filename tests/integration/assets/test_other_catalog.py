@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests import object_store
 from tests.hive_metastore import hive_metastore
 from tests.own_environments import PackagesMissing
-from tests.rest_catalog import TOKEN, give_token, rest_catalog
+from tests.rest_catalog import TOKEN, Commits, give_token, rest_catalog
 from tests.table_engines import duckdb_query
 from tests.unit.assets.output.table.publishing_world import Publishing
 from tests.unit.assets.output.table.test_publisher import Killed, die_at
@@ -180,6 +181,33 @@ def test_killed_at_any_step_each_record_is_published_once(
     scene.consume("run-2")
     scene.publish()
     once(scene, 23)
+
+
+@pytest.mark.parametrize("takes", [False, True])
+@pytest.mark.parametrize("status", [403, 409, 500, 502, 503, 504, 0])
+def test_whatever_a_service_answers_one_request_is_pending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, takes: bool
+) -> None:
+    """Method: it refuses, or takes a commit and says that it does not, or closes the connection."""
+    give_token(monkeypatch)
+    commits = Commits(status, takes)
+    with rest_catalog(tmp_path, commits=commits) as uri:
+        scene = Scene(tmp_path, catalog=CatalogSettings("lake", {"type": "rest", "uri": uri}))
+        scene.world.consume()
+        attempts, files = 4, set[int]()
+        for _ in range(attempts):
+            with suppress(TableUnavailable):
+                scene.publish()
+            files.add(len([*scene.world.output.glob("metadata/*-m0.avro")]))
+        assert len(files) == 1, "nothing is staged anew"
+        assert len(set(commits.requests)) == 1
+        assert scene.snapshots() == int(takes)
+        if takes:
+            assert scene.store.publication(scene.world.key).pending is None
+        commits.status = None
+        scene.publish()
+        once(scene, 20)
+        assert scene.snapshots() == 1
 
 
 def test_a_secret_of_the_environment_opens_the_catalog_and_is_shown_nowhere(

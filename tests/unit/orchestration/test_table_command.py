@@ -10,6 +10,8 @@ from unittest.mock import patch
 
 import pytest
 
+from dagster_leasehold.assets.errors import PublicationRefused
+from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
@@ -83,6 +85,23 @@ def test_verify_compares_table_and_ledger(
     assert difference in output
     assert main(["table", "create", *at]) == 1
     assert f"it differs from the ledger: {difference}" in capsys.readouterr().out
+
+
+def test_a_refusal_is_one_attempt_and_one_sentence(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = list[object]()
+
+    def refused(*_: object) -> None:
+        attempts.append(None)
+        raise PublicationRefused("Catalog lake refused a publication.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LeaseDatabaseCatalog, "publish", refused)
+        assert main(["table", "create", "demo", "--home", str(home.settings.home)]) != 0
+    assert "Catalog lake refused a publication." in capsys.readouterr().err
+    assert len(attempts) == 1
+    assert main(["table", "create", "demo", "--home", str(home.settings.home)]) == 0
 
 
 def test_a_table_is_adopted_on_request(
