@@ -157,7 +157,7 @@ class Days:
         return [file.bytes for row in self.store.batches(self.key, shard) for file in row.files]
 
     def on_disk(self) -> int:
-        return sum(path.is_file() for path in self.output.rglob("*"))
+        return sum(path.is_file() for path in (self.output / "attempts").rglob("*"))
 
 
 UTIME = os.utime
