@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import TableName
 
 CATALOG_DEFAULT = "leasehold"
-PARTITIONING_DEFAULT = ("day(event_time)",)
+PARTITIONING_DEFAULT = ("shard_id", "day(event_time)")
 NAMESPACE_DEFAULT = "leasehold"
 SNAPSHOTS_KEPT_DEFAULT = 50
 PUBLISH_INTERVAL_DEFAULT_S = 5.0
@@ -32,7 +32,8 @@ class TableSettings:
         name: `table` or `namespace.table`; None for the stream's name in the namespace
             `leasehold`, with the group's name behind it unless that is `default`.
         partitioning: fields of the partition spec: `shard_id`, and `year`, `month`, `day` or `hour`
-            of `event_time`; none for a table without partitions. It counts when the table is made.
+            of `event_time`; none for a table without partitions. A table that has another one gets
+            this one with its next publication; its files stay where they are.
         sort_order: columns, each with `asc` or `desc` behind it if need be; it tells engines that
             rewrite the table how to sort. It counts when the table is made.
         properties: Iceberg's table properties.

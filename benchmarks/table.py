@@ -98,11 +98,16 @@ class Table:
         }
 
     def planning(self) -> dict[str, Any]:
-        """Return the times of planning a scan, and the files that it would read."""
+        """Return the times of planning a scan, and the files that it would read.
+
+        Scans of all files, of one hour, and of one shard: the one in the middle of all names.
+        """
         half = self.run.at - (self.run.at - BEGIN) / 2
         hour = f"event_time >= '{half.isoformat()}' and event_time < '{(half + HOUR).isoformat()}'"
+        names = sorted(self.run.age.names)
+        shard = f"shard_id = '{names[len(names) // 2]}'"
         rows: dict[str, Any] = {}
-        for name, where in {"plan": "true", "hour": hour}.items():
+        for name, where in {"plan": "true", "hour": hour, "shard": shard}.items():
             began, own = time.perf_counter(), time.process_time()
             rows[f"{name}_files"] = sum(1 for _ in self._opened().scan(where).plan_files())
             rows[f"{name}_cpu_ms"] = 1_000 * (time.process_time() - own)

@@ -2,12 +2,12 @@
 
 Bounds are those that the writer saw. A file is in a partition if all of its records are: of one
 shard it is always, of one day if its event times are known, lie in that day, and none is missing.
-Any other file is named under the spec without fields: every partition may hold records of it, and
-its bounds alone say what it cannot hold.
+Any other file is named under the spec of the shard alone, and its bounds say what it cannot hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,10 @@ from dagster_leasehold.lease_store.ledger_rows import DataFile as LedgerFile
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
-    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.schema import Schema
     from pyiceberg.typedef import Record
 
-UNPARTITIONED = 0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -33,12 +32,12 @@ class FileForm:
 
     Attributes:
         schema: the table's newest.
-        spec: the spec that files in one partition go under.
+        specs: those that files go under, in the order in which they are tried.
         root: the location of the stream's output, in front of the paths of the ledger.
     """
 
     schema: Schema
-    spec: PartitionSpec
+    specs: Sequence[PartitionSpec]
     root: str
     _shard_id: int | None = field(init=False)
     _time_id: int | None = field(init=False)
@@ -55,14 +54,13 @@ class FileForm:
     def data_file(self, shard: ShardId, file: LedgerFile) -> DataFile:
         """Return the entry of a file of records."""
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-        from pyiceberg.typedef import Record
 
-        partition = self._partition(shard, file)
+        spec, partition = self._partition(shard, file)
         entry = DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=self.location(file.path),
             file_format=FileFormat.PARQUET,
-            partition=Record() if partition is None else partition,
+            partition=partition,
             record_count=file.records,
             file_size_in_bytes=file.bytes,
             sort_order_id=None,
@@ -70,7 +68,7 @@ class FileForm:
             key_metadata=None,
             **self._statistics(shard, file),
         )
-        entry.spec_id = UNPARTITIONED if partition is None else self.spec.spec_id
+        entry.spec_id = spec.spec_id
         return entry
 
     def _statistics(self, shard: ShardId, file: LedgerFile) -> dict[str, Any]:
@@ -94,25 +92,27 @@ class FileForm:
             "upper_bounds": upper,
         }
 
-    def _partition(self, shard: ShardId, file: LedgerFile) -> Record | None:
-        """Return the partition that holds all records of a file, or None if there is none."""
+    def _partition(self, shard: ShardId, file: LedgerFile) -> tuple[PartitionSpec, Record]:
+        """Return the first spec with a partition that holds all records of a file, and that."""
         from pyiceberg.typedef import Record
 
-        values: list[object] = []
-        for part in self.spec.fields:
-            if part.source_id == self._shard_id:
-                values.append(str(shard))
-                continue
-            first, last = file.first_event_time, file.last_event_time
-            if first is None or last is None or file.untimed != 0:
-                return None
-            source = self.schema.find_field(part.source_id)
-            transform = part.transform.transform(source.field_type)
-            begin, end = transform(_microseconds(first)), transform(_microseconds(last))
-            if begin != end:
-                return None
-            values.append(begin)
-        return Record(*values) if values else None
+        for spec in self.specs:
+            values = [self._value(part, shard, file) for part in spec.fields]
+            if None not in values:
+                return spec, Record(*values)
+        raise AssertionError("The last spec takes every file.")
+
+    def _value(self, part: PartitionField, shard: ShardId, file: LedgerFile) -> object:
+        """Return the value of all records of a file in one field of a partition, or None."""
+        if part.source_id == self._shard_id:
+            return str(shard)
+        first, last = file.first_event_time, file.last_event_time
+        if first is None or last is None or file.untimed != 0:
+            return None
+        source = self.schema.find_field(part.source_id)
+        transform = part.transform.transform(source.field_type)
+        begin, end = transform(_microseconds(first)), transform(_microseconds(last))
+        return begin if begin == end else None
 
 
 def _microseconds(moment: datetime) -> int:

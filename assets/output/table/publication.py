@@ -11,8 +11,8 @@ twice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from dagster_leasehold.assets.errors import TableUnavailable
@@ -44,7 +44,7 @@ class SnapshotPlan:
     Attributes:
         operation: its kind.
         added: files by shard, in order.
-        removed: paths as the ledger has them.
+        removed: paths as the ledger has them, with their shards where those are known.
         oldest_first: True if the files to take out are the table's oldest.
         batches: the number of batches that it adds.
         without_deletes: True if delete files of other programs are taken out, too.
@@ -52,7 +52,7 @@ class SnapshotPlan:
 
     operation: Operation
     added: tuple[ShardFile, ...] = ()
-    removed: tuple[str, ...] = ()
+    removed: Mapping[str, ShardId | None] = field(default_factory=dict[str, "ShardId | None"])
     oldest_first: bool = False
     batches: int = 0
     without_deletes: bool = False
@@ -171,13 +171,13 @@ def _of_batches(backlog: Sequence[ShardBacklog]) -> SnapshotPlan:
 def _of_changes(operation: Operation, changes: Sequence[TableChange]) -> SnapshotPlan:
     """Return the snapshot of changes in a row, without files that come and go among them."""
     added: dict[str, ShardFile] = {}
-    removed: dict[str, None] = {}
+    removed: dict[str, ShardId | None] = {}
     for change in changes:
         for path in change.removed:
             if added.pop(path, None) is None:
-                removed[path] = None
+                removed[path] = change.shard
         for file in change.added:
             if not file.quarantine:
                 added[file.path] = (change.shard, file)
     oldest = all(change.kind is ChangeKind.EXPIRY for change in changes)
-    return SnapshotPlan(operation, tuple(added.values()), tuple(removed), oldest)
+    return SnapshotPlan(operation, tuple(added.values()), removed, oldest)

@@ -192,7 +192,8 @@ class Publisher:
             if report := self._after(outcome):
                 return report
         added, removed, changes = self.comparison.corrections(table)
-        snapshot = SnapshotPlan(Operation.OVERWRITE, added, removed, without_deletes=True)
+        gone_files = dict.fromkeys(removed)
+        snapshot = SnapshotPlan(Operation.OVERWRITE, added, gone_files, without_deletes=True)
         plan = PublicationPlan((snapshot,), changes=changes)
         return self._carry_out(turn, table, plan, more=True, instead_of=gone)
 
@@ -319,7 +320,7 @@ class Publisher:
         staging.evolve(columns, settings.partitioning, settings.sort_order)
         staging.set_properties(settings.properties)
         before = table.metadata.current_snapshot()
-        form = FileForm(staging.metadata.schema(), staging.metadata.spec(), self._location)
+        form = FileForm(staging.metadata.schema(), staging.specs, self._location)
         marks = {GROUP_KEY: str(self._key), PUBLICATION_KEY: number}
         for snapshot in plan.snapshots:
             counts = {
@@ -329,7 +330,7 @@ class Publisher:
             content = SnapshotContent(
                 snapshot.operation,
                 _entries(form, snapshot.added),
-                [form.location(path) for path in snapshot.removed],
+                {form.location(path): shard for path, shard in snapshot.removed.items()},
                 marks | counts,
                 snapshot.oldest_first,
                 snapshot.without_deletes,

@@ -16,6 +16,7 @@ from dagster_leasehold.assets.table_settings import PARTITION_FORM
 if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
+    from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.sorting import SortOrder
     from pyiceberg.types import IcebergType, NestedField, StructType
 
@@ -54,27 +55,72 @@ def name_mapping(schema: Schema) -> str:
     return create_mapping_from_schema(schema).model_dump_json()
 
 
-def partition_spec(schema: Schema, partitioning: Sequence[str]) -> PartitionSpec | None:
-    """Return the spec with number 1; None where the columns that it needs are not in the table.
+def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[PartitionSpec]:
+    """Return the specs that files go under, in the order in which they are tried for a file.
 
-    The spec with number 0 has no field: that of files which are in no one partition.
+    The first has all fields of a partitioning, if the table has their columns; the second has only
+    those that every file has one value of, for files across midnight or without an event time. A
+    spec that the table has is returned with its number; a new one has a number of its own.
     """
     from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField
     from pyiceberg.partitioning import PartitionSpec as IcebergSpec
     from pyiceberg.transforms import IdentityTransform, parse_transform
 
-    fields: list[PartitionField] = []
+    schema, known = metadata.schema(), [*metadata.partition_specs]
+    numbers = count(
+        max(
+            [PARTITION_FIELD_ID_START, (metadata.last_partition_id or 0) + 1]
+            + [field.field_id + 1 for spec in known for field in spec.fields]
+        )
+    )
+    fields: dict[str, PartitionField | None] = {}
     for text in partitioning:
         match = PARTITION_FORM.fullmatch(text)
-        transform = match[1] if match else None
-        source = _field_of(schema, TIME_COLUMN if transform else SHARD_COLUMN)
+        word = match[1] if match else None
+        source = _field_of(schema, TIME_COLUMN if word else SHARD_COLUMN)
         if source is None:
-            return None
-        number = PARTITION_FIELD_ID_START + len(fields)
-        made = parse_transform(transform) if transform else IdentityTransform()
-        name = f"{TIME_COLUMN}_{transform}" if transform else SHARD_COLUMN
-        fields.append(PartitionField(source.field_id, number, made, name))
-    return IcebergSpec(*fields, spec_id=1) if fields else None
+            fields[text] = None
+            continue
+        transform = parse_transform(word) if word else IdentityTransform()
+        same = (
+            field
+            for spec in known
+            for field in spec.fields
+            if (field.source_id, field.transform) == (source.field_id, transform)
+        )
+        fields[text] = next(same, None) or PartitionField(
+            source.field_id,
+            next(numbers),
+            transform,
+            f"{TIME_COLUMN}_{word}" if word else SHARD_COLUMN,
+        )
+    whole = [*fields.values()]
+    coarse = [field for text, field in fields.items() if text == SHARD_COLUMN and field]
+    specs: list[PartitionSpec] = []
+    for wanted in ([each for each in whole if each] if None not in whole else coarse, coarse):
+        found = (each for each in known if list(each.fields) == wanted)
+        spec = next(found, None)
+        if spec is None:
+            spec = IcebergSpec(*wanted, spec_id=max(each.spec_id for each in known) + 1)
+            known.append(spec)
+        if spec not in specs:
+            specs.append(spec)
+    return specs
+
+
+def shard_place(metadata: TableMetadata, spec_id: int) -> int | None:
+    """Return the place of the shard among the fields of a spec; None if it has no such field."""
+    from pyiceberg.transforms import IdentityTransform
+
+    shard = shard_field(metadata.schema())
+    for place, field in enumerate(metadata.specs()[spec_id].fields):
+        if (
+            shard is not None
+            and field.source_id == shard.field_id
+            and isinstance(field.transform, IdentityTransform)
+        ):
+            return place
+    return None
 
 
 def sort_order(schema: Schema, order: Sequence[str]) -> SortOrder | None:

@@ -15,17 +15,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 
 from dagster_leasehold.assets.output.table.columns import Columns
-from dagster_leasehold.assets.output.table.manifests import COMPRESSION, FORMAT, Manifests
+from dagster_leasehold.assets.output.table.manifests import (
+    COMPRESSION,
+    FORMAT,
+    Manifests,
+    level_suffix,
+)
 from dagster_leasehold.assets.output.table.schemas import (
     evolved,
+    file_specs,
     name_mapping,
-    partition_spec,
     sort_order,
 )
+from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
     from pyiceberg.manifest import DataFile, ManifestFile
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
     from pyiceberg.table.update import TableUpdate
@@ -63,7 +70,7 @@ class SnapshotContent:
     Attributes:
         operation: append adds files, replace changes none of the records, delete adds none.
         added: entries of files.
-        removed: locations of files.
+        removed: locations of files, with the shard of each where it is known.
         summary: for its readers.
         oldest_first: True if the files that are taken out are the table's oldest.
         without_deletes: True if delete files of other programs are taken out, too.
@@ -71,7 +78,7 @@ class SnapshotContent:
 
     operation: Operation
     added: Sequence[DataFile] = ()
-    removed: Sequence[str] = ()
+    removed: Mapping[str, ShardId | None] = field(default_factory=dict[str, "ShardId | None"])
     summary: Mapping[str, str] = field(default_factory=dict[str, str])
     oldest_first: bool = False
     without_deletes: bool = False
@@ -90,6 +97,7 @@ class Staging:
         updates: those so far.
         written: the locations of the files that were written.
         missing: the locations of files that were to be taken out, and that the table lacks.
+        specs: those that files go under, since `evolve`; see `file_specs`.
     """
 
     io: FileIO
@@ -100,9 +108,14 @@ class Staging:
     updates: list[TableUpdate] = field(default_factory=list["TableUpdate"])
     written: list[str] = field(default_factory=list[str])
     missing: set[str] = field(default_factory=set[str])
+    specs: Sequence[PartitionSpec] = ()
 
     def evolve(self, columns: Columns, partitioning: Sequence[str], order: Sequence[str]) -> None:
-        """Give the table all agreed columns, and its partitioning once the columns are there."""
+        """Give the table all agreed columns, and its partitioning once the columns are there.
+
+        A new spec becomes the one that engines write with. One that another writer chose later
+        stays theirs.
+        """
         from pyiceberg.table.update import (
             AddPartitionSpecUpdate,
             AddSchemaUpdate,
@@ -123,12 +136,13 @@ class Staging:
             )
         if self.metadata.properties.get(MAPPING_PROPERTY) != (mapping := name_mapping(schema)):
             self._apply(made(SetPropertiesUpdate, updates={MAPPING_PROPERTY: mapping}))
-        if len(self.metadata.partition_specs) == 1 and (
-            spec := partition_spec(schema, partitioning)
-        ):
-            self._apply(
-                made(AddPartitionSpecUpdate, spec=spec), made(SetDefaultSpecUpdate, spec_id=1)
-            )
+        self.specs = file_specs(self.metadata, partitioning)
+        known = self.metadata.specs()
+        for spec in sorted(self.specs, key=lambda each: each.spec_id):
+            if spec.spec_id not in known:
+                self._apply(made(AddPartitionSpecUpdate, spec=spec))
+        if (first := self.specs[0].spec_id) not in known:
+            self._apply(made(SetDefaultSpecUpdate, spec_id=first))
         if len(self.metadata.sort_orders) == 1 and (sorting := sort_order(schema, order)):
             self._apply(
                 made(AddSortOrderUpdate, sort_order=sorting),
@@ -156,7 +170,7 @@ class Staging:
 
         parent = self.metadata.current_snapshot()
         snapshot_id = self.new_id()
-        manifests = Manifests(self.io, self.metadata, snapshot_id, self._new_manifest)
+        manifests = Manifests(self.io, self.metadata, self.specs, snapshot_id, self._new_manifest)
         files = self._manifest_files(manifests, parent, content)
         self.missing |= manifests.missing
         if not content.added and not manifests.removed and not empty:
@@ -224,8 +238,8 @@ class Staging:
     def _folder(self) -> str:
         return f"{self.metadata.location.rstrip('/')}/{METADATA_FOLDER}"
 
-    def _new_manifest(self) -> str:
-        return f"{self._folder}/{self.new_name()}-m0.avro"
+    def _new_manifest(self, level: int) -> str:
+        return f"{self._folder}/{self.new_name()}{level_suffix(level)}"
 
     def _manifest_files(
         self, manifests: Manifests, parent: Snapshot | None, content: SnapshotContent

@@ -23,6 +23,7 @@ from dagster_leasehold.assets.output.table.staging import (
     Staging,
     new_metadata,
 )
+from dagster_leasehold.assets.table_settings import PARTITIONING_DEFAULT
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
@@ -83,7 +84,7 @@ class TableWorld:
         removed: Sequence[tuple[ShardId, DataFile]] = (),
         *,
         keep: int = 100,
-        partitioning: Sequence[str] = ("day(event_time)",),
+        partitioning: Sequence[str] = PARTITIONING_DEFAULT,
     ) -> Staging:
         """Add one snapshot."""
         staging = Staging(
@@ -94,12 +95,12 @@ class TableWorld:
             lambda: f"name-{next(self._names)}",
         )
         staging.evolve(self.columns, partitioning, ())
-        form = FileForm(staging.metadata.schema(), staging.metadata.spec(), str(self.root))
+        form = FileForm(staging.metadata.schema(), staging.specs, str(self.root))
         staging.add(
             SnapshotContent(
                 operation,
                 [form.data_file(shard, file) for shard, file in added],
-                [form.location(file.path) for _, file in removed],
+                {form.location(file.path): shard for shard, file in removed},
                 {"leasehold.publication": "p"},
             )
         )
