@@ -89,7 +89,7 @@ def test_a_file_of_one_day_is_in_its_partition_and_others_in_that_of_their_shard
         for each in current.manifests(world.io)
         if (live := each.fetch_manifest_entry(world.io))
     ]
-    assert entries == [(1, ["Record['s0', 20454]"]), (2, ["Record['s1']", "Record['s2']"])]
+    assert entries == [(1, ["Record[s0, 20454]"]), (2, ["Record[s1]", "Record[s2]"])]
     assert world.metadata.default_spec_id == 1
 
 
