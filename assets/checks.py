@@ -18,6 +18,7 @@ NO_GAP = "no_gap"
 LAG = "lag"
 QUARANTINE_RATE = "quarantine_rate"
 QUARANTINE_RATE_MAX = 0.01
+NOT_BLOCKED = "not_blocked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
         NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
         LAG: _lag_rule(stream),
         QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
+        NOT_BLOCKED: "The shard is not held at a record at which every run hangs or crashes.",
     }
     partitions = shard_partitions(stream)
     with warnings.catch_warnings():
@@ -75,6 +77,7 @@ def check_shard(
     gaps: Sequence[Gap],
     lag: int | None,
     lag_seconds: float | None = None,
+    blocked: str = "",
 ) -> list[ShardCheck]:
     """Return the outcomes of all checks of one shard after a run.
 
@@ -84,8 +87,20 @@ def check_shard(
         gaps: the shard's gaps that nobody has acknowledged.
         lag: the shard's unread records, or None where the source cannot tell.
         lag_seconds: the age of the oldest of them, or None likewise.
+        blocked: the sentence on a record that blocks it; empty where none does.
     """
-    return [_no_gap(committed, gaps), _lag(stream, lag, lag_seconds), _quarantine_rate(committed)]
+    return [
+        _no_gap(committed, gaps),
+        _lag(stream, lag, lag_seconds),
+        _quarantine_rate(committed),
+        blocked_check(blocked),
+    ]
+
+
+def blocked_check(sentence: str) -> ShardCheck:
+    """Return the outcome for a shard that a record blocks, or for one where the text is empty."""
+    description = sentence or "No record stops the runs of this shard."
+    return ShardCheck(NOT_BLOCKED, not sentence, description, {}, blocking=True)
 
 
 def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck:

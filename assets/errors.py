@@ -12,6 +12,10 @@ class SparkUnavailable(LeaseholdError):
     """Spark could not be started or reached."""
 
 
+class SparkAway(SparkUnavailable):
+    """Spark did no work at all for a job: it could not be reached, or had no free core."""
+
+
 class SessionLost(SparkUnavailable):
     """The session with Spark is gone, or the server that it was with; a new one may work."""
 
@@ -30,6 +34,14 @@ class SweepInterrupted(LeaseholdError):
 
 class TransformError(UserMistake):
     """The user's transform raised, or returned something that cannot be committed."""
+
+
+class TransformUnusable(TransformError):
+    """The user's transform cannot be applied to any record, whatever is in it."""
+
+
+class RecordBlocks(LeaseholdError):
+    """A shard is held at a record at which every run hangs or crashes."""
 
 
 class QuarantineLimitExceeded(UserMistake):

@@ -124,6 +124,7 @@ class ShardRun:
             gaps=self._gaps.get(shard, []),
             lag=report.lag_after if report else 0,
             lag_seconds=report.lag_seconds if report else 0,
+            blocked=report.blocked if report else "",
         )
 
     def summary(self) -> str:
@@ -200,8 +201,9 @@ class ShardRun:
     def _report(self, context: RunContext, delivered: Sequence[ShardId]) -> None:
         for shard in delivered:
             report_partition(context, self._stream, self, shard, checked=shard in self._reports)
-        for shard in self._reports.keys() & self._gaps.keys() - set(delivered):
-            # A shard that holds at a gap commits nothing, and must be seen to fail all the same.
+        blocked = {shard for shard, report in self._reports.items() if report.blocked}
+        for shard in (self._reports.keys() & self._gaps.keys() | blocked) - set(delivered):
+            # A shard that is held commits nothing, and must be seen to fail all the same.
             for check in self.checks(shard):
                 log_check(context, check.evaluation(self._stream, shard))
 

@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store import group_rows
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.pruning import output_age
+from dagster_leasehold.lease_store.rules.isolation import OnPoison
 from dagster_leasehold.lease_store.rules.node_settings import (
     NodeSettings,
     check_served,
@@ -109,6 +110,8 @@ class ShardStream:
             move in Spark.
         handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
         quarantined_max: the most records of one batch that may be quarantined.
+        on_poison: what becomes of a record at which every run hangs or crashes, once it was found:
+            it goes to quarantine, or its shard is held there.
         lag_max: the most unread records a shard may have for its lag check to pass.
         lag_max_s: the longest time, in seconds, that a record may be unread for the check to pass;
             None judges by their number alone. Give it where the service does not count records.
@@ -155,6 +158,7 @@ class ShardStream:
     stall_limit_s: float = group_rows.STALL_LIMIT_DEFAULT_S
     handoff_limit_s: float = group_rows.HANDOFF_LIMIT_DEFAULT_S
     quarantined_max: int = 1_000
+    on_poison: OnPoison = "hold"
     lag_max: int = 1_000_000
     lag_max_s: float | None = None
     output_days: float | None = None
@@ -204,6 +208,11 @@ class ShardStream:
                 f"Stream {self.name!r}: vacuum_after_s is {self.vacuum_after_s}: use at least "
                 f"{VACUUM_AFTER_MIN_S:g}, since readers that have listed files need time to read "
                 "them."
+            )
+        if self.on_poison not in get_args(OnPoison):
+            raise InvalidSetting(
+                f"Stream {self.name!r}: on_poison is {shown(self.on_poison)}: use 'hold' or "
+                "'quarantine'."
             )
         output_age(self.output_days)
 

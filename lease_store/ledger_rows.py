@@ -7,6 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
@@ -130,6 +131,7 @@ class BatchCommit:
         watermark: the shard's new watermark, or None to leave it.
         hooked: the stream's own hook is to be called for it, too.
         mistimed: records whose time cannot be kept; its event in the outbox tells their number.
+        suspicion: what is still suspected behind it, or None.
     """
 
     tenure: Tenure
@@ -143,6 +145,7 @@ class BatchCommit:
     watermark: datetime | None = None
     hooked: bool = False
     mistimed: int = 0
+    suspicion: Suspicion | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteClaim
 from dagster_leasehold.lease_store.publication_rows import TableName
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
@@ -66,12 +67,16 @@ class Opened:
         next_sequence: the number of the next batch.
         intent: a range that an earlier tenure intended and did not commit: it comes first, with
             the same bounds and the same batch id.
+        failures: the tries of that range that failed, or of the first batch if there is none.
+        suspicion: what they tell of the records behind the checkpoint, or None.
     """
 
     tenure: Tenure
     check_point: str | None
     next_sequence: int
     intent: Batch | None
+    failures: int = 0
+    suspicion: Suspicion | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.rules.isolation import Suspicion, blocks
 from dagster_leasehold.lease_store.rules.states import ShardState
 
 
@@ -24,6 +25,9 @@ class ShardLease:
         watermark: event time up to which committed output is complete, or None.
         bootstrap: the bootstrap cursor that a pinned node last started the shard at, or None.
         gone_parents: those of its parents that the source has removed for good.
+        tries: the tenures in a row, the open one included, that began at the checkpoint and neither
+            committed nor let go for a reason that has nothing to do with records.
+        suspicion: what failed tries tell of the records behind the checkpoint, or None.
     """
 
     shard: ShardId
@@ -43,6 +47,8 @@ class ShardLease:
     watermark: datetime | None = None
     bootstrap: str | None = None
     gone_parents: tuple[ShardId, ...] = ()
+    tries: int = 0
+    suspicion: Suspicion | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,13 @@ class Progress:
     check_point: str | None
     consumer_epoch: int
     consumer_run: str
+    tries: int = 0
+    suspicion: Suspicion | None = None
+
+    @property
+    def blocked(self) -> bool:
+        """True if the shard needs runs of its own."""
+        return blocks(self.tries, self.suspicion)
 
 
 @dataclass(frozen=True, slots=True)

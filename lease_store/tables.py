@@ -96,6 +96,9 @@ shard_lease = sa.Table(
     sa.Column("watermark", EventTime),
     cursor_column("bootstrap", nullable=True),
     sa.Column("gone_parents", JsonText),
+    # Tenures in a row that began at the checkpoint and failed, and what that tells of its records.
+    count_column("tries"),
+    sa.Column("suspicion", JsonText),
     # Rises whenever committed rows of its ledger are changed or removed.
     count_column("ledger_version"),
     # Numbers of batches: smaller ones are committed, or were; smaller ones are in the table.

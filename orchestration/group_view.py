@@ -16,6 +16,7 @@ from enum import StrEnum
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.isolation import sentence
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -83,6 +84,7 @@ class ShardRow:
         epoch: of its newest tenure.
         run: the run that has it open; empty if none has.
         parents: the shards that it came from.
+        blocked: a sentence on the record that blocks it; empty where none does.
     """
 
     shard: ShardId
@@ -97,6 +99,7 @@ class ShardRow:
     epoch: int
     run: str
     parents: tuple[ShardId, ...]
+    blocked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +197,7 @@ class GroupReader:
             lease.consumer_epoch,
             lease.consumer_run,
             lease.parents,
+            sentence(self.key, shard, lease.check_point, lease.suspicion),
         )
 
     def _rate(self, shard: ShardId) -> float | None:

@@ -18,6 +18,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError,
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S, AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_MAX, HISTORY_DAYS_MIN
+from dagster_leasehold.lease_store.rules.isolation import OnPoison
 from dagster_leasehold.lease_store.rules.node_settings import (
     Modulo,
     NodeSettings,
@@ -85,6 +86,7 @@ class StreamSettings(BaseModel):
     commit_bytes: int = pace.COMMIT_BYTES_DEFAULT
     idle_limit_s: float = pace.IDLE_LIMIT_DEFAULT_S
     stall_limit_s: float = STALL_LIMIT_DEFAULT_S
+    on_poison: OnPoison = "hold"
     output_days: float | None = None
 
     compact: bool = True

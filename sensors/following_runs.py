@@ -89,12 +89,19 @@ class FollowingRuns:
             instance.add_run_tags(run.run_id, {STOP_TAG: NEW_DEFINITION})
         return len(outdated)
 
-    def share(self, ready: Sequence[IdleShard]) -> tuple[dict[str, list[ShardId]], set[ShardId]]:
-        """Return the shards to offer to each run, and those that wait for one to be ready."""
+    def share(
+        self, ready: Sequence[IdleShard], *, apart: Collection[str] = ()
+    ) -> tuple[dict[str, list[ShardId]], set[ShardId]]:
+        """Return the shards to offer to each run, and those that wait for one to be ready.
+
+        Runs that are `apart` serve a blocked shard, and take no others.
+        """
         offers: dict[str, list[ShardId]] = {}
         waiting: set[ShardId] = set()
         for idle in ready:
             for run in self._with_room(idle.node, offers):
+                if run.run_id in apart:
+                    continue
                 if run.run_id in self._opened:
                     offers.setdefault(run.run_id, []).append(idle.shard)
                 else:

@@ -6,12 +6,13 @@ them. The memory of launches between ticks may be lost without harm.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.shard_sources.source import Position, ShardBounds
 
 RUNS_PER_NODE_MAX = 2
@@ -21,6 +22,9 @@ LOOK_S = 5.0
 """The time from one tick to the next, in seconds."""
 NEXT_LOOK_FRACTION = 0.9
 """The part of it that is sure to have passed by the next tick."""
+
+
+Place = Hashable
 
 
 class Work(StrEnum):
@@ -33,12 +37,26 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleShard:
-    """A shard that a served node may consume and that no run has open."""
+    """A shard that a served node may consume and that no run has open.
+
+    Attributes:
+        blocked: it needs runs of its own, since those that served it hang or crash.
+        suspicion: what their failures tell of its next records, or None.
+    """
 
     shard: ShardId
     node: NodeName
     check_point: str | None
     bounds: ShardBounds
+    blocked: bool = False
+    suspicion: Suspicion | None = None
+
+    @property
+    def place(self) -> Place:
+        """How far the shard has come: a smaller range that is searched is progress as well."""
+        if self.suspicion is None or not self.suspicion.isolating:
+            return self.check_point
+        return self.check_point, self.suspicion.records, self.suspicion.alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +90,7 @@ def work_left(
 
 @dataclass(slots=True)
 class _Attempt:
-    check_point: str | None
+    place: Place
     at_s: float
     turn: int
     fruitless: int = 0
@@ -80,7 +98,9 @@ class _Attempt:
 
 @dataclass(slots=True)
 class LaunchHistory:
-    """A memory of the last launch for each shard, and of launches that moved no checkpoint.
+    """A memory of the last launch for each shard, and of launches that changed nothing.
+
+    A place is what `IdleShard.place` says, or the checkpoint alone.
 
     A shard whose runs commit nothing (a transform that raises, a damaged log) is launched again
     after 10 s, then 20 s, up to 300 s, so that it does not keep its node busy for nothing.
@@ -89,18 +109,18 @@ class LaunchHistory:
     _attempts: dict[ShardId, _Attempt] = field(default_factory=dict)
     _turn: int = 0
 
-    def wait_s(self, shard: ShardId, check_point: str | None, now_s: float) -> float:
+    def wait_s(self, shard: ShardId, place: Place, now_s: float) -> float:
         """Return the seconds until the shard may be launched again; 0 if it may now."""
         attempt = self._attempts.get(shard)
-        if attempt is None or attempt.check_point != check_point:
+        if attempt is None or attempt.place != place:
             return 0.0
         pause_s = retry_wait_s(attempt.fruitless + 1, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         return max(0.0, attempt.at_s + pause_s - now_s)
 
-    def fruitless(self, shard: ShardId, check_point: str | None) -> int:
-        """Return the number of launches in a row that left the shard at this checkpoint."""
+    def fruitless(self, shard: ShardId, place: Place) -> int:
+        """Return the number of launches in a row that left the shard at this place."""
         attempt = self._attempts.get(shard)
-        stuck = attempt is not None and attempt.check_point == check_point
+        stuck = attempt is not None and attempt.place == place
         return attempt.fruitless + 1 if attempt is not None and stuck else 0
 
     def turn(self, shard: ShardId) -> int:
@@ -117,16 +137,14 @@ class LaunchHistory:
         for shard in shards:
             self._attempts.pop(shard, None)
 
-    def note(
-        self, launch: Launch, check_points: Mapping[ShardId, str | None], now_s: float
-    ) -> None:
+    def note(self, launch: Launch, places: Mapping[ShardId, Place], now_s: float) -> None:
         """Remember a launch; its shards go to the end of the queue."""
         self._turn += 1
         for shard in launch.shards:
-            before, check_point = self._attempts.get(shard), check_points[shard]
-            stuck = before is not None and before.check_point == check_point
+            before, place = self._attempts.get(shard), places[shard]
+            stuck = before is not None and before.place == place
             fruitless = before.fruitless + 1 if before and stuck else 0
-            self._attempts[shard] = _Attempt(check_point, now_s, self._turn, fruitless)
+            self._attempts[shard] = _Attempt(place, now_s, self._turn, fruitless)
 
 
 def choose_launches(
@@ -136,16 +154,19 @@ def choose_launches(
     runs_active: Mapping[str, int],
     shards_per_run: int,
     runs_per_node: int = RUNS_PER_NODE_MAX,
+    apart_active: Mapping[str, int] | None = None,
 ) -> list[Launch]:
     """Return runs for shards that have work, the least recently served first.
 
     A node gets no more than `runs_per_node` runs at a time, those that it has included. Shards
     whose last run committed nothing share their next one with a quarter as many, and only with
-    others of that kind: a shard at which runs hang is alone in its run after a few of them.
+    others of that kind. One that is blocked has a run of its own, and a node has one run less for
+    those than it has at all, so that its other shards wait for none of them; `apart_active` is the
+    number of such runs at work.
     """
 
     def share(idle: IdleShard) -> int:
-        fruitless = history.fruitless(idle.shard, idle.check_point)
+        fruitless = history.fruitless(idle.shard, idle.place)
         return max(1, shards_per_run >> 2 * fruitless)
 
     by_node: dict[NodeName, list[IdleShard]] = {}
@@ -154,11 +175,16 @@ def choose_launches(
     launches: list[Launch] = []
     for node in sorted(by_node):
         queue = sorted(by_node[node], key=lambda idle: (history.turn(idle.shard), idle.shard))
+        apart = (apart_active or {}).get(node, 0)
         for _ in range(runs_active.get(node, 0), runs_per_node):
+            if apart >= max(1, runs_per_node - 1):
+                queue = [idle for idle in queue if not idle.blocked]
             if not queue:
                 break
-            size = share(queue[0])
-            chosen = [idle for idle in queue if share(idle) == size][:size]
+            first, size = queue[0], share(queue[0])
+            chosen = [idle for idle in queue if share(idle) == size and not idle.blocked][:size]
+            chosen = [first] if first.blocked else chosen
+            apart += first.blocked
             queue = [idle for idle in queue if idle not in chosen]
             launches.append(Launch(node, tuple(idle.shard for idle in chosen)))
     return launches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,7 @@ from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.sensors.active_runs import (
     SHARDS_PER_READ,
@@ -32,6 +33,7 @@ from dagster_leasehold.sensors.active_runs import (
     active_runs,
     queued_shards,
 )
+from dagster_leasehold.sensors.blocked_shards import BlockedShards
 from dagster_leasehold.sensors.following_runs import FollowingRuns
 from dagster_leasehold.sensors.launch_choice import (
     IdleShard,
@@ -85,6 +87,7 @@ class LaunchRounds:
     _history: LaunchHistory = field(default_factory=LaunchHistory)
     _reads: ReadMemory = field(init=False)
     _following: FollowingRuns = field(init=False)
+    _blocked: BlockedShards = field(default_factory=BlockedShards)
     _steps: FailingSteps = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,23 +118,27 @@ class LaunchRounds:
         self._history.forget(self._following.missed)
         if outdated := self._following.stop_outdated(instance):
             notes.append(f"runs asked to end, because the definition is new: {outdated}")
+        self._blocked.see(instance, self.stream, report.progress.values(), self._steps)
+        apart = _apart(active, report.progress)
         ready = self._ready(report, active, notes)
-        joined = self._join(instance, report, ready, notes)
+        joined = self._join(instance, report, ready, notes, {run.run_id for run in apart})
         ready = [idle for idle in ready if idle.shard not in joined]
-        launches, queued = self._choose(instance, ready, active)
+        launches, queued = self._choose(instance, ready, active, apart)
         ready = [idle for idle in ready if idle.shard not in queued]
         if queued:
             notes.append(f"{_count(len(queued))} left to runs for single partitions")
-        check_points = {idle.shard: idle.check_point for idle in ready}
+        places = {idle.shard: idle.place for idle in ready}
         for launch in launches:
-            self._history.note(launch, check_points, self.clock())
+            self._history.note(launch, places, self.clock())
             notes.append(f"launched a run for {_count(len(launch.shards))} of {launch.node}")
         if launches:
             failpoints.reach(Failpoint.BEFORE_LAUNCH)
         launched = {shard for launch in launches for shard in launch.shards}
         if left := [idle for idle in ready if idle.shard not in launched]:
             notes.append(f"{_count(len(left))} left until a run of the node has ended")
-            self._following.make_room(instance, {idle.node for idle in left})
+            searching = {run.node for run in apart}
+            waiting = {i.node for i in left if not (i.blocked and i.node in searching)}
+            self._following.make_room(instance, waiting)
         return Round(tuple(launches), (*notes, *self._steps.notes))
 
     def _join(
@@ -140,6 +147,7 @@ class LaunchRounds:
         report: TickReport,
         ready: list[IdleShard],
         notes: list[str],
+        apart: Collection[str],
     ) -> set[ShardId]:
         """Offer shards to runs that have room; return those that need no run of their own now."""
         if not ready:
@@ -149,29 +157,36 @@ class LaunchRounds:
             idle
             for idle in ready
             if idle.shard not in starting
-            and not self._history.fruitless(idle.shard, idle.check_point)
+            and not idle.blocked
+            and not self._history.fruitless(idle.shard, idle.place)
         ]
-        offers, waiting = self._following.share(able)
+        offers, waiting = self._following.share(able, apart=apart)
         asked = [shard for shards in offers.values() for shard in shards]
         queued = queued_shards(instance, self.stream, asked) if asked else set[ShardId]()
-        check_points = {idle.shard: idle.check_point for idle in ready}
+        places = {idle.shard: idle.place for idle in ready}
         nodes = {idle.shard: idle.node for idle in ready}
         for run_id, offered in offers.items():
             if shards := [shard for shard in offered if shard not in queued]:
                 self._following.offer(instance, run_id, shards)
                 launch = Launch(nodes[shards[0]], tuple(shards))
-                self._history.note(launch, check_points, self.clock())
+                self._history.note(launch, places, self.clock())
                 notes.append(f"{_count(len(shards))} of {launch.node} joined run {run_id}")
         if waiting:
             notes.append(f"{_count(len(waiting))} left for a run that is starting")
         return {shard for shard in asked if shard not in queued} | waiting
 
     def _choose(
-        self, instance: dg.DagsterInstance, ready: list[IdleShard], active: list[ActiveRun]
+        self,
+        instance: dg.DagsterInstance,
+        ready: list[IdleShard],
+        active: list[ActiveRun],
+        apart: list[ActiveRun],
     ) -> tuple[list[Launch], set[ShardId]]:
         """Return runs for shards that wait for no other run, and the shards that do."""
         # As the tags of runs have them, which anybody may write: what is no node counts for none.
-        runs_active = Counter(run.node for run in active if run.node)
+        runs_active, apart_active = (
+            Counter(run.node for run in runs if run.node) for runs in (active, apart)
+        )
         queued: set[ShardId] = set()
         free: set[ShardId] = set()
         while True:
@@ -180,6 +195,7 @@ class LaunchRounds:
                 history=self._history,
                 runs_active=runs_active,
                 shards_per_run=self.stream.shards_per_run,
+                apart_active=apart_active,
             )
             chosen = {shard for launch in launches for shard in launch.shards}
             if chosen <= free:
@@ -219,11 +235,19 @@ class LaunchRounds:
         unread = [shard for shard, work in works.items() if work is Work.READ]
         for shard in works.keys() - set(unread):
             self._reads.see_read(shard, self.clock())
-        able = [
-            IdleShard(shard, idle[shard], places[shard], bounds[shard])
+        rows = report.progress
+        each = [
+            IdleShard(
+                shard,
+                idle[shard],
+                places[shard],
+                bounds[shard],
+                rows[shard].blocked,
+                rows[shard].suspicion,
+            )
             for shard in unread
-            if not self._history.wait_s(shard, places[shard], self.clock())
         ]
+        able = [i for i in each if not self._history.wait_s(i.shard, i.place, self.clock())]
         if waiting := len(unread) - len(able):
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
         # One record that is due pulls along whatever else its node has to read.
@@ -301,6 +325,13 @@ class LaunchRounds:
         with suppress(LeaseLost):
             self.store.close_tenure(opened.tenure, reason="it could not be finished")
         return False
+
+
+def _apart(active: list[ActiveRun], rows: Mapping[ShardId, Progress]) -> list[ActiveRun]:
+    """Return the runs that serve a blocked shard."""
+    blocked = {row.shard for row in rows.values() if row.blocked}
+    serving = {rows[shard].consumer_run for shard in blocked}
+    return [run for run in active if run.run_id in serving or run.shards & blocked]
 
 
 def _subscribable(snapshot: Snapshot) -> set[ShardId]:

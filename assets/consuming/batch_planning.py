@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from dagster_leasehold.assets.consuming.batch_sizes import BatchSizes
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
+from dagster_leasehold.assets.consuming.isolation import Isolation, NextRange
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
+from dagster_leasehold.assets.consuming.sweep import Try
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError, LeaseLost
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -18,11 +20,36 @@ from dagster_leasehold.shard_sources.source import PlannedRange, ReadRange
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """The next batch of a shard; `last` when a read-only shard ends with it."""
+    """The next batch of a shard.
+
+    Attributes:
+        last: a read-only shard ends with it.
+        size: of a range in which a record is looked for, in what the source counts; else 0.
+        set_aside: why its records go to quarantine as they are; empty where they do not.
+        unread: they go there without their bytes.
+    """
 
     open_: OpenShard
     range_: ReadRange
     last: bool
+    size: int = 0
+    set_aside: str = ""
+    unread: bool = False
+
+    @property
+    def numbers(self) -> range:
+        """The number of the batch."""
+        return range(self.open_.sequence, self.open_.sequence + 1)
+
+    @property
+    def to_try(self) -> Try:
+        """The batch as it is made apart from others."""
+        return Try(self.range_, self.numbers, self.size > 1, self.set_aside, self.unread)
+
+    @property
+    def apart(self) -> bool:
+        """True if it is made in a job of its own, because a try of it has failed."""
+        return self.open_.failures > 0 or self.open_.isolating
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +62,7 @@ class BatchPlanning:
         shards: the open shards; those that have no batch are let go.
         gaps: settles the gaps of records that are gone.
         sizes: of the next batches.
+        isolation: plans what follows a batch that failed.
         stays: True if a shard that is read to its end stays open, because the run follows it.
     """
 
@@ -43,12 +71,13 @@ class BatchPlanning:
     shards: OpenShards
     gaps: GapHandling
     sizes: BatchSizes
+    isolation: Isolation
     stays: bool = False
 
     @span("plan")
     def plan(self) -> list[PlannedBatch]:
-        """Return the next batch of each shard that has one."""
-        planned = self.shards.each(self._plan)
+        """Return the next batch of each shard that has one and none under way."""
+        planned = self.shards.each(self._plan, self.shards.at_rest())
         read = [each for each in planned if isinstance(each, OpenShard)]
         self.shards.stop_all(StopReason.CAUGHT_UP, among=read)
         return [each for each in planned if isinstance(each, PlannedBatch)]
@@ -67,6 +96,8 @@ class BatchPlanning:
         # The ledger keeps what was intended there as abandoned, under its number.
         open_.sequence += open_.numbered
         open_.intent, open_.numbered = None, False
+        open_.failures, open_.suspicion = 0, None
+        open_.intended = open_.gave_up = False
         open_.report = replace(open_.report, end=open_.cursor)
 
     def pass_gap_of_batch(self, open_: OpenShard, error: CursorExpired) -> None:
@@ -78,16 +109,26 @@ class BatchPlanning:
         except LeaseholdError as held:
             self.shards.stop(open_, StopReason.FAILED, str(held))
 
+    @staticmethod
+    def _suspected(open_: OpenShard, following: NextRange) -> PlannedBatch:
+        range_, bounds = following.range_, open_.bounds
+        ends = bounds is not None and bounds.finished and range_.end == bounds.end
+        last = following.last or ends
+        return PlannedBatch(
+            open_, range_, last, following.size, following.set_aside, following.unread
+        )
+
     def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
         shard, source, limits = open_.tenure.shard, self.stream.source, self.sizes.limits
         if open_.intent is not None:
             # Retention may have been faster than the run that takes over.
             source.plan(shard, open_.intent.start, limits)
-            # The same range under the same number, so that a sink that saw the batch knows it.
+            # The same range under the same number, so that a sink that saw the batch knows it,
+            # unless `rules.isolation` says that it is to be made in parts.
             range_ = ReadRange(shard, open_.intent.start, open_.intent.end)
-            bounds = open_.bounds
-            last = bounds is not None and bounds.finished and range_.end == bounds.end
-            return PlannedBatch(open_, range_, last)
+            return self._suspected(open_, self.isolation.again(open_, range_))
+        if open_.isolating and (following := self.isolation.onwards(open_)):
+            return self._suspected(open_, following)
         plan: PlannedRange = source.plan(shard, open_.cursor, limits)
         if plan.end != open_.cursor:
             range_ = ReadRange(shard, open_.cursor, plan.end, plan.records)

@@ -27,11 +27,18 @@ from dagster_leasehold.assets.consuming.consumption_report import (
 )
 from dagster_leasehold.assets.consuming.following import Follow, Following
 from dagster_leasehold.assets.consuming.gap_handling import GapHandling
+from dagster_leasehold.assets.consuming.isolation import (
+    Isolation,
+    leaves_run_able,
+    may_be_of_records,
+)
 from dagster_leasehold.assets.consuming.log_identity import LogOfGroup
 from dagster_leasehold.assets.consuming.open_shards import OpenShards
 from dagster_leasehold.assets.consuming.opening import Opening
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.consuming.sweep import (
+    Apart,
+    OneByOne,
     Sweeper,
     SweepOutcome,
     SweepResult,
@@ -54,6 +61,7 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
+from dagster_leasehold.lease_store.rules.ledger import intended_batch
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.tracing import span
@@ -76,6 +84,7 @@ class Consumer:
         node: the node that holds the shards.
         run: the unique id of this run.
         sweeper: reads, transforms and writes.
+        apart: makes batches that were tried before, beside the others; by default at once.
         heartbeat: tells if the node's leases may be relied on.
         clock: a monotonic clock, in seconds.
         budget_s: after how many seconds the rest is left to the next run; at least one batch is
@@ -97,6 +106,7 @@ class Consumer:
         node: NodeName,
         run: str,
         sweeper: Sweeper,
+        apart: Apart | None = None,
         heartbeat: Trust,
         clock: Callable[[], float],
         budget_s: float | None = None,
@@ -112,6 +122,8 @@ class Consumer:
         self._store = store
         self._node = node
         self._sweeper = sweeper
+        self._apart = apart or OneByOne(sweeper)
+        self._under_way: dict[ShardId, PlannedBatch] = {}
         self._heartbeat = heartbeat
         self._clock = clock
         self._now = now
@@ -135,7 +147,13 @@ class Consumer:
         )
         self._sizes = BatchSizes(stream.limits, stream.handoff_limit_s)
         self._planning = BatchPlanning(
-            stream, store, self._open, gaps, self._sizes, stays=follow is not None
+            stream,
+            store,
+            self._open,
+            gaps,
+            self._sizes,
+            Isolation(stream, store),
+            stays=follow is not None,
         )
         self._follow = follow
         self._following = follow and Following(follow, stream.source, self._open, clock)
@@ -164,8 +182,14 @@ class Consumer:
             self._open.stop_all(StopReason.UNTRUSTED, str(error))
         except LeaseholdError as error:
             self._open.stop_all(StopReason.FAILED, str(error))
+        except BaseException:
+            # It may have been terminated because it hangs.
+            for open_ in self._open.all():
+                open_.gave_up = open_.intended
+            raise
         finally:
             failpoints.reach(Failpoint.BEFORE_CLOSE)
+            self._apart.interrupt()
             self._open.stop_all(StopReason.INTERRUPTED)
         failpoints.reach(Failpoint.AFTER_CLOSE)
         return with_lag_after(self._stream.source, self._open.reports, self._now())
@@ -176,9 +200,9 @@ class Consumer:
         due = following is None or following.batch_due()
         if due or following is None or following.answer_due():
             self._look_up(deadline, due=due)
-        if due and self._open:
-            self._sweep()
-        elif following is not None and self._open:
+        if (due or self._under_way) and self._open:
+            self._sweep(due=due)
+        if not due and following is not None and self._open:
             following.wait()
         if following is not None and self._follow is not None and following.show_due():
             self._follow.show(following.progress(self._open.reports_so_far()))
@@ -189,6 +213,8 @@ class Consumer:
         if asked.finish:
             deadline -= max(0.0, self._budget_s - TURN_S)
         idle = asked.finish or (self._following is not None and self._following.idle)
+        # A batch that is made apart ends by itself: let go before, it would never be found to hang.
+        rests = not self._under_way
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
         elif self._follow is not None and self._open.unanswered:
@@ -196,9 +222,9 @@ class Consumer:
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
         elif self._stop_requested() or asked.stop:
             self._open.stop_all(StopReason.STOP_REQUESTED)
-        elif (self._sweeps or not due) and self._clock() >= deadline:
+        elif (self._sweeps or not due) and rests and self._clock() >= deadline:
             self._open.stop_all(StopReason.BUDGET_ENDED)
-        elif idle and not due and not asked.take:
+        elif idle and not due and rests and not asked.take:
             self._open.stop_all(StopReason.CAUGHT_UP)
         if not self._open:
             return
@@ -209,20 +235,24 @@ class Consumer:
         self._open.review()
 
     @span("sweep")
-    def _sweep(self) -> None:
+    def _sweep(self, *, due: bool) -> None:
         """Plan the next batch of each shard, make them together, and learn from the time taken."""
         began, limits = self._clock(), self._sizes.limits
-        planned = self._planning.plan()
+        planned = self._planning.plan() if due else []
         commits = self._make_batches(planned) if planned else []
+        planned = [batch for batch in planned if not batch.open_.under_way]
+        finished, late = self._finished_apart()
+        planned, commits = [*planned, *finished], [*commits, *late]
         took_s = self._clock() - began
         self._sweeps += bool(planned)
-        if self._following is not None:
+        if self._following is not None and (due or planned):
             shards = {commit.tenure.shard for commit in commits}
-            self._following.made(planned, shards, limits, took_s=took_s)
+            self._following.made(planned, shards, limits, took_s=took_s, all_due=due)
         if commits:
-            seen = [commit.statistics for commit in commits]
+            seen = [commit.statistics for commit in commits if not commit.suspicion]
             sizes = [(each.records or 0, each.bytes or 0) for each in seen]
-            self._sizes.made(sizes, took_s=took_s)
+            if sizes:
+                self._sizes.made(sizes, took_s=took_s)
             self._open.announce(self._sizes.expected_s)
 
     def _make_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
@@ -231,14 +261,49 @@ class Consumer:
         if not current:
             return []
         failpoints.reach(Failpoint.AFTER_INTENT)
-        numbers = {
-            batch.range_.shard: range(batch.open_.sequence, batch.open_.sequence + 1)
-            for batch in current
-        }
-        with span("spark", shards=len(current)):
-            results = self._sweeper([batch.range_ for batch in current], numbers)
+        apart = {batch.range_.shard: batch for batch in current if batch.apart}
+        self._under_way |= apart
+        for batch in apart.values():
+            batch.open_.under_way = True
+        # Whatever hangs among them, the other shards go on meanwhile.
+        self._apart.start([batch.to_try for batch in apart.values()])
+        commits: list[BatchCommit] = []
+        if together := [batch for batch in current if not batch.apart]:
+            commits += self._made(together, self._swept(together))
+        return commits
+
+    def _finished_apart(self) -> tuple[list[PlannedBatch], list[BatchCommit]]:
+        """Commit what was made apart by now; wait for it only where nothing else is to be done."""
+        finished: list[PlannedBatch] = []
+        commits: list[BatchCommit] = []
+        if not self._under_way:
+            return finished, commits
+        idle = self._following is None and not self._open.at_rest()
+        for made, result in self._apart.done(wait_s=None if idle else 0.0):
+            shard = made.range_.shard
+            batch = self._under_way.pop(shard)
+            batch.open_.under_way = False
+            if shard in self._open and self._open[shard] is batch.open_:
+                finished.append(batch)
+                commits += self._made([batch], {shard: result})
+        return finished, commits
+
+    def _swept(self, planned: Sequence[PlannedBatch]) -> Mapping[ShardId, SweepResult]:
+        numbers = {batch.range_.shard: batch.numbers for batch in planned}
+        with span("spark", shards=len(planned)):
+            try:
+                return self._sweeper([batch.range_ for batch in planned], numbers)
+            except LeaseholdError as error:
+                for batch in planned:
+                    batch.open_.gave_up = may_be_of_records(error)
+                raise
+
+    def _made(
+        self, planned: Sequence[PlannedBatch], results: Mapping[ShardId, SweepResult]
+    ) -> Sequence[BatchCommit]:
+        """Commit what was made of some batches, and settle what was not."""
         failpoints.reach(Failpoint.AFTER_WRITE)
-        made = [self._commit_of(batch, results[batch.range_.shard]) for batch in current]
+        made = [self._commit_of(batch, results[batch.range_.shard]) for batch in planned]
         commits = [commit for commit in made if commit is not None]
         if commits:
             self._log.check()
@@ -262,7 +327,7 @@ class Consumer:
         current: list[PlannedBatch] = []
         for batch in planned:
             if isinstance(recorded[batch.range_.shard], Changed):
-                batch.open_.numbered = True
+                batch.open_.numbered = batch.open_.intended = True
                 current.append(batch)
             else:
                 self._open.lose(batch.open_)
@@ -275,17 +340,19 @@ class Consumer:
             self._planning.pass_gap_of_batch(open_, result)
             return None
         if not isinstance(result, SweepOutcome):
-            self._open.stop(open_, StopReason.FAILED, str(result))
+            self._failed(batch, result)
             return None
         try:
-            check_quarantined(self._stream, range_, result.statistics.quarantined)
+            if not batch.set_aside:
+                check_quarantined(self._stream, range_, result.statistics.quarantined)
             if result.columns:
                 self._columns.agree(result.columns)
         except (QuarantineLimitExceeded, TransformError) as error:
-            self._open.stop(open_, StopReason.FAILED, str(error))
+            self._failed(batch, error)
             return None
         if note := mistimed_note(range_, result):
             _LOG.warning(note)
+        suspicion = open_.suspicion if open_.isolating else None
         return BatchCommit(
             tenure=open_.tenure,
             sequence=open_.sequence,
@@ -298,6 +365,22 @@ class Consumer:
             watermark=watermark_after(self._stream, result),
             hooked=self._stream.on_commit is not None,
             mistimed=result.mistimed,
+            suspicion=suspicion and suspicion.after(batch.size, quarantined=bool(batch.set_aside)),
+        )
+
+    def _failed(self, batch: PlannedBatch, error: LeaseholdError) -> None:
+        """Let a shard go whose batch failed, or try a part of it, if it was given up before."""
+        open_, range_ = batch.open_, batch.range_
+        suspicion = open_.suspicion
+        if suspicion is None or not open_.isolating or not leaves_run_able(error):
+            open_.gave_up = may_be_of_records(error)
+            self._open.stop(open_, StopReason.FAILED, str(error))
+            return
+        open_.failures += 1
+        open_.refused = suspicion.alone
+        open_.suspicion = suspicion.because(str(error))
+        open_.intent = intended_batch(
+            Intent(open_.tenure, open_.sequence, range_.start, range_.end)
         )
 
     def _commit(self, commits: Sequence[BatchCommit]) -> Sequence[BatchCommit]:
@@ -313,9 +396,7 @@ class Consumer:
             if commit not in done:
                 self._open.lose(open_)
                 continue
-            open_.report = open_.report.with_batch(commit.end, commit.statistics)
-            open_.cursor, open_.intent, open_.numbered = commit.end, None, False
-            open_.sequence += 1
+            open_.passed(commit)
             if commit.finished:
                 self._open.end(open_, StopReason.FINISHED)
         if done and self._after_commit is not None:

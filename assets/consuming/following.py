@@ -126,7 +126,7 @@ class Following:
 
     def made(
         self, planned: Sequence[PlannedBatch], committed: Collection[ShardId], limits: Limits,
-        *, took_s: float,
+        *, took_s: float, all_due: bool = True,
     ) -> None:  # fmt: skip
         """Take note of a sweep: `planned` is its batches, and `committed` the shards that have one.
 
@@ -135,19 +135,24 @@ class Following:
             committed: the shards whose batch is committed.
             limits: those of each batch.
             took_s: the time from planning to commit, in seconds.
+            all_due: False if no other shard was asked for a batch.
         """
         batches = {batch.range_.shard: batch for batch in planned}
         for open_ in self._shards.all():
             shard = open_.tenure.shard
             seen, batch = self._seen.get(shard), batches.get(shard)
-            if seen is None:
+            if seen is None or open_.under_way or (batch is None and not all_due):
                 continue
             if batch is None:
                 # Nothing can be read up to that end: a service may number what it does not show.
                 self._due.see_read(shard, seen.looked_s)
                 seen.end = "" if open_.bounds is None else open_.bounds.end
                 open_.empty_end = seen.end
-            elif shard in committed and self._at_head(open_, batch, seen, limits):
+            elif (
+                shard in committed
+                and not open_.isolating
+                and self._at_head(open_, batch, seen, limits)
+            ):
                 self._due.see_read(shard, seen.looked_s)
             else:
                 self._due.see_behind(shard)
@@ -193,9 +198,13 @@ class Following:
     def _see(self, open_: OpenShard, now_s: float) -> None:
         shard, bounds = open_.tenure.shard, open_.bounds
         assert bounds is not None
+        if open_.under_way:
+            self._seen[shard] = _Shard(now_s, None, bounds.end)
+            self._due.forget(shard)
+            return
         lag = self._source.lag(shard, open_.cursor, bounds)
         self._seen[shard] = _Shard(now_s, lag, bounds.end)
-        at_once = open_.intent is not None or bounds.finished
+        at_once = open_.intent is not None or open_.isolating or bounds.finished
         if not at_once and bounds.end in (open_.cursor, open_.empty_end):
             self._due.see_read(shard, now_s)
             return

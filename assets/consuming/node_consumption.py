@@ -12,12 +12,13 @@ from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
-from dagster_leasehold.assets.consuming.sweep import GuardedSweeper
+from dagster_leasehold.assets.consuming.sweep import GuardedApart, GuardedSweeper
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
-from dagster_leasehold.assets.guarding.run_on_spark import guarded_run
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.folder_owner import owned
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Timing
@@ -74,18 +75,15 @@ def consume_shards(
         ) as on_spark,
         Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat,
     ):
-        sweeper = SparkSweeper(
-            stream=stream,
-            spark=on_spark,
-            output_root=owned(store, deployment.output_folder(stream.key)),
-            doomed=lambda: not heartbeat.trusted,
-        )
+        folder = owned(store, deployment.output_folder(stream.key))
+        sweeper, apart = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
         consumer = Consumer(
             stream=replace(stream, source=guarded_source(stream.source, guard)),
             store=store,
             node=node,
             run=run,
-            sweeper=GuardedSweeper(sweeper, guard, lambda: on_spark.awaited),
+            sweeper=sweeper,
+            apart=apart,
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
@@ -98,6 +96,20 @@ def consume_shards(
         )
         reports = consumer.consume(shards)
     return list(reports.values()), time.monotonic() - started_s
+
+
+def _guarded_sweepers(
+    stream: ShardStream,
+    spark: RunOnSpark,
+    folder: OutputPlace,
+    heartbeat: Heartbeat,
+    guard: StallGuard,
+) -> tuple[GuardedSweeper, GuardedApart]:
+    on_spark = SparkSweeper(
+        stream=stream, spark=spark, output_root=folder, doomed=lambda: not heartbeat.trusted
+    )
+    sweeper = GuardedSweeper(on_spark, guard, lambda: spark.awaited, lambda: spark.starved)
+    return sweeper, GuardedApart(sweeper, on_spark.apart, guard, spark.note_hung)
 
 
 def _guarded(follow: Follow, guard: StallGuard) -> Follow:

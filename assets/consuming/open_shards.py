@@ -10,10 +10,11 @@ from typing import TypeVar
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.lease_store.errors import LeaseholdError, LeaseLost, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.rules.isolation import Suspicion, sentence
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -40,6 +41,12 @@ class OpenShard:
         bounds: the bounds of its records at the last look, where the source tells them.
         empty_end: an end of the shard up to which there turned out to be nothing; else empty.
         announced_s: the duration of a batch that was last announced, in seconds, or None.
+        failures: the tries of the next batch that failed.
+        suspicion: what failed tries tell of the records behind the cursor, or None.
+        under_way: its next batch is made apart, and nothing of it is known yet.
+        intended: the next batch is recorded under this tenure.
+        gave_up: this run's try of the next batch has failed, and may be the fault of a record.
+        refused: this run has tried a record alone, and failed.
         consumer: its state machine.
     """
 
@@ -52,7 +59,25 @@ class OpenShard:
     bounds: ShardBounds | None = None
     empty_end: str = ""
     announced_s: float | None = None
+    failures: int = 0
+    suspicion: Suspicion | None = None
+    under_way: bool = False
+    intended: bool = False
+    gave_up: bool = False
+    refused: bool = False
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
+
+    def passed(self, commit: BatchCommit) -> None:
+        """Go on behind a committed batch."""
+        self.report = self.report.with_batch(commit.end, commit.statistics)
+        self.cursor, self.intent, self.sequence = commit.end, None, self.sequence + 1
+        self.numbered = self.intended = self.gave_up = self.refused = False
+        self.failures, self.suspicion = 0, commit.suspicion
+
+    @property
+    def isolating(self) -> bool:
+        """True if a record that blocks the shard is looked for, or was found."""
+        return self.suspicion is not None and self.suspicion.isolating
 
     @property
     def mean_bytes(self) -> float:
@@ -89,6 +114,10 @@ class OpenShards:
 
     def __getitem__(self, shard: ShardId) -> OpenShard:
         return self._open[shard]
+
+    def at_rest(self) -> list[ShardId]:
+        """Return the open shards of which no batch is made apart just now."""
+        return [shard for shard, open_ in self._open.items() if not open_.under_way]
 
     def all(self) -> list[OpenShard]:
         """Return the open shards, of which any may be let go while a caller goes through them."""
@@ -169,39 +198,42 @@ class OpenShards:
         if not each:
             return
         with span("close", shards=len(each), reason=reason.value):
-            closed = self._closed_together([open_.tenure for open_ in each], error or reason.value)
+            closed = self._closed_together(each, error or reason.value)
             for open_ in each:
                 if open_.tenure.shard in closed:
                     self.end(open_, reason, error)
                 else:
                     self.stop(open_, reason, error)
 
-    def _closed_together(self, tenures: Sequence[Tenure], reason: str) -> set[ShardId]:
-        if len(tenures) < 2 or self._store_silent:
-            return set()
-        try:
-            return self._store.close_tenures(tenures, reason=reason)
-        except LeaseholdError as unanswered:
-            _LOG.warning("%d shards could not be let go: %s", len(tenures), unanswered)
-            self._store_silent = isinstance(unanswered, StoreError)
-            self.unanswered |= self._store_silent
-            return set()
+    def _closed_together(self, each: Sequence[OpenShard], reason: str) -> set[ShardId]:
+        closed: set[ShardId] = set()
+        for gave_up in (False, True):
+            tenures = [open_.tenure for open_ in each if open_.gave_up is gave_up]
+            if len(tenures) < 2 or self._store_silent:
+                continue
+            try:
+                closed |= self._store.close_tenures(tenures, reason=reason, gave_up=gave_up)
+            except LeaseholdError as unanswered:
+                _LOG.warning("%d shards could not be let go: %s", len(tenures), unanswered)
+                self._store_silent = isinstance(unanswered, StoreError)
+                self.unanswered |= self._store_silent
+        return closed
 
     def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
         """Let a shard go at its checkpoint."""
         open_.consumer = open_.consumer.stop(reason.value)
-        lost = self._close(open_.tenure, error or reason.value)
+        lost = self._close(open_.tenure, error or reason.value, gave_up=open_.gave_up)
         if lost is None:
             self.end(open_, reason, error)
         else:
             self.lose(open_, str(lost))
 
-    def _close(self, tenure: Tenure, reason: str) -> LeaseLost | None:
+    def _close(self, tenure: Tenure, reason: str, *, gave_up: bool = False) -> LeaseLost | None:
         """Close a tenure, and return the error if it was over already."""
         try:
             # A store that did not answer once would make every further shard wait as long.
             if not self._store_silent:
-                self._store.close_tenure(tenure, reason=reason)
+                self._store.close_tenure(tenure, reason=reason, gave_up=gave_up)
         except LeaseLost as lost:
             return lost
         except LeaseholdError as unanswered:
@@ -233,12 +265,12 @@ class OpenShards:
     def lose(self, open_: OpenShard, error: str = "") -> None:
         """Give up a shard whose tenure is over already."""
         tenure = open_.tenure
-        sentence = error or (
+        why = error or (
             f"Node {tenure.holder} lost shard {tenure.shard} of {tenure.key}: tenure "
             f"{tenure.epoch} is over; nothing was committed since checkpoint {open_.cursor}."
         )
-        open_.consumer = open_.consumer.fence(sentence)
-        self.end(open_, StopReason.LEASE_LOST, sentence)
+        open_.consumer = open_.consumer.fence(why)
+        self.end(open_, StopReason.LEASE_LOST, why)
 
     def end(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
         """Report a shard whose tenure is closed, and forget it."""
@@ -246,7 +278,8 @@ class OpenShards:
         if reason in (StopReason.FAILED, StopReason.LEASE_LOST):
             fail(error)
         open_.consumer = open_.consumer.stop(reason.value).stopped()
-        self.reports[shard] = replace(open_.report, stopped=reason, error=error)
+        blocked = sentence(open_.tenure.key, shard, open_.cursor, open_.suspicion)
+        self.reports[shard] = replace(open_.report, stopped=reason, error=error, blocked=blocked)
         self._ended[shard] = open_.tenure
         del self._open[shard]
 

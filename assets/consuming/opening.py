@@ -140,12 +140,14 @@ class Opening:
 
     def _take_in(self, shard: ShardId, outcome: Opened | OpenByOther | NotHeld) -> None:
         match outcome:
-            case Opened(tenure, check_point, sequence, intent):
+            case Opened(tenure, check_point, sequence, intent, failures, suspicion):
                 start = resumption(check_point, intent)
                 report = ConsumptionReport(shard, StopReason.INTERRUPTED, start=start, end=start)
                 if intent is not None:
                     self.unfinished_by(intent.run)
-                self.shards.add(OpenShard(tenure, sequence, intent, intent is not None, report))
+                open_ = OpenShard(tenure, sequence, intent, intent is not None, report)
+                open_.failures, open_.suspicion = failures, suspicion
+                self.shards.add(open_)
             case OpenByOther(run):
                 sentence = f"Shard {shard} is being consumed by run {run}: wait until it ends."
                 self.shards.refuse(shard, StopReason.OPEN_BY_OTHER, sentence, run)

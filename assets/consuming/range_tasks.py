@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked
 from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
-from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
+from dagster_leasehold.assets.errors import OutputUnwritable, TransformError, TransformUnusable
 from dagster_leasehold.assets.output.attempt_reports import MovingRecords
 from dagster_leasehold.assets.output.file_names import FileNames, file_name
 from dagster_leasehold.assets.output.output_file import SETTLED_AT_ONCE
@@ -98,7 +98,7 @@ class RangeTasks:
         try:
             return pickle.loads(self.transform)  # noqa: S301  # from the run itself
         except Exception as error:
-            raise TransformError(
+            raise TransformUnusable(
                 f"The transform {self.transform_name} cannot be loaded in Spark's workers "
                 f"({users_error(error)}): let them import what it needs."
             ) from error

@@ -12,25 +12,38 @@ shard, the sweep is halved until the shards that fail stand alone and the others
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.consuming.frame_job import attempt_frames
+from dagster_leasehold.assets.consuming.isolation import leaves_run_able
 from dagster_leasehold.assets.consuming.range_job import attempt_ranges
+from dagster_leasehold.assets.consuming.setting_aside import SetAside, set_aside_unread
 from dagster_leasehold.assets.consuming.spark_work import (
     JobFailed,
     ShardsFailed,
     SweepJob,
     works_on_arrow,
 )
-from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
-from dagster_leasehold.assets.errors import SessionLost, TransformError
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult, Try
+from dagster_leasehold.assets.errors import (
+    OutputUnwritable,
+    SessionLost,
+    SparkAway,
+    SparkUnavailable,
+    TransformError,
+    TransformUnusable,
+)
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.output.attempts import attempt_name
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_session import tasks_at_once
+from dagster_leasehold.lease_store.errors import LeaseholdError, one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import DivisibleRanges, ReadRange
 
@@ -88,11 +101,10 @@ def run_sweep(
                 return results | dict.fromkeys(rest, failed.error)
         except TransformError as error:
             # Raised before Spark read a record: it concerns every shard alike.
-            return (
-                results
-                | {range_.shard: error for range_ in part}
-                | {range_.shard: error for left in pending for range_ in left}
-            )
+            unusable = TransformUnusable(str(error))
+            return results | {
+                range_.shard: unusable for left in (part, *pending) for range_ in left
+            }
     return results
 
 
@@ -125,6 +137,8 @@ class SparkSweeper:
         tasks_max: int | None = None,
     ) -> None:
         self._spark = spark
+        self._session: SparkSession | None = None
+        self._lock = threading.Lock()
         ranges = works_on_arrow(stream.transform)
         self._per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
         self._tasks_max = tasks_max
@@ -148,16 +162,65 @@ class SparkSweeper:
         started again. The sweep is then made once more, in another session. What the first try
         wrote, or still writes on a server that only this process cannot reach, nothing names.
         """
-        session = self._spark.open()
+        return self._swept(self._job, ranges, numbers)
+
+    def apart(self, each: Try, guard: StallGuard) -> SweepResult:
+        """Make one batch that was tried before, beside others and under a guard of its own."""
+        shard, watch = each.range_.shard, self._job.watch
+        ranges, numbers = [each.range_], {shard: each.numbers}
+        own = replace(
+            watch,
+            # A tag of its own, so that it is interrupted alone; `within` adds that of the run.
+            tag=f"{watch.tag}-{shard}",
+            within=watch.tag,
+            doomed=lambda: guard.ending or watch.doomed(),
+            progressed=guard.progressed,
+        )
+        job = replace(self._job, watch=own)
+        if not each.set_aside:
+            return self._swept(job, ranges, numbers)[shard]
+        if not each.unread:
+            raw = replace(job, transform=ArrowTransform(SetAside(each.set_aside)))
+            result = self._swept(raw, ranges, numbers)[shard]
+            if not (isinstance(result, LeaseholdError) and leaves_run_able(result)):
+                return result
         try:
-            return run_sweep(session, self._job_on(session), ranges, numbers)
+            return set_aside_unread(self._job, each)
+        except OSError as error:
+            return OutputUnwritable(
+                f"The quarantine of shard {shard} cannot be written to {self._job.output_root} "
+                f"({one_line(str(error))}): see that its disk has room."
+            )
+
+    def _swept(
+        self, job: SweepJob, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        session = self._opened()
+        try:
+            return run_sweep(session, self._on(session, job), ranges, numbers)
         except SessionLost as lost:
-            if (session := self._spark.renew()) is None:
+            if (session := self._renewed(session)) is None:
                 raise
             _LOG.warning("The sweep is made again in a new session: %s", lost)
-        return run_sweep(session, self._job_on(session), ranges, numbers)
+        return run_sweep(session, self._on(session, job), ranges, numbers)
 
-    def _job_on(self, session: SparkSession) -> SweepJob:
+    def _opened(self) -> SparkSession:
+        with self._lock:
+            try:
+                self._session = self._spark.open()
+            except SparkUnavailable as error:
+                # No record was touched: this says nothing about them.
+                raise SparkAway(str(error)) from error
+            return self._session
+
+    def _renewed(self, lost: SparkSession) -> SparkSession | None:
+        """Return a session in place of a lost one, which another sweep may have renewed by now."""
+        with self._lock:
+            if self._session is lost:
+                self._session = self._spark.renew()
+            return self._session
+
+    def _on(self, session: SparkSession, job: SweepJob) -> SweepJob:
         """Return the job of a sweep, with the tasks that this session's Spark has room for now."""
         tasks_max = self._tasks_max or self._per_core * tasks_at_once(session)
-        return replace(self._job, tasks_max=tasks_max)
+        return replace(job, tasks_max=tasks_max)

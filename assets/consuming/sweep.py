@@ -8,16 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
-from dagster_leasehold.assets.errors import QuarantineLimitExceeded
+from typing_extensions import override
+
+from dagster_leasehold.assets.errors import QuarantineLimitExceeded, SparkAway, TransformUnusable
+from dagster_leasehold.assets.guarding.side_by_side import SideBySide
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.output.worker_results import Plain, RangeStatistics, WrittenFile
 from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
-from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.errors import LeaseholdError, RunStalled
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
 from dagster_leasehold.shard_sources.source import ReadRange
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +94,149 @@ class Sweeper(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Try:
+    """A batch of one shard that is made in a job of its own, since an earlier try of it failed.
+
+    Attributes:
+        numbers: of the batch.
+        searched: it is a part of a range in which a record is looked for, and can be cut.
+        set_aside: why its records go to quarantine as they are; empty where they do not.
+        unread: they go there without their bytes, because reading them failed as well.
+    """
+
+    range_: ReadRange
+    numbers: range
+    searched: bool = False
+    set_aside: str = ""
+    unread: bool = False
+
+
+class Apart(Protocol):
+    """Makes batches apart from each other, beside the work of the run."""
+
+    def start(self, tries: Sequence[Try]) -> None:
+        """Begin to make some batches."""
+        ...
+
+    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
+        """Return what is known by now; wait for the first result for so long, None for any time."""
+        ...
+
+    def interrupt(self) -> None:
+        """Give up what is under way."""
+        ...
+
+
+class OneByOne(Apart):
+    """Makes batches apart at once, with a sweeper that knows no other way."""
+
+    def __init__(self, sweeper: Sweeper) -> None:
+        self._sweeper = sweeper
+        self._results: list[tuple[Try, SweepResult]] = []
+
+    @override
+    def start(self, tries: Sequence[Try]) -> None:
+        self._results += [(each, self._made(each)) for each in tries]
+
+    @override
+    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
+        results, self._results = self._results, []
+        return results
+
+    @override
+    def interrupt(self) -> None:
+        self._results = []
+
+    def _made(self, each: Try) -> SweepResult:
+        shard = each.range_.shard
+        if each.set_aside:
+            return TransformUnusable(f"Shard {shard} waits: {each.set_aside}")
+        return self._sweeper([each.range_], {shard: each.numbers})[shard]
+
+
 class GuardedSweeper:
     """A sweeper that is waited for while it makes progress."""
 
     def __init__(
-        self, sweeper: Sweeper, guard: StallGuard, awaited: Callable[[], str] = lambda: "Spark"
+        self,
+        sweeper: Sweeper,
+        guard: StallGuard,
+        awaited: Callable[[], str] = lambda: "Spark",
+        starved: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sweeper = sweeper
         self._guard = guard
         self._awaited = awaited
+        self._starved = starved
 
     def __call__(
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
         """Carry out a sweep; see `Sweeper`."""
-        return self._guard.call(self._awaited, lambda: self._sweeper(ranges, numbers))
+        return self.guarded(self._guard, lambda: self._sweeper(ranges, numbers))
+
+    def guarded(self, guard: StallGuard, work: Callable[[], T]) -> T:
+        """Wait for some work of Spark; a lack of cores is no fault of it."""
+        try:
+            return guard.call(self._awaited, work)
+        except RunStalled as stalled:
+            if self._starved():
+                raise SparkAway(str(stalled)) from stalled
+            raise
+
+
+class GuardedApart(Apart):
+    """Makes batches side by side, each in a job of its own that is given up alone.
+
+    Args:
+        sweeper: waits for Spark.
+        make: makes a batch under a guard of its own.
+        guard: of the run.
+        hung: called once a batch was given up.
+    """
+
+    def __init__(
+        self,
+        sweeper: GuardedSweeper,
+        make: Callable[[Try, StallGuard], SweepResult],
+        guard: StallGuard,
+        hung: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._sweeper = sweeper
+        self._make = make
+        self._guard = guard
+        self._hung = hung
+        self._works: SideBySide[tuple[Try, SweepResult]] = SideBySide()
+        self._guards: set[StallGuard] = set()
+
+    @override
+    def start(self, tries: Sequence[Try]) -> None:
+        self._works.start([partial(self._made, each) for each in tries])
+
+    @override
+    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
+        return self._works.done(wait_s)
+
+    @override
+    def interrupt(self) -> None:
+        self._works.drop()
+        for guard in [*self._guards]:
+            guard.interrupt()
+
+    def _made(self, each: Try) -> tuple[Try, SweepResult]:
+        # One record has as much time as a whole batch before it is said to block its shard.
+        with self._guard.beside(searching=each.searched) as guard:
+            self._guards.add(guard)
+            try:
+                return each, self._sweeper.guarded(guard, lambda: self._make(each, guard))
+            except RunStalled as stalled:
+                self._hung()
+                return each, stalled
+            except LeaseholdError as error:
+                return each, error
+            finally:
+                self._guards.discard(guard)
 
 
 def check_quarantined(stream: ShardStream, range_: ReadRange, quarantined: int) -> None:

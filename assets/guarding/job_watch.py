@@ -25,6 +25,7 @@ class JobWatch:
 
     Attributes:
         tag: marks the jobs of this run, so that they can be interrupted.
+        within: a tag that the jobs bear besides, such as that of their run; empty for none.
         work: the work of the jobs, as part of a sentence: `stream orders`.
         doomed: asked while a job runs; once it is true, the job is interrupted.
         progressed: called while a job makes progress, and when one begins.
@@ -34,6 +35,7 @@ class JobWatch:
 
     tag: str
     work: str
+    within: str = ""
     doomed: Callable[[], bool] = lambda: False
     progressed: Callable[[], None] = lambda: None
     starved: Callable[[bool], None] = lambda _: None
@@ -86,7 +88,9 @@ def watched(
         folder: of the attempt, where tasks leave signs of their work.
         by_tasks: True where tasks leave few: one that has ended is a sign as well.
     """
-    spark.addTag(watch.tag)
+    tags = [tag for tag in (watch.tag, watch.within) if tag]
+    for tag in tags:
+        spark.addTag(tag)
     with running_tasks(spark) as tasks:
         watcher = _Watcher(spark, watch, folder, tasks, by_tasks)
         thread = threading.Thread(target=watcher.look, name=f"watch {watch.tag}", daemon=True)
@@ -103,7 +107,8 @@ def watched(
         finally:
             watcher.done.set()
             thread.join()
-            spark.removeTag(watch.tag)
+            for tag in tags:
+                spark.removeTag(tag)
 
 
 @dataclass

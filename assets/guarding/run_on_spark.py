@@ -46,6 +46,9 @@ class RunOnSpark:
         starved_after_s: after how many seconds in which no task runs the run says so.
         tell: takes a sentence for whoever looks at the run.
         ended: tells if another run is known to have ended.
+
+    Attributes:
+        hung: True once a job was given up that Spark may still be at work on.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class RunOnSpark:
         self._opened: SparkSession | None = None
         self._where = f"Spark ({where})" if where else "Spark"
         self._starved = False
+        self.hung = False
         self._tell = tell
         self._ended = ended
         self._predecessors: set[str] = set()
@@ -93,6 +97,11 @@ class RunOnSpark:
             session = self._renewed()
         self._opened = session or self._opened
         return session
+
+    @property
+    def starved(self) -> bool:
+        """True while no task of the jobs runs, as if Spark had no free core."""
+        return self._starved
 
     @property
     def awaited(self) -> str:
@@ -117,6 +126,10 @@ class RunOnSpark:
             with suppress(Exception):
                 if self._ended(run):
                     session.interruptTag(run_tag(run))
+
+    def note_hung(self) -> None:
+        """Take note of a job that was given up."""
+        self.hung = True
 
     def _note_starved(self, starved: bool) -> None:
         self._starved = starved
@@ -185,7 +198,7 @@ def guarded_run(
     try:
         yield on_spark
     finally:
-        stalled = guard.stalled is not None
+        stalled = guard.stalled is not None or on_spark.hung
         if stalled and not on_spark.abandon(ours=spark.mode == CONNECT) and spark.end_server():
             _LOG.warning("Spark's server did not answer within %g s: it was ended", ABANDON_S)
 

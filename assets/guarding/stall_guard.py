@@ -30,6 +30,7 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.source import (
     BoundedFromCursors,
+    DivisibleRanges,
     Limits,
     PlannedRange,
     Position,
@@ -45,11 +46,22 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+SEARCHING_FRACTION = 0.1
+SEARCHING_MIN_S = 60.0
+"""A part of a batch may take this long at least: a worker may have to load a library first."""
 POLL_S = 0.2
 UNWIND_S = 10.0
 """How long a call may take to end that the run itself interrupts, in seconds."""
 
 T = TypeVar("T")
+
+
+def searching_limit_s(limit_s: float) -> float:
+    """Return the limit of a part of a batch in which a record is looked for, in seconds.
+
+    A part that is given up too soon costs another try, and says nothing false of any record.
+    """
+    return min(limit_s, max(SEARCHING_MIN_S, limit_s * SEARCHING_FRACTION))
 
 
 class _Call:
@@ -102,6 +114,19 @@ class StallGuard:
         self._thread: threading.Thread | None = None
         self._stalled: RunStalled | None = None
         self._ending = threading.Event()
+
+    def beside(self, *, searching: bool) -> StallGuard:
+        """Return a guard for one batch that is made beside the run's other work.
+
+        Args:
+            searching: True for a part of a batch in which a record is looked for.
+        """
+        limit_s = searching_limit_s(self._limit_s) if searching else self._limit_s
+        return StallGuard(limit_s, self._clock, "gave this shard up at its checkpoint")
+
+    def interrupt(self) -> None:
+        """Ask the calls at work to end, because nobody waits for them any more."""
+        self._ending.set()
 
     @property
     def stalled(self) -> RunStalled | None:
@@ -240,8 +265,18 @@ class _GuardedCursorsSource(GuardedSource):
         )
 
 
+class _GuardedOffsetsSource(GuardedSource):
+    """A guarded source whose ranges can be cut, which asks no service."""
+
+    def __init__(self, source: DivisibleRanges, inner: ShardSource, guard: StallGuard) -> None:
+        super().__init__(inner, guard)
+        self.divide = source.divide
+
+
 def guarded_source(source: ShardSource, guard: StallGuard) -> ShardSource:
     """Return the source with its calls under guard."""
     if isinstance(source, BoundedFromCursors):
         return _GuardedCursorsSource(source, source, guard)
+    if isinstance(source, DivisibleRanges):
+        return _GuardedOffsetsSource(source, source, guard)
     return GuardedSource(source, guard)

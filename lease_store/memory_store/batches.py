@@ -77,7 +77,9 @@ class MemoryBatches(MemoryRows, Tenures):
             rows.outbox[sequence] = replace(event, sequence=sequence)
         rows.totals[shard] = rows.totals.get(shard, ShardTotals(shard)).after(commit.statistics)
         watermark = rules.raised(row.watermark, commit.watermark)
-        rows.shards[shard] = replace(row, check_point=commit.end, watermark=watermark)
+        rows.shards[shard] = replace(
+            row, check_point=commit.end, watermark=watermark, tries=1, suspicion=commit.suspicion
+        )
         return self._finish(rows, commit.tenure, commit.end) if commit.finished else Changed()
 
     @override

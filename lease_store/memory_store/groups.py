@@ -81,7 +81,14 @@ class MemoryGroups(MemoryRows, Groups):
         wanted = set(nodes)
         with self._rows("progress", key) as rows:
             return {
-                shard: Progress(shard, row.check_point, row.consumer_epoch, row.consumer_run)
+                shard: Progress(
+                    shard,
+                    row.check_point,
+                    row.consumer_epoch,
+                    row.consumer_run,
+                    row.tries,
+                    row.suspicion,
+                )
                 for shard, row in sorted(rows.shards.items())
                 if row.consumer_owner in wanted
             }

@@ -150,6 +150,14 @@ class MemoryShards(MemoryTableChanges, Shards):
             return self._force(rows, forcing.bootstrapped(cursor), f"run {run}")
 
     @override
+    def skip_record(
+        self, key: GroupKey, shard: ShardId, cursor: str | None, *, observer: str
+    ) -> Changed | Stale:
+        with self._rows("skip_record", key) as rows:
+            step = transitions.skipped(rows.shard(shard), cursor)
+            return Stale() if step is None else Changed(self._write(rows, [step], observer))
+
+    @override
     def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
         with self._rows("acknowledge_gap", key) as rows:
             rows.shard(gap.shard)

@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened,
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules import transitions
 from dagster_leasehold.lease_store.rules.gap_policy import check_gap, gap_note, gap_write
+from dagster_leasehold.lease_store.rules.isolation import Suspicion, tries_after
 from dagster_leasehold.lease_store.rules.ledger import check_onwards
 from dagster_leasehold.lease_store.rules.refusals import lease_lost
 from dagster_leasehold.lease_store.rules.states import ShardState
@@ -35,7 +36,7 @@ class MemoryTenures(MemoryRows, Tenures):
             if row.state is ShardState.TRANSFER:
                 # The holder's run died before it let go: nobody else would hand the shard over.
                 step = transitions.closed(
-                    row, rows.members, f"its run {row.consumer_run} had ended"
+                    row, rows.members, f"its run {row.consumer_run} had ended", gave_up=True
                 )
                 rows.bump()
                 self._write(rows, [step], str(node))
@@ -68,14 +69,11 @@ class MemoryTenures(MemoryRows, Tenures):
         return outcomes
 
     def _open(self, rows: GroupRows, row: ShardLease, node: NodeName, run: str) -> Opened:
-        step = transitions.opened(row, run)
+        intent = next(iter(rows.intents(row.shard)), None)
+        step = transitions.opened(row, run, unfinished=intent is not None)
         self._write(rows, [step], str(node))
-        return Opened(
-            tenure=Tenure(rows.group.key, row.shard, node, step.after.consumer_epoch, run),
-            check_point=row.check_point,
-            next_sequence=rows.next_sequence(row.shard),
-            intent=next(iter(rows.intents(row.shard)), None),
-        )
+        number = rows.next_sequence(row.shard)
+        return transitions.opening(rows.group.key, step, node, number, intent)
 
     @override
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
@@ -109,20 +107,24 @@ class MemoryTenures(MemoryRows, Tenures):
             return {row.shard for row in still}
 
     @override
-    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
         with self._rows("close_tenure", tenure.key) as rows:
             row = held(rows, tenure)
-            self._write(rows, [transitions.closed(row, rows.members, reason)], str(tenure.holder))
+            step = transitions.closed(row, rows.members, reason, gave_up=gave_up)
+            self._write(rows, [step], str(tenure.holder))
             if row.state is ShardState.TRANSFER:
                 rows.bump()
 
     @override
-    def close_tenures(self, tenures: Sequence[Tenure], *, reason: str) -> set[ShardId]:
+    def close_tenures(
+        self, tenures: Sequence[Tenure], *, reason: str, gave_up: bool = False
+    ) -> set[ShardId]:
         if not tenures:
             return set()
         with self._rows("close_tenure", tenures[0].key) as rows:
             steps = [
-                transitions.closed(row, rows.members, reason) for row in _held_still(rows, tenures)
+                transitions.closed(row, rows.members, reason, gave_up=gave_up)
+                for row in _held_still(rows, tenures)
             ]
             self._write(rows, steps, str(tenures[0].holder))
             return {step.after.shard for step in steps}
@@ -132,7 +134,7 @@ class MemoryTenures(MemoryRows, Tenures):
         with self._rows("save_checkpoint", tenure.key) as rows:
             row = held(rows, tenure)
             check_onwards(tenure, row.check_point, cursor)
-            rows.shards[tenure.shard] = replace(row, check_point=cursor)
+            rows.shards[tenure.shard] = replace(row, check_point=cursor, tries=1, suspicion=None)
 
     @override
     def record_gap(
@@ -152,7 +154,16 @@ class MemoryTenures(MemoryRows, Tenures):
             self._note(rows, gap_note(write.gap, tenure), str(tenure.holder))
             if write.moves:
                 rows.abandon_intents(tenure.shard)
-                rows.shards[tenure.shard] = replace(row, check_point=end)
+                rows.shards[tenure.shard] = replace(row, check_point=end, tries=1, suspicion=None)
+
+    @override
+    def suspect(self, tenure: Tenure, suspicion: Suspicion, *, abandon: bool) -> None:
+        with self._rows("suspect", tenure.key) as rows:
+            row = held(rows, tenure)
+            tries = tries_after(row.tries, row.suspicion, suspicion, abandon=abandon)
+            if abandon:
+                rows.abandon_intents(tenure.shard)
+            rows.shards[tenure.shard] = replace(row, tries=tries, suspicion=suspicion)
 
 
 def held(rows: GroupRows, tenure: Tenure) -> ShardLease:

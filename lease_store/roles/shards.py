@@ -98,6 +98,18 @@ class Shards(Protocol):
         `Stale`: done before, not its own, or open in another run. Raises as `force_checkpoint`."""
         ...
 
+    def skip_record(
+        self, key: GroupKey, shard: ShardId, cursor: str | None, *, observer: str
+    ) -> Changed | Stale:
+        """Have the next run quarantine the record at which a shard is held.
+
+        `Stale` where the shard is not held at this cursor.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        ...
+
     def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
         """Accept the loss of exactly this range; `Stale` where it is not waiting for that.
 

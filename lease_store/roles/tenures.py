@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store.outcomes import (
     Stale,
     TenureView,
 )
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
@@ -66,15 +67,19 @@ class Tenures(Protocol):
         """
         ...
 
-    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
         """End a tenure; a shard in transfer goes to the next node at once (edge 6).
+
+        With `gave_up` its try of the intended range has failed, and `reason` says how.
 
         Raises:
             LeaseLost: the tenure is over.
         """
         ...
 
-    def close_tenures(self, tenures: Sequence[Tenure], *, reason: str) -> set[ShardId]:
+    def close_tenures(
+        self, tenures: Sequence[Tenure], *, reason: str, gave_up: bool = False
+    ) -> set[ShardId]:
         """End tenures of one group in one transaction; return the shards that were let go.
 
         Left out are shards whose tenure is over and shards in transfer: `close_tenure` raises for
@@ -100,6 +105,17 @@ class Tenures(Protocol):
         Raises:
             IntentConflict: a range is not the next of its shard, or ends before it starts.
             CheckpointRefused: a cursor has no place among those of the shard.
+        """
+        ...
+
+    def suspect(self, tenure: Tenure, suspicion: Suspicion, *, abandon: bool) -> None:
+        """Record what failed tries tell of the records behind the checkpoint, before the next try.
+
+        With `abandon` the intended range is given up with its number: the next one is smaller, and
+        no try of it has failed yet.
+
+        Raises:
+            LeaseLost: the tenure is over.
         """
         ...
 

@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
 
 from dagster_leasehold.lease_store.group_rows import Group
-from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.journal_rows import Note
-from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, TenureView
+from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
@@ -143,7 +145,9 @@ def _handed_over(shard: ShardLease, reason: str) -> Step:
 
 def finished(shard: ShardLease, cursor: str, reason: str) -> Step:
     """Edge 8: the checkpoint of a read-only shard reached its end at `cursor`."""
-    after = replace(_given(shard, ShardState.OVER, None), check_point=cursor)
+    after = replace(
+        _given(shard, ShardState.OVER, None), check_point=cursor, tries=0, suspicion=None
+    )
     return _edge(shard, after, reason, closes=True)
 
 
@@ -176,18 +180,49 @@ def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | Non
     return None
 
 
-def opened(shard: ShardLease, run: str) -> Step:
-    """A new tenure: the next epoch; an open one, known to be dead, is closed."""
+def opened(shard: ShardLease, run: str, *, unfinished: bool = False) -> Step:
+    """A new tenure: the next epoch; an open one, known to be dead, is closed.
+
+    If a range is `unfinished`, the tries of it go on being counted.
+    """
     after = replace(
-        shard, consumer_epoch=shard.consumer_epoch + 1, consumer_run=run, handoff_eta_s=None
+        shard,
+        consumer_epoch=shard.consumer_epoch + 1,
+        consumer_run=run,
+        handoff_eta_s=None,
+        tries=(shard.tries if unfinished else 0) + 1,
     )
     note = _tenure_note("open", after, f"opened by run {run}")
     opening = replace(note, to_owner=after.consumer_owner)
     return Step(shard, after, (*_closing(shard, f"replaced by run {run}"), opening))
 
 
-def closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> Step:
-    """The end of a tenure; a shard in transfer goes to the next node, if that is still there."""
+def opening(
+    key: GroupKey, step: Step, node: NodeName, next_sequence: int, intent: Batch | None
+) -> Opened:
+    """Return what the holder of an opened shard needs to know."""
+    row = step.after
+    tenure = Tenure(key, row.shard, node, row.consumer_epoch, row.consumer_run)
+    failures = row.tries - 1
+    return Opened(tenure, row.check_point, next_sequence, intent, failures, row.suspicion)
+
+
+def closed(
+    shard: ShardLease, members: Collection[NodeName], reason: str, *, gave_up: bool = False
+) -> Step:
+    """The end of a tenure; a shard in transfer goes to the next node, if that is still there.
+
+    If it `gave_up` a range, that counts as a failed try, and `reason` is what failed.
+    """
+    step = _closed(shard, members, reason)
+    suspicion = shard.suspicion
+    if gave_up:
+        suspicion = (suspicion or Suspicion()).because(reason)
+    tries = shard.tries if gave_up else max(0, shard.tries - 1)
+    return replace(step, after=replace(step.after, tries=tries, suspicion=suspicion))
+
+
+def _closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> Step:
     if shard.state is ShardState.TRANSFER:
         if shard.lease_owner in members:
             return _handed_over(shard, reason)
@@ -219,6 +254,8 @@ def forced(
         consumer_run="",
         handoff_eta_s=None,
         watermark=None,
+        tries=0,
+        suspicion=None,
     )
     note = replace(
         _tenure_note("force", replace(fenced, consumer_run=shard.consumer_run), reason),
@@ -233,6 +270,16 @@ def forced(
     if shard.state is ShardState.TRANSFER:
         return step.then(closed(fenced, members, "its holder has no run open"))
     return step
+
+
+def skipped(shard: ShardLease, cursor: str | None) -> Step | None:
+    """Send the record at which a shard is held to quarantine; None if it is not held there."""
+    suspicion = shard.suspicion
+    if suspicion is None or not suspicion.held or shard.check_point != cursor:
+        return None
+    after = replace(shard, suspicion=replace(suspicion, skip=True))
+    reason = f"the record at {cursor} goes to quarantine"
+    return Step(shard, after, (_tenure_note("ack", shard, reason),))
 
 
 def holds(shard: ShardLease | None, tenure: Tenure) -> bool:

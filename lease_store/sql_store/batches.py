@@ -140,7 +140,13 @@ class SqlBatches(SqlVerbs, Tenures):
         for commit in commits:
             row = rows[commit.tenure.shard]
             watermark = rules.raised(row.watermark, commit.watermark)
-            row = rows[row.shard] = replace(row, check_point=commit.end, watermark=watermark)
+            row = rows[row.shard] = replace(
+                row,
+                check_point=commit.end,
+                watermark=watermark,
+                tries=1,
+                suspicion=commit.suspicion,
+            )
             moved.append(mapping.moved_values(row, commit))
         result = tx.connection.execute(shard_statements.move_checkpoints(key), moved)
         if result.rowcount != len(moved):

@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
 from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
+from dagster_leasehold.lease_store.rules.isolation import suspicion_from, suspicion_values
 from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
@@ -158,6 +159,7 @@ _READS: Ways = {
     "holder": NodeName,
     "files": files_from,
     "facts": lambda facts: facts or {},
+    "suspicion": suspicion_from,
     **dict.fromkeys(("parents", "gone_parents"), _shard_ids),
     **dict.fromkeys(("from_state", "to_state"), _optional(ShardState)),
     **dict.fromkeys(
@@ -167,6 +169,7 @@ _READS: Ways = {
 _WRITES: Ways = {
     "files": file_values,
     "facts": lambda facts: dict(facts) or None,
+    "suspicion": suspicion_values,
     "gone_parents": lambda parents: parents or None,
     "reason": lambda reason: reason[:REASON_LENGTH_MAX],
 }
@@ -278,6 +281,8 @@ def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, 
         "seen_run": row.consumer_run,
         "check_point": row.check_point,
         "watermark": row.watermark,
+        "tries": row.tries,
+        "suspicion": suspicion_values(row.suspicion),
         "committed_until": commit.sequence + 1,
         "more_committed_batches": 1,
         "more_committed_records": commit.statistics.written,

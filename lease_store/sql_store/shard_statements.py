@@ -25,6 +25,7 @@ TOTALS = (
     "quarantined_records",
     "ledger_rows",
 )
+MOVED = ("check_point", "watermark", "committed_until", "tries", "suspicion")
 HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 
 
@@ -70,6 +71,8 @@ def progress(key: GroupKey, nodes: Collection[NodeName]) -> Select[*tuple[Any, .
             shard_lease.c.check_point,
             shard_lease.c.consumer_epoch,
             shard_lease.c.consumer_run,
+            shard_lease.c.tries,
+            shard_lease.c.suspicion,
         )
         .select_from(consumer_group.outerjoin(shard_lease, served))
         .where(of_group(consumer_group, key))
@@ -141,8 +144,8 @@ def update_current(tenure: Tenure, values: dict[str, Any]) -> Update:
 def move_checkpoints(key: GroupKey) -> Update:
     """Move shards on by a batch each, if its tenure is still the current one: the fence.
 
-    Parameters: `check_point`, `watermark`, `committed_until`, `more_` and the name of each total,
-    and `seen_shard`, `seen_owner`, `seen_epoch` and `seen_run` of the tenure.
+    Parameters: those of `MOVED`, `more_` and the name of each total, and `seen_shard`,
+    `seen_owner`, `seen_epoch` and `seen_run` of the tenure.
     """
     own = of_group(
         shard_lease,
@@ -153,7 +156,7 @@ def move_checkpoints(key: GroupKey) -> Update:
         consumer_run=bindparam("seen_run"),
     )
     totals = {name: shard_lease.c[name] + bindparam(f"more_{name}") for name in TOTALS}
-    moved = {name: bindparam(name) for name in ("check_point", "watermark", "committed_until")}
+    moved = {name: bindparam(name) for name in MOVED}
     # A list of states would be sent anew for each shard.
     held = or_(*(shard_lease.c.state == state for state in HELD))
     return update(shard_lease).where(own, held).values(moved | totals)

@@ -198,6 +198,18 @@ class SqlShards(SqlVerbs, Shards):
         return self._change("free_orphans", key, work)
 
     @override
+    def skip_record(
+        self, key: GroupKey, shard: ShardId, cursor: str | None, *, observer: str
+    ) -> Changed | Stale:
+        def work(tx: Transaction) -> Changed | Stale:
+            step = transitions.skipped(self._lock_shard(tx, key, shard), cursor)
+            return (
+                tx.abandon(Stale()) if step is None else self._carry_out(tx, key, [step], observer)
+            )
+
+        return self._write("skip_record", work, mark=self._journalled(key, shard))
+
+    @override
     def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
         def work(tx: Transaction) -> Changed | Stale:
             self._group(tx, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
 
@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened,
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules import transitions
 from dagster_leasehold.lease_store.rules.gap_policy import check_gap, gap_note, gap_write
+from dagster_leasehold.lease_store.rules.isolation import Suspicion, suspicion_values, tries_after
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
@@ -24,6 +25,8 @@ from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Outcome, Transaction
 
+_NO_TRY_FAILED: dict[str, Any] = {"tries": 1, "suspicion": None}
+"""The columns of a shard whose checkpoint has just moved under the open tenure."""
 Outcome_co = TypeVar("Outcome_co", covariant=True)
 
 
@@ -54,10 +57,10 @@ class SqlTenures(SqlVerbs, Tenures):
                     raise _Moving
                 # The holder's run died before it let go: nobody else would hand the shard over.
                 reason = f"its run {row.consumer_run} had ended"
-                step = transitions.closed(row, self._members(tx, key), reason)
+                step = transitions.closed(row, self._members(tx, key), reason, gave_up=True)
                 self._carry_out(tx, key, [step], str(node))
                 return NotHeld(row.state.value, step.after.consumer_owner)
-            return self._opened(tx, key, [transitions.opened(row, run)], node)[shard]
+            return self._opened(tx, key, [row], node, run)[shard]
 
         return self._held_still("open_tenure", key, shard, work)
 
@@ -79,31 +82,33 @@ class SqlTenures(SqlVerbs, Tenures):
             # Looked at behind the locks: see `lease_store.draining`.
             paused = self._group(tx, key).paused
             outcomes: dict[ShardId, Opened | OpenByOther | NotHeld] = {}
-            steps: list[transitions.Step] = []
+            ready: list[ShardLease] = []
             for shard, row in rows.items():
                 refused = transitions.opening_refused(row, node, replaces.get(shard), paused=paused)
                 if refused is not None:
                     outcomes[shard] = refused
                 elif row.state is not ShardState.TRANSFER:
-                    steps.append(transitions.opened(row, run))
-            if not steps:
+                    ready.append(row)
+            if not ready:
                 return tx.abandon(outcomes)
-            return outcomes | self._opened(tx, key, steps, node)
+            return outcomes | self._opened(tx, key, ready, node, run)
 
         mark = self._journalled(key, shards[0])
         return self._write("open_tenure", work, mark=mark)
 
     def _opened(
-        self, tx: Transaction, key: GroupKey, steps: Sequence[transitions.Step], node: NodeName
+        self, tx: Transaction, key: GroupKey, rows: Sequence[ShardLease], node: NodeName, run: str
     ) -> dict[ShardId, Opened]:
-        """Carry out the openings of some shards; return what their holder needs to know."""
-        self._carry_out(tx, key, steps, str(node))
-        newest = self._newest(tx, key, [step.after.shard for step in steps])
+        """Open some locked shards; return what their holder needs to know."""
+        newest = self._newest(tx, key, [row.shard for row in rows])
+        steps: list[transitions.Step] = []
         outcomes: dict[ShardId, Opened] = {}
-        for row in (step.after for step in steps):
+        for row in rows:
             next_sequence, intent = next_in_line(newest.get(row.shard))
-            tenure = Tenure(key, row.shard, node, row.consumer_epoch, row.consumer_run)
-            outcomes[row.shard] = Opened(tenure, row.check_point, next_sequence, intent)
+            step = transitions.opened(row, run, unfinished=intent is not None)
+            steps.append(step)
+            outcomes[row.shard] = transitions.opening(key, step, node, next_sequence, intent)
+        self._carry_out(tx, key, steps, str(node))
         return outcomes
 
     @override
@@ -155,25 +160,30 @@ class SqlTenures(SqlVerbs, Tenures):
         return self._write("announce", work)
 
     @override
-    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
         def work(tx: Transaction, *, moving: bool) -> None:
             row = self._held(tx, tenure)
             if row.state is ShardState.TRANSFER and not moving:
                 raise _Moving
             members = self._members(tx, tenure.key) if moving else set[NodeName]()
-            step = transitions.closed(row, members, reason)
+            step = transitions.closed(row, members, reason, gave_up=gave_up)
             self._carry_out(tx, tenure.key, [step], str(tenure.holder))
 
         self._held_still("close_tenure", tenure.key, tenure.shard, work)
 
     @override
-    def close_tenures(self, tenures: Sequence[Tenure], *, reason: str) -> set[ShardId]:
+    def close_tenures(
+        self, tenures: Sequence[Tenure], *, reason: str, gave_up: bool = False
+    ) -> set[ShardId]:
         if not tenures:
             return set()
         key, first = tenures[0].key, tenures[0]
 
         def work(tx: Transaction) -> set[ShardId]:
-            steps = [transitions.closed(row, set(), reason) for row in self._held_rows(tx, tenures)]
+            steps = [
+                transitions.closed(row, set(), reason, gave_up=gave_up)
+                for row in self._held_rows(tx, tenures)
+            ]
             if not steps:
                 return tx.abandon(set[ShardId]())
             self._carry_out(tx, key, steps, str(first.holder))
@@ -190,7 +200,7 @@ class SqlTenures(SqlVerbs, Tenures):
             row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
             if row is not None and transitions.holds(row, tenure):
                 check_onwards(tenure, row.check_point, cursor)
-            self._write_current(tx, tenure, {"check_point": cursor})
+            self._write_current(tx, tenure, {"check_point": cursor} | _NO_TRY_FAILED)
 
         self._write("save_checkpoint", work)
 
@@ -218,10 +228,24 @@ class SqlTenures(SqlVerbs, Tenures):
             self._journal(tx, key, [gap_note(write.gap, tenure)], str(tenure.holder))
             if write.moves:
                 self._abandon_intent(tx, key, tenure.shard)
-                self._write_current(tx, tenure, {"check_point": end})
+                self._write_current(tx, tenure, {"check_point": end} | _NO_TRY_FAILED)
             return None
 
         self._write("record_gap", work)
+
+    @override
+    def suspect(self, tenure: Tenure, suspicion: Suspicion, *, abandon: bool) -> None:
+        """Record a suspicion; recording the same one again is harmless."""
+
+        def work(tx: Transaction) -> None:
+            row = self._held(tx, tenure)
+            tries = tries_after(row.tries, row.suspicion, suspicion, abandon=abandon)
+            if abandon:
+                self._abandon_intent(tx, tenure.key, tenure.shard)
+            values = {"tries": tries, "suspicion": suspicion_values(suspicion)}
+            self._write_current(tx, tenure, values)
+
+        self._write("suspect", work)
 
     def _held_rows(self, tx: Transaction, tenures: Sequence[Tenure]) -> list[ShardLease]:
         """Lock the rows of tenures of one group; return those that hold, none in transfer."""

@@ -14,7 +14,7 @@ from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.records import json_record
 from dagster_leasehold.orchestration.commands.rewriting import replay_shards
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -25,7 +25,8 @@ LIMIT_DEFAULT = 50
 VALUE_SHOWN_MAX = 60
 
 app = typer.Typer(
-    help="List records that could not be parsed, and try them again.", no_args_is_help=True
+    help="List records that could not be parsed or that stop every run, and try them again.",
+    no_args_is_help=True,
 )
 
 
@@ -99,6 +100,34 @@ def _time(since: str | None) -> datetime | None:
             "2026-01-31T08:00:00Z."
         )
     return at
+
+
+@app.command()
+def skip(
+    stream: Annotated[
+        str,
+        typer.Argument(metavar="STREAM", help="The stream.", autocompletion=options.stream_names),
+    ],
+    shard: Annotated[str, typer.Argument(help="The shard.")],
+    group: options.GroupName = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
+) -> None:
+    """Quarantine the record at which a shard is held; the next run continues after it."""
+    from dagster_leasehold.lease_store.outcomes import Changed
+
+    target, key = Target.of_group(home, stream, group)
+    row = target.shard(key, shard)
+    outcome = target.store.skip_record(key, row.shard, row.check_point, observer=options.OBSERVER)
+    skipped = isinstance(outcome, Changed)
+    tell(
+        {"group": str(key), "shard": row.shard, "cursor": row.check_point, "skipped": skipped},
+        f"The next run quarantines the record at cursor {row.check_point} of shard {row.shard} of "
+        f"{key}, and continues after it."
+        if skipped
+        else f"Shard {row.shard} of {key} is not held at a record.",
+        as_json=as_json,
+    )
 
 
 @app.command()

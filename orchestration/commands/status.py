@@ -82,6 +82,9 @@ def status(
         "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents",
         map(_shown_shard, view.shards),
     )
+    for row in view.shards:
+        if row.blocked:
+            say(row.blocked)
     if published is not None:
         say(publication_sentence(published, lag))
     if hooks:

@@ -169,7 +169,7 @@ def test_closing_keeps_the_shard(ready: World) -> None:
     before = ready.shard(X)
     ready.store.close_tenure(tenure, reason="caught up")
     shard = ready.shard(X)
-    assert shard == replace(before, consumer_run="")
+    assert shard == replace(before, consumer_run="", tries=0)
     entry = ready.journal(X)[-1]
     assert (entry.kind, entry.reason, entry.epoch, entry.run) == ("close", "caught up", 1, "run-1")
     with pytest.raises(LeaseLost):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,7 +116,7 @@ def test_checks_come_with_the_last_report_of_a_shard(scene: Scene) -> None:
     scene.run.add([report(ZERO, StopReason.CAUGHT_UP)], seconds=1.0)
     scene.run.deliver(scene.context)
     names = {e.check_name for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)}
-    assert names == {"no_gap", "lag", "quarantine_rate"}
+    assert names == {"no_gap", "lag", "quarantine_rate", "not_blocked"}
     assert all(
         e.asset_key == asset_key(scene.stream)
         for e in scene.context.events
@@ -210,6 +211,17 @@ def test_any_other_end_of_a_shard_that_was_asked_for_is_one_sentence(
     sentence = scene.run.refusal([ZERO])
     assert sentence.startswith("Shard 0 of orders.eu/default was not consumed to its end: ")
     assert "\n" not in sentence
+
+
+def test_a_shard_that_a_record_blocks_fails_its_check_without_any_commit(scene: Scene) -> None:
+    sentence = "Shard 0 is held at cursor 0."
+    blocked = replace(report(ZERO, StopReason.FAILED, "It hangs."), blocked=sentence)
+    scene.run.add([blocked, report(ONE, StopReason.FAILED, "It is away.")], seconds=1)
+    scene.run.deliver(scene.context)
+    evaluations = [e for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)]
+    shown = {str(e.partition): e.description for e in evaluations if e.check_name == "not_blocked"}
+    assert shown == {ZERO: sentence}
+    assert [e.passed for e in evaluations if e.check_name == "not_blocked"] == [False]
 
 
 def test_a_shard_that_holds_at_a_gap_fails_its_check_without_any_commit(scene: Scene) -> None:

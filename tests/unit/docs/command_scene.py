@@ -129,6 +129,7 @@ def _look(scene: Scene, home: ConsumedHome) -> None:
     scene.run("group list", words=2)
     scene.run("group show default", words=2)
     scene.run("quarantine list demo", words=2)
+    scene.run("quarantine skip demo 1", words=2)
 
 
 def _rewrite(scene: Scene, home: ConsumedHome) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from base64 import b64decode
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 
 import dagster_leasehold.assets.rewriting.replay
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
-from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 DECLARATION = """
 from pathlib import Path
@@ -148,3 +151,28 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
         assert error.count("\n") == 1, error
         assert hint in error
     assert {batch.generation for batch in home.store.batches(KEY)} == {0}
+
+
+def test_a_held_record_is_named_by_status_and_skipped_by_a_command(
+    home: ConsumedHome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = ShardId("0")
+    assert output_of(capsys, "quarantine", "skip", "demo", "0") == (
+        "Shard 0 of demo/default is not held at a record.\n"
+    )
+    opened = home.store.open_tenure(KEY, shard, NODE, "run-9")
+    assert isinstance(opened, Opened)
+    held = replace(Suspicion(reason="It hangs.").within(1, alone=True), held=True)
+    home.store.suspect(opened.tenure, held, abandon=False)
+    sentence = "Shard 0 of demo/default is held at cursor 9, because the record there stops every"
+    shown = output_of(capsys, "status")
+    assert sentence in " ".join(shown.split())
+    shards = json.loads(output_of(capsys, "status", "--json"))["shards"]
+    assert shards[1]["blocked"] == ""
+    assert shards[0]["blocked"].startswith(sentence)
+    assert output_of(capsys, "quarantine", "skip", "demo", "0") == (
+        "The next run quarantines the record at cursor 9 of shard 0 of demo/default, and continues "
+        "after it.\n"
+    )
+    (row, _) = home.store.snapshot(KEY).shards
+    assert row.suspicion == replace(held, skip=True)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.sensors.launch_choice import (
     RETRY_FIRST_S,
     RETRY_MAX_S,
@@ -26,6 +29,10 @@ def bounds(begin: str = "0", end: str = "10", *, finished: bool = False) -> Shar
 
 def idle(shard: int, node: NodeName = A, check_point: str | None = "3") -> IdleShard:
     return IdleShard(ShardId(str(shard)), node, check_point, bounds())
+
+
+def blocked(shard: int, suspicion: Suspicion | None = None) -> IdleShard:
+    return replace(idle(shard), blocked=True, suspicion=suspicion)
 
 
 def test_work_left_compares_checkpoint_and_end():
@@ -89,6 +96,37 @@ def test_a_shard_at_which_every_run_hangs_soon_stands_alone():
             at |= {int(shard): at[int(shard)] + "1" for shard in launch.shards if shard != "7"}
         now_s += RETRY_MAX_S
     assert max(len(launch.shards) for launch in launches) == 63, "the others share a run again"
+
+
+def test_a_blocked_shard_has_a_run_of_its_own_and_never_takes_the_last_place_of_its_node():
+    ready = [blocked(0), blocked(1), *(idle(n) for n in range(2, 9))]
+    launches = choose_launches(ready, history=LaunchHistory(), runs_active={}, shards_per_run=64)
+    others = tuple(ShardId(str(n)) for n in range(2, 9))
+    assert [launch.shards for launch in launches] == [("0",), others]
+    beside = choose_launches(
+        [blocked(1)], history=LaunchHistory(), runs_active={A: 1}, shards_per_run=64,
+        apart_active={A: 1},
+    )  # fmt: skip
+    assert beside == []
+    one_place = choose_launches(
+        ready, history=LaunchHistory(), runs_active={}, shards_per_run=64, runs_per_node=1
+    )
+    assert [launch.shards for launch in one_place] == [("0",)]
+
+
+def test_a_search_that_gets_on_waits_for_nothing_and_a_shard_that_is_held_waits_longer_each_time():
+    history, shard = LaunchHistory(), ShardId("0")
+    suspicion = Suspicion(reason="it hangs").within(64)
+    while suspicion.records > 1:
+        suspicion = suspicion.within(suspicion.records // 2)
+        place = blocked(0, suspicion).place
+        assert history.wait_s(shard, place, 0.0) == 0.0
+        history.note(Launch(A, (shard,)), {shard: place}, 0.0)
+    held = replace(suspicion, alone=True, held=True)
+    for wait_s in (RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S):
+        place = blocked(0, held).place
+        history.note(Launch(A, (shard,)), {shard: place}, 0.0)
+        assert history.wait_s(shard, place, 0.0) == wait_s
 
 
 def test_a_node_gets_no_more_runs_than_it_may_have():

@@ -166,7 +166,7 @@ def test_a_transform_that_cannot_be_loaded_fails_every_range(scene: Scene) -> No
     tasks = RangeTasks(options, ((scene.range("0"),),), folder, {}, {}, broken, "m.f")
     [row] = tasks.rows(0)
     assert row.error is not None
-    assert row.error["kind"] == "TransformError"
+    assert row.error["kind"] == "TransformUnusable"
     assert "m.f cannot be loaded in Spark's workers" in row.error["message"]
 
 

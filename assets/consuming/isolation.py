@@ -1,0 +1,171 @@
+"""The search of a run for the record that blocks a shard, by the rules of `rules.isolation`.
+
+What is suspected is on the shard's row before it is tried, since the try may kill this process.
+A range is cut by planning a smaller one, so that every source can do it; where cursors are offsets,
+sizes are counted in offsets, and elsewhere in records as the source plans them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dagster_leasehold.assets.consuming.open_shards import OpenShard
+from dagster_leasehold.assets.errors import (
+    BatchIncomplete,
+    RecordBlocks,
+    SparkAway,
+    SparkFeatureMissing,
+    SparkUnavailable,
+    TransformError,
+    TransformUnusable,
+)
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import (
+    LeaseholdError,
+    LogCorrupt,
+    PayloadDamaged,
+    PayloadTooLarge,
+    RunStalled,
+    SourceError,
+)
+from dagster_leasehold.lease_store.roles.tenures import Tenures
+from dagster_leasehold.lease_store.rules.isolation import (
+    FAILED_MAX,
+    NextStep,
+    Suspicion,
+    goes_to_quarantine,
+    next_step,
+    sentence,
+)
+from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, ReadRange
+
+UNREAD_AFTER = 2 * FAILED_MAX
+"""The tries after which a record is not read any more: those of the transform, and as many more."""
+UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
+_RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
+_PROCESSES = (RunStalled, SparkUnavailable)
+_INNOCENT = (TransformUnusable, SparkAway, SparkFeatureMissing)
+
+
+def may_be_of_records(error: BaseException) -> bool:
+    """Return True if what failed may be the fault of a record that was being tried."""
+    if isinstance(error, _INNOCENT):
+        return False
+    # Reading that failed in another way than its source foresees is a plain `SourceError`.
+    return isinstance(error, (*_RECORDS, *_PROCESSES)) or type(error) is SourceError
+
+
+def leaves_run_able(error: LeaseholdError) -> bool:
+    """Return True if the run can go on with a smaller range itself: neither Spark nor it hangs."""
+    return may_be_of_records(error) and not isinstance(error, _PROCESSES)
+
+
+@dataclass(frozen=True, slots=True)
+class NextRange:
+    """The range to try next.
+
+    Attributes:
+        size: in what the source counts; 0 where no record is looked for.
+        last: a read-only shard ends with it.
+        set_aside: why the transform is not to see it; empty where it is.
+        unread: reading it without the transform failed as well.
+    """
+
+    range_: ReadRange
+    size: int = 0
+    last: bool = False
+    set_aside: str = ""
+    unread: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Finds the records of one run's shards that block them.
+
+    Attributes:
+        stream: the declaration, for its source and for what becomes of such a record.
+        store: where a suspicion is recorded, under the tenure.
+    """
+
+    stream: ShardStream
+    store: Tenures
+
+    def again(self, open_: OpenShard, range_: ReadRange) -> NextRange:
+        """Return what is tried instead of a range that was intended and is not committed.
+
+        Raises:
+            LeaseLost: the tenure is over.
+            RecordBlocks: it is one record that this run has tried, and that holds the shard.
+            SourceError: the source does not answer.
+        """
+        step = next_step(open_.failures, open_.suspicion)
+        if step is NextStep.HALVE:
+            return self._halved(open_, range_)
+        size = self._size(open_, range_) if open_.isolating else 0
+        if step is NextStep.REPEAT:
+            return NextRange(range_, size)
+        suspicion = open_.suspicion or Suspicion()
+        if goes_to_quarantine(
+            self.stream.on_poison, suspicion, quarantined_max=self.stream.quarantined_max
+        ):
+            unread = open_.failures >= UNREAD_AFTER
+            return NextRange(range_, size, set_aside=suspicion.known_reason, unread=unread)
+        if not suspicion.held or open_.refused:
+            self._suspect(open_, replace(suspicion, held=True))
+        if open_.refused:
+            tenure = open_.tenure
+            raise RecordBlocks(sentence(tenure.key, tenure.shard, range_.start, open_.suspicion))
+        return NextRange(range_, size)
+
+    def onwards(self, open_: OpenShard) -> NextRange | None:
+        """Return what is tried next of a suspected range, a part of which is committed.
+
+        None where nothing of it can be read now.
+        """
+        suspicion = open_.suspicion or Suspicion()
+        following = self._first(open_, suspicion.next_size())
+        if following.range_.end == open_.cursor:
+            return None
+        alone = suspicion.records > 0 and following.size <= 1
+        if alone != suspicion.alone:
+            self._suspect(open_, replace(suspicion, alone=alone))
+        return following
+
+    def _halved(self, open_: OpenShard, range_: ReadRange) -> NextRange:
+        size = self._size(open_, range_)
+        suspicion = open_.suspicion or Suspicion()
+        while size > 1:
+            smaller = self._first(open_, size // 2)
+            if smaller.range_.end != range_.end:
+                narrowed = suspicion.within(size, alone=smaller.size <= 1)
+                self._suspect(open_, narrowed, abandon=True)
+                open_.sequence += open_.numbered
+                open_.intent, open_.numbered, open_.failures = None, False, 0
+                return smaller
+            size //= 2
+        self._suspect(open_, suspicion.within(1, alone=True))
+        open_.failures = 0
+        return self.again(open_, range_)
+
+    def _suspect(self, open_: OpenShard, suspicion: Suspicion, *, abandon: bool = False) -> None:
+        self.store.suspect(open_.tenure, suspicion, abandon=abandon)
+        open_.suspicion = suspicion
+
+    def _size(self, open_: OpenShard, range_: ReadRange) -> int:
+        """Return the size of an intended range, or the most that it can be."""
+        if isinstance(self.stream.source, DivisibleRanges):
+            return max(1, self.stream.source.divide(range_, 1)[0].records)
+        if open_.suspicion is not None and open_.suspicion.isolating:
+            return open_.suspicion.next_size()
+        plan = self.stream.source.plan(range_.shard, range_.start, self.stream.limits)
+        return max(1, plan.records)
+
+    def _first(self, open_: OpenShard, count: int) -> NextRange:
+        """Return the first records behind a shard's checkpoint, so many at most."""
+        shard, start, source = open_.tenure.shard, open_.cursor, self.stream.source
+        plan = source.plan(shard, start, Limits(count, self.stream.limits.bytes_max))
+        range_ = ReadRange(shard, start, plan.end, plan.records)
+        size = plan.records
+        if isinstance(source, DivisibleRanges) and plan.end != start:
+            size = source.divide(range_, 1)[0].records
+        return NextRange(range_, max(1, size), plan.last)

@@ -1,0 +1,58 @@
+"""Records that no transform may see: they go to quarantine as they were read, or unread."""
+
+from __future__ import annotations
+
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
+from dagster_leasehold.assets.consuming.spark_work import SweepJob
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, Try
+from dagster_leasehold.assets.output.file_names import file_name
+from dagster_leasehold.assets.output.shard_files import RangeFiles
+from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.shard_sources.source import record_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+UNREAD = "its bytes could not be read"
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """In place of a transform: every record goes to quarantine with one reason."""
+
+    reason: str
+
+    def __call__(self, records: pa.Table) -> pa.Table:
+        """Return the records with the reason as their error."""
+        import pyarrow as pa
+
+        errors = pa.array([self.reason] * records.num_rows, pa.string())
+        return records.append_column(ERROR_COLUMN, errors)
+
+
+def set_aside_unread(job: SweepJob, each: Try) -> SweepOutcome:
+    """Write a row of quarantine for a record that cannot be read; this process writes it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    import pyarrow as pa
+
+    shard, cursor = each.range_.shard, each.range_.start
+    row = {"shard_id": shard, "cursor": cursor, ERROR_COLUMN: f"{each.set_aside} ({UNREAD})"}
+    schema = record_schema().append(pa.field(ERROR_COLUMN, pa.string()))
+    attempt, folder = job.begin_attempt()
+    names = partial(file_name, shard, each.numbers, f"0000-{uuid.uuid4().hex}")
+    files = RangeFiles(folder, names, shard, "")
+    with ThreadPoolExecutor(1) as settling:
+        files.add(pa.RecordBatch.from_pylist([row], schema))
+        written = files.finish(settling)
+        files.settle()
+    folder.sync_folder()
+    return SweepOutcome.of(attempt, RangeStatistics(records=1), written)

@@ -1,0 +1,306 @@
+"""Records at which runs raise, hang or die: runs over a real log find them and nothing is lost."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.consuming.isolation import may_be_of_records
+from dagster_leasehold.assets.consuming.sweep import SweepResult, Try
+from dagster_leasehold.assets.errors import (
+    OutputUnwritable,
+    SparkAway,
+    SparkUnavailable,
+    TransformError,
+    TransformUnusable,
+)
+from dagster_leasehold.assets.output.quarantined import quarantined_records
+from dagster_leasehold.lease_store.errors import (
+    LogCorrupt,
+    RunStalled,
+    SourceError,
+    SourceUnavailable,
+    StoreUnavailable,
+)
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
+from dagster_leasehold.lease_store.rules.verification import verify
+from dagster_leasehold.shard_sources.source import ReadRange
+from tests.unit.assets.consumption_world import NODE, World
+
+BAD, GOOD = ShardId("0"), ShardId("1")
+
+
+class Killed(BaseException):
+    """The process of a run is gone."""
+
+
+@dataclass
+class Mortal:
+    """A lease store as a process sees it: once the process is gone, it hears nothing of it."""
+
+    store: Any
+    dead: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.dead:
+            raise Killed
+        return getattr(self.store, name)
+
+
+class Scene:
+    """Runs over two shards, one of which holds records that the transform cannot take."""
+
+    def __init__(self, folder: Path, poison: set[int], fault: str, **declaration: Any) -> None:
+        self.world = World(folder, records=0, records_max=1_000, declaration=declaration)
+        self.poison = {b"0:%d" % number for number in poison}
+        self.fault = fault
+        self.runs = 0
+        self.mortal = Mortal(self.world.store)
+        self.tried: list[list[ReadRange]] = []
+        self.results: list[tuple[Try, SweepResult]] = []
+
+    def sweep(
+        self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
+    ) -> Mapping[ShardId, SweepResult]:
+        self.tried.append(list(ranges))
+        results: dict[ShardId, SweepResult] = {}
+        for range_ in ranges:
+            if self.values(range_) & self.poison:
+                results[range_.shard] = self.fails()
+        good = [range_ for range_ in ranges if range_.shard not in results]
+        return {**results, **self.world.sweeper(good, numbers)}
+
+    def start(self, tries: Sequence[Try]) -> None:
+        for each in sorted(tries, key=lambda each: each.range_.shard, reverse=True):
+            shard, numbers = each.range_.shard, {each.range_.shard: each.numbers}
+            try:
+                if each.set_aside:
+                    self.world.sweeper.refuses = lambda _: True
+                    result = self.world.sweeper([each.range_], numbers)[shard]
+                    self.world.sweeper.refuses = lambda _: False
+                else:
+                    result = self.sweep([each.range_], numbers)[shard]
+            except RunStalled as stalled:
+                result = stalled
+            self.results.append((each, result))
+
+    def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
+        results, self.results = self.results, []
+        return results
+
+    def interrupt(self) -> None:
+        self.results = []
+
+    def values(self, range_: ReadRange) -> set[bytes]:
+        return {
+            value for part in self.world.log.read(range_) for value in part["value"].to_pylist()
+        }
+
+    def fails(self) -> TransformError:
+        if self.fault == "hangs":
+            raise RunStalled("This run made no progress for 2 s.")
+        if self.fault == "dies":
+            self.mortal.dead = True
+            raise Killed
+        if self.fault == "is terminated":
+            raise KeyboardInterrupt
+        return TransformError("The transform raised ValueError.")
+
+    def run(self) -> dict[ShardId, Any]:
+        """A run over both shards, or one for each that is blocked, as the launcher has it.
+
+        The reports of a process that is gone are lost.
+        """
+        self.runs += 1
+        world, rows = self.world, self.world.store.progress(self.world.key, [NODE])
+        apart = [[shard] for shard in world.ids if rows[shard].blocked]
+        together = [shard for shard in world.ids if not rows[shard].blocked]
+        reports: dict[ShardId, Any] = {}
+        for shards in [together, *apart]:
+            replaced = {shard: rows[shard].consumer_run for shard in shards}
+            self.mortal = Mortal(world.store)
+            consumer = world.consumer(
+                f"run-{self.runs}-{'-'.join(shards)}",
+                store=self.mortal,
+                sweeper=self.sweep,
+                apart=self,
+                replaces=replaced,
+            )
+            with suppress(Killed, KeyboardInterrupt):
+                reports |= consumer.consume(shards)
+            self.results = []
+        return reports
+
+    def until_read(self, runs_max: int = 200) -> None:
+        ends = {shard: bound.end for shard, bound in self.world.log.bounds(self.world.ids).items()}
+        while {shard: self.world.lease(shard).check_point or "0" for shard in ends} != ends:
+            assert self.runs < runs_max
+            self.run()
+
+    def quarantined(self) -> list[bytes | None]:
+        world = self.world
+        return [each.value for each in quarantined_records(world.store, world.key, world.place)]
+
+    @property
+    def suspicion(self) -> Suspicion | None:
+        return self.world.lease(BAD).suspicion
+
+
+FAULTS = ("raises", "hangs", "dies", "is terminated")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@settings(max_examples=5, deadline=None)
+@given(st.integers(1, 40), st.sets(st.integers(0, 39), max_size=3))
+def test_exactly_the_records_that_block_are_quarantined_and_all_others_committed_once(
+    fault: str, records: int, poison: set[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        scene = Scene(Path(folder), poison, fault, on_poison="quarantine")
+        world = scene.world
+        world.append(BAD, records)
+        world.append(GOOD, records)
+        scene.until_read()
+        values = world.expected(BAD, records)
+        bad = [value for value in values if value in scene.poison]
+        assert scene.quarantined() == bad
+        assert world.committed(BAD) == [value for value in values if value not in bad]
+        assert world.committed(GOOD) == world.expected(GOOD, records)
+        assert scene.suspicion is None
+        assert verify(world.store, world.key) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_record_is_held_until_the_transform_takes_it(tmp_path: Path, fault: str) -> None:
+    """Goal: a sentence that names the cursor; a repaired transform heals the shard by itself."""
+    scene = Scene(tmp_path, {13}, fault)
+    world = scene.world
+    world.append(BAD, 20)
+    world.append(GOOD, 20)
+    for _ in range(20):
+        reports = scene.run()
+    assert world.lease(BAD).check_point == "13"
+    assert world.committed(GOOD) == world.expected(GOOD, 20)
+    assert scene.quarantined() == []
+    suspicion = scene.suspicion
+    assert suspicion is not None
+    assert suspicion.held
+    if fault == "raises":
+        assert reports[BAD].stopped is StopReason.FAILED
+        assert "Shard 0 of orders/default is held at cursor 13" in reports[BAD].error
+        assert "raised ValueError" in reports[BAD].error
+    tried, runs = len(scene.tried), scene.runs
+    scene.run()
+    assert [range_.start for [range_] in scene.tried[tried:] if range_.shard == BAD] == ["13"]
+    assert scene.runs == runs + 1
+    scene.poison = set()
+    scene.until_read(scene.runs + 2)
+    assert world.committed(BAD) == world.expected(BAD, 20)
+    assert scene.suspicion is None
+
+
+def test_a_held_record_that_is_skipped_goes_to_quarantine_with_the_reason(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, {3}, "hangs")
+    scene.world.append(BAD, 8)
+    for _ in range(20):
+        scene.run()
+    scene.world.store.skip_record(scene.world.key, BAD, "3", observer="ops")
+    scene.until_read(scene.runs + 3)
+    assert scene.quarantined() == [b"0:3"]
+
+
+def test_a_whole_search_takes_as_many_tries_as_the_range_has_bits_and_their_ids_differ(
+    tmp_path: Path,
+) -> None:
+    scene = Scene(tmp_path, {700}, "hangs", on_poison="quarantine")
+    world = scene.world
+    world.append(BAD, 1_000)
+    scene.until_read()
+    assert len(scene.tried) <= 2 + 10 + 3
+    rows = [row for (shard, _), row in world.store._groups[world.key].batches.items()]
+    ranges = {(row.shard, row.sequence): (row.start, row.end) for row in rows}
+    assert len(ranges) == len(rows)
+    abandoned = [row for row in rows if row.state is BatchState.ABANDONED]
+    assert abandoned
+    assert all(int(row.end) - int(row.start) > 1 for row in abandoned)
+
+
+def test_a_neighbour_is_committed_by_the_run_after_the_first_that_hangs(tmp_path: Path) -> None:
+    """Goal: it waits for one stall alone; the shard that hangs has a job of its own from then on.
+
+    Method: the search goes on beside new records of the neighbour, which each run commits.
+    """
+    scene = Scene(tmp_path, {13}, "hangs", on_poison="quarantine")
+    world = scene.world
+    world.append(BAD, 20)
+    world.append(GOOD, 5)
+    scene.run()
+    assert world.committed(GOOD) == []
+    for number in range(2, 8):
+        scene.run()
+        assert world.committed(GOOD) == world.expected(GOOD, 5 * (number - 1))
+        world.append(GOOD, 5)
+    assert all(len(ranges) == 1 for ranges in scene.tried[1:])
+
+
+def test_more_records_than_a_batch_may_quarantine_hold_the_shard(tmp_path: Path) -> None:
+    """Goal: a transform that fails for every record does not empty the log into quarantine."""
+    declared = {"on_poison": "quarantine", "quarantined_max": 3}
+    scene = Scene(tmp_path, set(range(20)), "raises", **declared)
+    scene.world.append(BAD, 20)
+    for _ in range(10):
+        reports = scene.run()
+    assert scene.quarantined() == [b"0:%d" % number for number in range(3)]
+    assert "is held at cursor 3" in reports[BAD].error
+
+
+def test_what_says_nothing_of_records_halves_no_range(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, set(), "raises")
+    scene.world.append(BAD, 20)
+    errors = [SourceUnavailable("It is away."), TransformUnusable("No."), SparkAway("No Spark.")]
+    for error in errors * 2:
+        scene.world.sweeper.results = {BAD: error}
+        assert scene.run()[BAD].error == str(error)
+    assert all(ranges[0].end == "20" for ranges in scene.tried)
+    assert scene.suspicion is None
+
+
+def test_only_what_a_record_may_have_done_counts() -> None:
+    guilty = [TransformError(""), RunStalled(""), SparkUnavailable(""), LogCorrupt("")]
+    assert all(map(may_be_of_records, [*guilty, SourceError("Reading failed with OSError")]))
+    innocent = [TransformUnusable(""), SparkAway(""), SourceUnavailable(""), OutputUnwritable("")]
+    assert not any(map(may_be_of_records, [*innocent, StoreUnavailable("")]))
+
+
+def test_a_source_whose_cursors_have_no_order_is_halved_by_counting(tmp_path: Path) -> None:
+    """Method: a log whose cursors are names, so that only planning tells where records lie."""
+
+    class Named:
+        """A source of which no range can be cut."""
+
+        def __init__(self, log: Any) -> None:
+            self.log = log
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "divide":
+                raise AttributeError(name)
+            return getattr(self.log, name)
+
+    scene = Scene(tmp_path, {11, 12}, "hangs", on_poison="quarantine")
+    world = scene.world
+    world.stream = replace(world.stream, source=Named(world.log))  # type: ignore[arg-type]
+    world.append(BAD, 30)
+    scene.until_read()
+    assert scene.quarantined() == [b"0:11", b"0:12"]
+    assert len(world.committed(BAD)) == 28
