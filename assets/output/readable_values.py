@@ -93,10 +93,10 @@ def _unreadable_lists(values: Any) -> Any | None:
     parts = (values.keys, values.items) if is_map else (values.values,)
     inner = [part.slice(ends[0], ends[-1] - ends[0]) for part in parts]
     masks = [mask for mask in map(unreadable, inner) if mask is not None]
-    found = [_among(values, rows.filter(mask)) for mask in masks]
+    marked = [_among(values, rows.filter(mask)) for mask in masks]
     if is_map and len(rows) and lengths.max() > 1:
-        found.append(_among(values, _rows_of_repeated(inner[0], rows)))
-    return _either(found)
+        marked.append(_among(values, _rows_of_repeated(inner[0], rows)))
+    return _either(marked)
 
 
 def _rows_of_repeated(keys: Any, rows: Any) -> Any:

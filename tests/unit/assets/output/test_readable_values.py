@@ -57,9 +57,9 @@ def test_what_no_reader_can_be_trusted_with_is_named(name: str) -> None:
         array = pa.array(values, kind)
     for start in range(len(values) + 1):
         mask = unreadable(array.slice(start))
-        found = [] if mask is None else mask.to_pylist()
-        assert not found or len(found) == len(values) - start
-        named = [start + at for at, bad in enumerate(found) if bad]
+        marks = [] if mask is None else mask.to_pylist()
+        assert not marks or len(marks) == len(values) - start
+        named = [start + at for at, bad in enumerate(marks) if bad]
         assert named == [at for at in expected if at >= start]
         assert (mask is None) == (named == [])
 

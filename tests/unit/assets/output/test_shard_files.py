@@ -89,9 +89,9 @@ def test_a_row_that_not_every_reader_can_read_goes_to_quarantine(
     files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
     files.add(batch)
     good, bad = sorted(files.close(), key=lambda file: file.quarantine)
-    kept = pq.read_table(tmp_path / good.path)
-    assert kept["cursor"].to_pylist() == (["0"] if errors else ["0", "2"])
-    assert len(kept["extra"].to_pylist()) == kept.num_rows, "Python reads them"
+    output = pq.read_table(tmp_path / good.path)
+    assert output["cursor"].to_pylist() == (["0"] if errors else ["0", "2"])
+    assert len(output["extra"].to_pylist()) == output.num_rows, "Python reads them"
     quarantined = pq.read_table(tmp_path / bad.path).to_pylist()
     assert [row["value"] for row in quarantined] == [b"1", b"2"][: 2 if errors else 1]
     assert quarantined[0]["error"].startswith("Column 'extra' holds a time outside the years")
