@@ -70,6 +70,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 GROUP_KEY = "leasehold.group"
+ADOPTION_TAG = "before-adoption"
+"""The beginning of the name under which the snapshot before an adoption is kept."""
 NEW_TABLE_PROPERTIES = {
     # Metadata files are removed by whoever publishes; these are for engines that commit as well.
     "write.metadata.delete-after-commit.enabled": "true",
@@ -174,8 +176,9 @@ class Publisher:
     def adopt(self, turn: PublishTurn) -> PublishReport:
         """Have the table show what counts as published, whoever changed it, in one snapshot.
 
-        What it lacks is put in, and what the ledger does not name is taken out. A table that is
-        gone, or whose metadata is, is made anew. No file is written or removed.
+        What it lacks is put in, and what the ledger does not name is taken out; the snapshot before
+        is kept under a tag then. A table that is gone, or whose metadata is, is made anew. No file
+        of records is written or removed.
 
         Raises:
             TableUnavailable: the catalog or the output cannot be reached.
@@ -355,6 +358,9 @@ class Publisher:
         assert current is not None
         mark = Mark(number, current.sequence_number or 0)
         staging.set_properties({MARK_PROPERTY: str(mark)})
+        if before and any(each.without_deletes and each.removed for each in plan.snapshots):
+            # What an adoption takes out may be nowhere else.
+            staging.tag(f"{ADOPTION_TAG}-{current.snapshot_id}", before.snapshot_id)
         staging.expire(settings.snapshots_kept)
         base = None if before is None else before.snapshot_id
         records = table_records(self._io, staging.metadata)

@@ -208,6 +208,14 @@ class Staging:
         )
         return snapshot_id
 
+    def tag(self, name: str, snapshot_id: int) -> None:
+        """Name a snapshot, which then stays until somebody drops the name."""
+        from pyiceberg.table.refs import SnapshotRefType
+        from pyiceberg.table.update import SetSnapshotRefUpdate
+
+        tag = SnapshotRefType.TAG
+        self._apply(made(SetSnapshotRefUpdate, ref_name=name, type=tag, snapshot_id=snapshot_id))
+
     def expire(self, keep: int) -> tuple[int, ...]:
         """Let go of the oldest snapshots beyond a number to keep, and return their ids.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
+from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -141,6 +143,39 @@ def test_a_restored_database_neither_loses_nor_doubles_what_is_published(scene: 
     scene.consume(1)
     scene.publish()
     assert scene.published() == scene.committed() == expected(21)
+
+
+def test_records_that_only_the_table_has_stay_readable_under_a_tag(tmp_path: Path) -> None:
+    """1. The database is restored; 2. the table is adopted before its records come again."""
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": "none"}
+    scene = Scene(tmp_path, CatalogSettings("lake", properties))
+    scene.consume(8)
+    scene.publish()
+    dump = scene.dump()
+    scene.consume(8)
+    scene.publish()
+    scene.restore(dump)
+    assert scene.publish("adopt").snapshot is not None
+    assert scene.published() == expected(8)
+    for _ in range(3):
+        scene.consume(1)
+        scene.publish()
+    table = scene.lake().load_table("leasehold.demo")
+    named = {each.snapshot_id for each in table.metadata.refs.values()}
+    old = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id not in named]
+    table.maintenance.expire_snapshots().by_ids(old).commit()
+    vacuum(
+        scene.home.store,
+        KEY,
+        output_place(scene.home.output),
+        older_than=timedelta(0),
+        catalog=scene.catalog,
+    )
+    table = scene.lake().load_table("leasehold.demo")
+    (name,) = (name for name in table.metadata.refs if name.startswith("before-adoption-"))
+    rows = table.scan(snapshot_id=table.metadata.refs[name].snapshot_id).to_arrow()
+    assert sorted(rows["value"].to_pylist()) == expected(16)
+    assert scene.published() == scene.committed()
 
 
 def test_the_metadata_of_an_older_database_may_be_gone(tmp_path: Path) -> None:
