@@ -8,6 +8,7 @@ from datetime import date
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from dagster_leasehold.assets.arrow_parsing.limits import DECIMAL_LETTERS_MAX, SEPARATORS_MAX
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.lease_store.errors import shown
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 Records = TypeVar("Records", "DataFrame", "pa.Table")
 
 _CORRUPT = "_corrupt_record"
-_PARSED = "_parsed"
+_PARSED, _TEXTS = "_parsed", "_texts"
 _CALENDAR = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 
 
@@ -51,15 +52,12 @@ def parse_json(records: Records, schema: str | StructType, column: str = "value"
 
     fields = _fields(everything, schema, "parse_json")
     checked = _with_corrupt(fields)
-    text = _text(column)
-    parsed = functions.from_json(text, checked, _PERMISSIVE)
-    # Spark's count of microseconds overflows for seconds of more than 12 digits, so that they may
-    # become any time: they are looked at as text.
-    texts = functions.from_json(text, _times_as_texts(fields), _PERMISSIVE)
-    long_number = functions.when(text.rlike("[0-9]{13}"), texts)
-    wrong = _condition(long_number, fields, _is_long_number)
+
+    def parse(text: Column, kind: StructType) -> Column:
+        return functions.from_json(text, kind, _PERMISSIVE)
+
     why = f"{column} is not a JSON object of the expected fields"
-    return _joined(everything, parsed, checked, column, wrong=wrong, why=why)
+    return _joined(everything, parse, checked, column, wrong=None, why=why)
 
 
 def parse_csv(
@@ -97,14 +95,22 @@ def parse_csv(
     checked = _with_corrupt(fields)
     text = _text(column)
     options = _PERMISSIVE | {"sep": separator, "quote": '"', "escape": '"'}
-    parsed = functions.from_csv(text, checked.toDDL(), options)
+    # Spark's reader of lines fails the whole job at its limit of columns, a little above this one.
+    separators = functions.length(text) - functions.length(
+        functions.replace(text, functions.lit(separator), functions.lit(""))
+    )
+
+    def parse(text: Column, kind: StructType) -> Column:
+        line = functions.when(separators <= SEPARATORS_MAX, text)
+        return functions.from_csv(line, kind.toDDL(), options)
+
     # Spark takes an empty line for one of nulls, and an open quote for one that ends with the line.
     quotes = functions.length(text) - functions.length(
         functions.replace(text, functions.lit('"'), functions.lit(""))
     )
     wrong = (functions.trim(text) == "") | (quotes % 2 != 0)
     why = f"{column} is not a line of CSV with the {len(fields)} expected fields"
-    return _joined(everything, parsed, checked, column, wrong=wrong, why=why)
+    return _joined(everything, parse, checked, column, wrong=wrong, why=why)
 
 
 def _is_table(records: object) -> bool:
@@ -186,7 +192,7 @@ def _text(column: str) -> Column:
 
 def _joined(
     records: DataFrame,
-    parsed: Column,
+    parse: Callable[[Column, StructType], Column],
     checked: StructType,
     column: str,
     *,
@@ -196,7 +202,18 @@ def _joined(
     """Return the records with their fields, and the error of those that could not be parsed."""
     from pyspark.sql import functions
 
-    fields = functions.col(_PARSED)
+    columns = records.columns
+    text, fields = _text(column), functions.col(_PARSED)
+    # Spark takes quadratic time for long decimals, and its count of microseconds overflows for
+    # seconds of more than 12 digits, which so become any time. Both are looked at as texts first.
+    suspect = functions.when(
+        (functions.length(text) > DECIMAL_LETTERS_MAX) | text.rlike("[0-9]{13}"),
+        parse(text, _numbers_as_texts(checked)),
+    )
+    long_number = _condition(functions.col(_TEXTS), checked, _is_long_number)
+    if long_number is not None:
+        records = records.withColumn(_TEXTS, suspect)
+        text = functions.when(~functions.coalesce(long_number, functions.lit(False)), text)
     failed = fields.isNull() | fields[_CORRUPT].isNotNull()
     for condition in (wrong, _condition(fields, checked, _is_unreadable)):
         if condition is not None:
@@ -208,10 +225,10 @@ def _joined(
     )
     good = functions.col(ERROR_COLUMN).isNull()
     return (
-        records.withColumn(_PARSED, parsed)
+        records.withColumn(_PARSED, parse(text, checked))
         .withColumn(ERROR_COLUMN, error)
         .select(
-            *records.columns,
+            *columns,
             *(functions.when(good, fields[name]).alias(name) for name in checked.names[:-1]),
             ERROR_COLUMN,
         )
@@ -261,29 +278,27 @@ def _is_unreadable(value: Column, kind: DataType) -> Column | None:
 
 
 def _is_long_number(value: Column, kind: DataType) -> Column | None:
-    """Return the condition that the text of a time is a number of more than 12 digits."""
-    from pyspark.sql.types import TimestampType
+    """Return the condition that the text of a decimal or a time is a number too long for Spark."""
+    from pyspark.sql import functions
+    from pyspark.sql.types import DecimalType, TimestampType
 
+    if isinstance(kind, DecimalType):
+        return functions.length(value) > DECIMAL_LETTERS_MAX
     return value.rlike("^-?[0-9]{13,}$") if isinstance(kind, TimestampType) else None
 
 
-def _times_as_texts(kind: Any) -> Any:
-    """Return a type with text in place of times."""
-    from pyspark.sql.types import (
-        ArrayType,
-        MapType,
-        StringType,
-        StructField,
-        StructType,
-        TimestampType,
-    )
+def _numbers_as_texts(kind: Any) -> Any:
+    """Return a type with text in place of decimals and times."""
+    from pyspark.sql import types as t
 
-    if isinstance(kind, TimestampType):
-        return StringType()
-    if isinstance(kind, ArrayType):
-        return ArrayType(_times_as_texts(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, _times_as_texts(kind.valueType))
-    if isinstance(kind, StructType):
-        return StructType([StructField(f.name, _times_as_texts(f.dataType)) for f in kind.fields])
+    if isinstance(kind, t.DecimalType | t.TimestampType):
+        return t.StringType()
+    if isinstance(kind, t.ArrayType):
+        return t.ArrayType(_numbers_as_texts(kind.elementType))
+    if isinstance(kind, t.MapType):
+        return t.MapType(kind.keyType, _numbers_as_texts(kind.valueType))
+    if isinstance(kind, t.StructType):
+        return t.StructType(
+            [t.StructField(each.name, _numbers_as_texts(each.dataType)) for each in kind.fields]
+        )
     return kind

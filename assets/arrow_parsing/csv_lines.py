@@ -23,6 +23,7 @@ from dagster_leasehold.assets.arrow_parsing.columns import (
     typed,
     without_bad,
 )
+from dagster_leasehold.assets.arrow_parsing.limits import SEPARATORS_MAX
 from dagster_leasehold.assets.errors import TransformError
 
 _pc: Any = pyarrow.compute
@@ -64,6 +65,9 @@ class CsvFormat(ValueFormat):
             return pa.array(np.zeros(len(texts), np.bool_))
         plain = _pc.not_equal(_pc.utf8_trim(texts, characters=" "), "")
         plain = _pc.and_(plain, _pc.invert(_pc.starts_with(texts, _BOM)))
+        if (_pc.max(_pc.binary_length(texts)).as_py() or 0) > SEPARATORS_MAX:
+            separators = _pc.count_substring(texts, self._separator)
+            plain = _pc.and_(plain, _pc.less_equal(separators, SEPARATORS_MAX))
         data = bytes(plain_columns.content(texts))
         if any(letter in data for letter in _LINE_LETTERS):
             plain = _pc.and_(plain, _pc.match_substring_regex(texts, self._standard))
@@ -111,6 +115,8 @@ class CsvFormat(ValueFormat):
         """Return the fields of one line."""
         if not text.strip(" ") or text.count('"') % 2:
             raise ValueError("no line")
+        if text.count(self._separator) > SEPARATORS_MAX:
+            raise ValueError("too many separators")
         parts = self._parts(text)
         if len(parts) != len(self._forms):
             raise ValueError("another number of fields")

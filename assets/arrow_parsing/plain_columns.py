@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from dagster_leasehold.assets.arrow_parsing.limits import DECIMAL_LETTERS_MAX
+
 _pc: Any = pyarrow.compute
 
 _INTEGER_LETTERS = b"-0123456789"
@@ -46,7 +48,8 @@ def plain_numbers(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
 
 def plain_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array | None:
     """Return decimals that fit without rounding."""
-    if not _has_only(texts, _NUMBER_LETTERS):
+    short = _all(_pc.less_equal(_pc.binary_length(texts), DECIMAL_LETTERS_MAX))
+    if not short or not _has_only(texts, _NUMBER_LETTERS):
         return None
     values = _cast(texts, kind)
     return None if values is None or not is_valid(values) else values

@@ -14,6 +14,8 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
+from dagster_leasehold.assets.arrow_parsing.limits import DECIMAL_LETTERS_MAX
+
 _BLANK = "".join(map(chr, [*range(33), 127]))
 _TIME = r"(\d{1,2})(?::(\d{1,2})(?::(\d{1,2})(?:\.(\d*))?(\D.*)?)?)?"
 _MOMENT = re.compile(
@@ -118,6 +120,8 @@ def rounded_single(text: str) -> float:
 
 def decimal_number(text: str, precision: int, scale: int) -> Decimal:
     """Return a decimal rounded half up; commas in it do not count."""
+    if len(text) > DECIMAL_LETTERS_MAX:
+        raise ValueError("the decimal is too long")
     return fitted(text.replace(",", ""), precision, scale)
 
 

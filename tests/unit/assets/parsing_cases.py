@@ -129,6 +129,7 @@ _WHOLE = [
     b'{"n":1,"' + b"o" * 50_001 + b'":0}',
     b'{"n":1,"text":"' + b"x" * 60_000 + b'"}',
 ]
+_WHOLE += [b'{"price":"%s1"}' % (b"0" * zeros) for zeros in (998, 999, 1000, 100_000)]
 JSON_VALUES: list[bytes | None] = _WHOLE + [
     f'{{"{name}":{text}}}'.encode() for name, texts in _FIELDS.items() for text in texts.split(" ")
 ]
@@ -180,6 +181,12 @@ _PAIRS = (
     'x,"y"\n|",\n"x,y"|a"b,"c|"a,b|"a,b"c","d|"a\n"b\n","d"|x,"y"",z|"x" y,"z w"|""" ",""|x","|'
     '"" a"",b|x,"" a""|\x00x,y|"x\x00",y|\ufeffx,y|x;y|,"x|, |naïve,☃'
 )
+_LONG: list[bytes | None] = (
+    [b",,,,,,,," + b"0" * zeros + b"1,,,," for zeros in (998, 999, 1000, 100_000)]
+    + [b'"' + b"," * commas + b'"' + b"," * 12 for commas in (19_988, 19_989, 30_000)]
+    + [b"," * 50_000]
+)
+CSV_VALUES += _LONG
 PAIR_VALUES: list[bytes | None] = [text.encode() for text in _PAIRS.split("|")] + [
     b"",
     None,
