@@ -2,7 +2,7 @@
 
 Both sides are read as streams. Each file adds its hash to one of many sums on the one side, and
 takes it off on the other; only files whose sums are not level are looked at by their names. So
-memory does not grow with the files.
+memory grows by a number for each file that exists, and not by the names of files.
 
 Consumption, publishing and rewriting go on meanwhile, which must not look like a difference:
 
