@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.isolation import may_be_of_records
-from dagster_leasehold.assets.consuming.sweep import SweepResult, Try
+from dagster_leasehold.assets.consuming.sweep import GuardedApart, GuardedSweeper, SweepResult, Try
 from dagster_leasehold.assets.errors import (
     OutputUnwritable,
     SparkAway,
@@ -23,6 +24,7 @@ from dagster_leasehold.assets.errors import (
     TransformError,
     TransformUnusable,
 )
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.output.quarantined import quarantined_records
 from dagster_leasehold.lease_store.errors import (
     LogCorrupt,
@@ -35,7 +37,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.shard_sources.source import ReadRange
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.unit.assets.consumption_world import NODE, World
 
 BAD, GOOD = ShardId("0"), ShardId("1")
@@ -304,3 +306,34 @@ def test_a_source_whose_cursors_have_no_order_is_halved_by_counting(tmp_path: Pa
     scene.until_read()
     assert scene.quarantined() == [b"0:11", b"0:12"]
     assert len(world.committed(BAD)) == 28
+
+
+def test_neighbours_go_on_while_a_shard_hangs_that_is_given_up_alone(tmp_path: Path) -> None:
+    """Method: the guard's clock stands still until the neighbour has come to its end."""
+    scene = Scene(tmp_path, {0}, "hangs")
+    world = scene.world
+    world.stream = replace(world.stream, limits=Limits(records_max=2))
+    world.append(BAD, 6)
+    world.append(GOOD, 6)
+    scene.run()
+    assert world.lease(GOOD).check_point is None
+    ended = threading.Event()
+
+    def make(each: Try, guard: StallGuard) -> SweepResult:
+        if each.range_.shard == BAD:
+            while not guard.ending:
+                ended.wait(0.01)
+        return world.sweeper([each.range_], {each.range_.shard: each.numbers})[each.range_.shard]
+
+    def clock() -> float:
+        return 100.0 if world.lease(GOOD).check_point == "6" else 0.0
+
+    with StallGuard(10.0, clock) as guard:
+        sweeper = GuardedSweeper(world.sweeper, guard)
+        reports = world.consume("run-2", apart=GuardedApart(sweeper, make, guard))
+    assert reports[GOOD].stopped is StopReason.CAUGHT_UP
+    assert world.committed(GOOD) == world.expected(GOOD, 6)
+    assert reports[BAD].stopped is StopReason.FAILED
+    assert "made no progress for 10 s while it waited for Spark" in reports[BAD].error
+    assert guard.stalled is None
+    assert (world.lease(BAD).check_point, world.lease(BAD).tries) == (None, 2)
