@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _KEY = b"leasehold.transform"
+OTHER_COLUMNS = "it had other columns than its records"
+"""The mark of a file that was merged from files of several sets of columns without a mark."""
 
 
 def name_of(transform: Callable[..., object] | None) -> str:

@@ -26,7 +26,7 @@ from dagster_leasehold.assets.output.table.columns import (
     in_stored_types,
     merged,
 )
-from dagster_leasehold.assets.output.transform_mark import mark_of, marked
+from dagster_leasehold.assets.output.transform_mark import OTHER_COLUMNS, mark_of, marked
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
 from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
@@ -264,7 +264,10 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
     """
     schemas = [_schema(path) for path, _ in parts]
     marks = (mark_of(schema.metadata) for schema in reversed(schemas))
-    schema = marked(_joined_schema(schemas), next((mark for mark in marks if mark), ""))
+    # Together they have the columns of records again, which a part that lacks some does not.
+    alike = len({frozenset(schema.names) for schema in schemas}) == 1
+    mark = next((mark for mark in marks if mark), "" if alike else OTHER_COLUMNS)
+    schema = marked(_joined_schema(schemas), mark)
     file = target.create()
     try:
         records = _copied(parts, file.sink, schema)
