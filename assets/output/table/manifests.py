@@ -249,9 +249,9 @@ class Manifests:
             if place is None:
                 continue
             values[own.fields[place].field_id] = lowest.decode()
-            found = [values.get(part.field_id) for part in own.fields]
-            if None not in found:
-                file[_PARTITION] = Record(*found)
+            partition = [values.get(part.field_id) for part in own.fields]
+            if None not in partition:
+                file[_PARTITION] = Record(*partition)
                 return own.spec_id
         return spec
 

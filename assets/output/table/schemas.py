@@ -66,11 +66,11 @@ def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[Par
     from pyiceberg.partitioning import PartitionSpec as IcebergSpec
     from pyiceberg.transforms import IdentityTransform, parse_transform
 
-    schema, known = metadata.schema(), [*metadata.partition_specs]
+    schema, candidates = metadata.schema(), [*metadata.partition_specs]
     numbers = count(
         max(
             [PARTITION_FIELD_ID_START, (metadata.last_partition_id or 0) + 1]
-            + [field.field_id + 1 for spec in known for field in spec.fields]
+            + [field.field_id + 1 for spec in candidates for field in spec.fields]
         )
     )
     fields: dict[str, PartitionField | None] = {}
@@ -84,7 +84,7 @@ def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[Par
         transform = parse_transform(word) if word else IdentityTransform()
         same = (
             field
-            for spec in known
+            for spec in candidates
             for field in spec.fields
             if (field.source_id, field.transform) == (source.field_id, transform)
         )
@@ -98,11 +98,10 @@ def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[Par
     coarse = [field for text, field in fields.items() if text == SHARD_COLUMN and field]
     specs: list[PartitionSpec] = []
     for wanted in ([each for each in whole if each] if None not in whole else coarse, coarse):
-        found = (each for each in known if list(each.fields) == wanted)
-        spec = next(found, None)
+        spec = next((each for each in candidates if list(each.fields) == wanted), None)
         if spec is None:
-            spec = IcebergSpec(*wanted, spec_id=max(each.spec_id for each in known) + 1)
-            known.append(spec)
+            spec = IcebergSpec(*wanted, spec_id=max(each.spec_id for each in candidates) + 1)
+            candidates.append(spec)
         if spec not in specs:
             specs.append(spec)
     return specs

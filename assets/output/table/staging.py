@@ -137,11 +137,11 @@ class Staging:
         if self.metadata.properties.get(MAPPING_PROPERTY) != (mapping := name_mapping(schema)):
             self._apply(made(SetPropertiesUpdate, updates={MAPPING_PROPERTY: mapping}))
         self.specs = file_specs(self.metadata, partitioning)
-        known = self.metadata.specs()
+        earlier = self.metadata.specs()
         for spec in sorted(self.specs, key=lambda each: each.spec_id):
-            if spec.spec_id not in known:
+            if spec.spec_id not in earlier:
                 self._apply(made(AddPartitionSpecUpdate, spec=spec))
-        if (first := self.specs[0].spec_id) not in known:
+        if (first := self.specs[0].spec_id) not in earlier:
             self._apply(made(SetDefaultSpecUpdate, spec_id=first))
         if len(self.metadata.sort_orders) == 1 and (sorting := sort_order(schema, order)):
             self._apply(
