@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,8 +114,11 @@ def _write_parquet(plan: TablePlan, file: Path) -> int:
 
 def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
     """Yield each record of a batch as a line of JSON; a transform's columns follow the source's."""
-    for row in batch.to_pylist(maps_as_pydicts="strict"):
-        yield json.dumps(json_record(row), ensure_ascii=False, default=str) + "\n"
+    kinds = batch.schema.types
+    for row in batch.to_pylist():
+        values = map(_with_maps, row.values(), kinds)
+        record = json_record(dict(zip(row, values, strict=True)))
+        yield json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def json_record(row: dict[str, Any]) -> dict[str, Any]:
@@ -122,21 +126,61 @@ def json_record(row: dict[str, Any]) -> dict[str, Any]:
 
     A column of bytes that are not UTF-8 goes out under its name with `_base64` added.
     """
+    record: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, bytes) and not _is_text(value):
+            record[f"{name}_base64"] = json_value(value)
+        else:
+            record[name] = json_value(value)
+    return record
+
+
+def json_value(value: Any) -> Any:
+    """Return a value as JSON has it: what JSON has no form for is a text."""
     from base64 import b64encode
     from datetime import datetime
 
-    record: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, bytes):
-            try:
-                record[name] = value.decode("utf-8")
-            except UnicodeDecodeError:
-                record[f"{name}_base64"] = b64encode(value).decode("ascii")
-        elif isinstance(value, datetime):
-            record[name] = iso(value)
-        else:
-            record[name] = value
-    return record
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        entries: dict[Any, Any] = value
+        return {_json_key(key): json_value(inner) for key, inner in entries.items()}
+    if isinstance(value, list | tuple):
+        items: Any = value
+        return [json_value(inner) for inner in items]
+    if isinstance(value, bytes):
+        return value.decode() if _is_text(value) else b64encode(value).decode("ascii")
+    return iso(value) if isinstance(value, datetime) else str(value)
+
+
+def _with_maps(value: Any, kind: Any) -> Any:
+    """Return a value of an Arrow type, of which maps are dictionaries of texts."""
+    import pyarrow as pa
+
+    if value is None or not pa.types.is_nested(kind):
+        return value
+    if pa.types.is_map(kind):
+        keys = [_json_key(_with_maps(key, kind.key_type)) for key, _ in value]
+        return dict(zip(keys, (_with_maps(item, kind.item_type) for _, item in value), strict=True))
+    if pa.types.is_struct(kind):
+        return {field.name: _with_maps(value[field.name], field.type) for field in kind}
+    return [_with_maps(item, kind.value_type) for item in value]
+
+
+def _json_key(key: Any) -> str:
+    """Return the key of a map as text: a string as it is, another one as JSON writes it."""
+    text = json_value(key)
+    return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def load(
