@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
         raise TransformError(
             f"{where} returned {type(output).__name__}: return the Arrow table to write."
         )
-    table: Any = _in_plain_types(output)
+    table: Any = _in_plain_types(where, output)
     columns = table.schema.names
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
@@ -124,14 +124,23 @@ def check_columns(where: str, columns: Collection[str], *, shards_are_strings: b
         )
 
 
-def _in_plain_types(table: pa.Table) -> pa.Table:
+def _in_plain_types(where: str, table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
     kinds = [_plain(kind) for kind in table.schema.types]
-    if kinds == table.schema.types:
-        return table
-    fields = [field.with_type(kind) for field, kind in zip(table.schema, kinds, strict=True)]
-    return table.cast(pa.schema(fields, table.schema.metadata))
+    for at, (field, kind) in enumerate(zip(table.schema, kinds, strict=True)):
+        if field.type.equals(kind):
+            continue
+        try:
+            column = table.column(at).cast(kind)
+        except pa.ArrowException as error:
+            raise TransformError(
+                f"{where} returned column {shown(field.name)} as {shown(str(field.type))}, which "
+                f"Arrow cannot bring into {shown(str(kind))} ({one_line(str(error))}): return the "
+                "latter, or another type."
+            ) from error
+        table = table.set_column(at, field.with_type(kind), column)
+    return table
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -149,10 +158,21 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return simple[kind]
     if of.is_dictionary(kind):
         return _plain(kind.value_type)
-    if of.is_list(kind) or of.is_large_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
     if of.is_timestamp(kind) and kind.tz:
         return pa.timestamp(kind.unit, "UTC")
+    return _plain_nested(kind) if of.is_nested(kind) else kind
+
+
+def _plain_nested(kind: Any) -> Any:
+    import pyarrow as pa
+
+    of = pa.types
     if of.is_struct(kind):
         return pa.struct([field.with_type(_plain(field.type)) for field in kind])
+    if of.is_map(kind):
+        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
+    if of.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)), kind.list_size)
+    if of.is_list(kind) or of.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
     return kind

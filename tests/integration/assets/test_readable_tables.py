@@ -1,0 +1,26 @@
+"""Spark reads back what the property test of columns writes, as the engines without a JVM do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_leasehold.assets.output.committed_output import read_committed
+from tests.unit.assets.output.table.publishing_world import Publishing
+from tests.unit.assets.output.table.test_readable_tables import check_table
+
+pytestmark = pytest.mark.spark
+LONG = [pytest.param(seed, marks=pytest.mark.long) for seed in range(1_002, 1_060)]
+
+
+@pytest.mark.parametrize("seed", [1_000, 1_001, *LONG])
+def test_spark_reads_what_is_written(tmp_path: Path, seed: int, connect_session: Any) -> None:
+    def by_spark(table: Publishing) -> list[dict[str, Any]]:
+        world = table.world
+        frame = read_committed(connect_session, world.store, world.key, world.output)
+        return frame.toArrow().to_pylist()
+
+    # This Spark has no type for times of a day.
+    check_table(tmp_path, seed, {"spark": by_spark}, without=r"time(32|64)|Time(32|64)")
