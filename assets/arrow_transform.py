@@ -85,8 +85,8 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
         raise TransformError(
-            f"{where} returned several columns of the name {', '.join(repeated)}: give each column "
-            "a name of its own."
+            f"{where} returned several columns of the name {', '.join(map(shown, repeated))}: give "
+            "each column a name of its own."
         )
     strings = SHARD_COLUMN in columns and table.schema.field(SHARD_COLUMN).type == pa.string()
     check_columns(where, columns, shards_are_strings=strings)

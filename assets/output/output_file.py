@@ -195,8 +195,23 @@ def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, p
     if errors.null_count == len(errors):
         return None, good
     failed = pc.is_valid(errors)
-    bad = rows.filter(failed).select(list(QUARANTINE_COLUMNS))
+    bad = _with_moments(rows.filter(failed).select(list(QUARANTINE_COLUMNS)))
     return bad.rename_columns([*QUARANTINE_COLUMNS[:-1], "error"]), good.filter(pc.invert(failed))
+
+
+def _with_moments(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with the event times of records; null where a transform made none of them."""
+    import pyarrow as pa
+
+    at, kind = rows.schema.get_field_index(TIME_COLUMN), record_schema().field(TIME_COLUMN).type
+    times = rows.column(at)
+    if times.type.equals(kind):
+        return rows
+    if not pa.types.is_timestamp(times.type):
+        return rows.set_column(at, TIME_COLUMN, pa.nulls(rows.num_rows, kind))
+    outside = outside_calendar(times)
+    times = times if outside is None else without(times, outside)
+    return rows.set_column(at, TIME_COLUMN, times.cast(kind, safe=False))
 
 
 def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -208,7 +223,8 @@ def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
 
     for field, column in zip(rows.schema, rows.columns, strict=True):
         # A time of the record itself is stored as null.
-        bad = None if field.name == TIME_COLUMN else unreadable(column)
+        own_time = field.name == TIME_COLUMN and pa.types.is_timestamp(field.type)
+        bad = None if own_time else unreadable(column)
         if bad is None:
             continue
         why = (

@@ -106,6 +106,29 @@ def test_a_row_that_cannot_go_to_quarantine_is_refused_in_one_sentence(tmp_path:
     files.abandon()
 
 
+@pytest.mark.parametrize(
+    ("times", "stored"),
+    [
+        (pa.array([0, 2**31 - 1], pa.date32()), None),
+        (pa.array([[], [2**62]], pa.list_(pa.timestamp("us"))), None),
+        (pa.array([0, 86_400], pa.timestamp("s")), datetime(1970, 1, 2, tzinfo=UTC)),
+        (pa.array([0, 2**62], pa.timestamp("s")), None),
+    ],
+)
+def test_an_event_time_that_a_transform_made_keeps_quarantine_readable(
+    tmp_path: Path, times: pa.Array, stored: datetime | None
+) -> None:
+    """Goal: the event time in quarantine is a moment in UTC or null, whatever a transform made."""
+    own = rows(["a", "a"], [None, "refused"])
+    own = own.set_column(own.schema.get_field_index("event_time"), "event_time", times)
+    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files.add(own)
+    good, bad = sorted(files.close(), key=lambda file: file.quarantine)
+    assert (good.records, bad.records) == (1, 1)
+    [row] = pq.read_table(tmp_path / bad.path).to_pylist()
+    assert row["event_time"] == stored
+
+
 def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
     files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
     files.add(rows(["a"], ["bad"]))
