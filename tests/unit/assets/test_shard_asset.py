@@ -69,6 +69,7 @@ class Scene:
         self.replayed: list[str] = []
         patch.setattr(shard_asset, "consume_shards", self._consume)
         patch.setattr(shard_replay, "replay_on_spark", self._replay)
+        patch.setattr(shard_replay, "owned", lambda _store, folder: folder)
 
     def _consume(
         self, *_: object, node: str, shards: Sequence[ShardId], **__: object
