@@ -112,7 +112,10 @@ COMMANDS = {
         "gaps", "List ranges that were removed before they were read, and accept their loss."
     ),
     "shard": Place("shards", "List, split and merge the shards of a local log."),
-    "quarantine": Place("quarantine", "List records that could not be parsed, and try them again."),
+    "quarantine": Place(
+        "quarantine",
+        "List records that could not be parsed or that stop every run, and try them again.",
+    ),
     "db": Place("database", "Prepare the lease store's database, or copy it into another one."),
 }
 

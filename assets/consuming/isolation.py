@@ -109,7 +109,7 @@ class Isolation:
             self.stream.on_poison, suspicion, quarantined_max=self.stream.quarantined_max
         ):
             unread = open_.failures >= UNREAD_AFTER
-            return NextRange(range_, size, set_aside=suspicion.known_reason, unread=unread)
+            return NextRange(range_, size, set_aside=suspicion.known_failure, unread=unread)
         if not suspicion.held or open_.refused:
             self._suspect(open_, replace(suspicion, held=True))
         if open_.refused:

@@ -26,7 +26,7 @@ class SideBySide(Generic[T]):
         self._at_once = at_once
         self._waiting: SimpleQueue[Callable[[], T]] = SimpleQueue()
         self._done: SimpleQueue[T | BaseException] = SimpleQueue()
-        self._threads: list[threading.Thread] = []
+        self._threads = 0
         self._under_way = 0
         self._lock = threading.Lock()
 
@@ -41,14 +41,13 @@ class SideBySide(Generic[T]):
             self._under_way += 1
             with self._lock:
                 self._waiting.put(work)
-                if len(self._threads) >= min(self._at_once, self._under_way):
+                if self._threads >= min(self._at_once, self._under_way):
                     continue
-                context = contextvars.copy_context()
-                thread = threading.Thread(
-                    target=context.run, args=(self._work_off,), name="apart", daemon=True
-                )
-                self._threads.append(thread)
-            thread.start()
+                self._threads += 1
+            context = contextvars.copy_context()
+            threading.Thread(
+                target=context.run, args=(self._work_off,), name="apart", daemon=True
+            ).start()
 
     def done(self, wait_s: float | None = 0.0) -> list[T]:
         """Return the results that have come in; wait for the first of them, None for any time.
@@ -86,7 +85,7 @@ class SideBySide(Generic[T]):
             except Empty:
                 with self._lock:
                     if self._waiting.empty():
-                        self._threads.remove(threading.current_thread())
+                        self._threads -= 1
                         return
                 continue
             try:

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 FAILED_MAX = 2
 """The tries that a range has before it is halved, and a record alone before it blocks."""
-REASON_LENGTH_MAX = 1_000
+FAILURE_LENGTH_MAX = 1_000
 KILLED = "the run that tried it ended without a word, as if it was killed"
 
 
@@ -40,7 +40,7 @@ class Suspicion:
     """The knowledge of the records behind a shard's checkpoint, after tries that failed.
 
     Attributes:
-        reason: how the last try failed; empty where its run was killed.
+        failure: how the last try failed; empty where its run was killed.
         records: among so many records from the checkpoint on is one that blocks; 0 if unknown.
         left: so many records from the checkpoint on are tried apart from other shards.
         alone: the range that is tried cannot be cut any more.
@@ -49,7 +49,7 @@ class Suspicion:
         skip: an operator wants the held record in quarantine.
     """
 
-    reason: str = ""
+    failure: str = ""
     records: int = 0
     left: int = 0
     alone: bool = False
@@ -63,13 +63,13 @@ class Suspicion:
         return self.left > 0
 
     @property
-    def known_reason(self) -> str:
+    def known_failure(self) -> str:
         """How the last try failed, for people."""
-        return self.reason or KILLED
+        return self.failure or KILLED
 
-    def because(self, reason: str) -> Suspicion:
+    def because(self, failure: str) -> Suspicion:
         """Return the suspicion after a try that failed like this."""
-        return replace(self, reason=reason[:REASON_LENGTH_MAX])
+        return replace(self, failure=failure[:FAILURE_LENGTH_MAX])
 
     def within(self, size: int, *, alone: bool = False) -> Suspicion:
         """Return the suspicion once a range of this size, from the checkpoint on, has failed."""
@@ -81,7 +81,7 @@ class Suspicion:
         if left <= 0:
             return None
         return Suspicion(
-            reason=self.reason,
+            failure=self.failure,
             records=0 if quarantined else max(0, self.records - size),
             left=left,
             quarantined=self.quarantined + (size if quarantined else 0),
@@ -142,7 +142,7 @@ def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion |
     if suspicion is None or not suspicion.isolating:
         return ""
     at = "its beginning" if cursor is None else f"cursor {cursor}"
-    why = suspicion.known_reason.rstrip(".")
+    why = suspicion.known_failure.rstrip(".")
     if suspicion.held:
         return (
             f"Shard {shard} of {key} is held at {at}, because the record there stops every run "

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from dagster_leasehold.lease_store.columns import server_time
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
-from dagster_leasehold.lease_store.tables import consumer_group, worker_instance
+from dagster_leasehold.lease_store.tables import consumer_group, store_identity, worker_instance
 
 GROUP_PREFIX = "group_"
 
@@ -108,6 +108,11 @@ def select_beat_times(key: GroupKey) -> sa.Select[Any]:
         own.worker_instance, own.update_time, server_time().label("now")
     )  # pyright: ignore[reportAssignmentType]
     return chosen.where(of_group(worker_instance, key), own.incarnation != "")
+
+
+def select_identity() -> sa.Select[Any]:
+    """The identity of the store."""
+    return sa.select(store_identity.c.identity)
 
 
 def select_turn(table: sa.Table, key: GroupKey) -> sa.Select[Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from uuid import uuid4
 
-from sqlalchemy import select
 from typing_extensions import override
 
 from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.roles.identity import Identity, StoreIdentity
-from dagster_leasehold.lease_store.sql_store.group_statements import rows_of, update_rows
+from dagster_leasehold.lease_store.sql_store.group_statements import (
+    rows_of,
+    select_identity,
+    update_rows,
+)
 from dagster_leasehold.lease_store.sql_store.mapping import key_values
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.tables import log_identity, store_identity
@@ -63,4 +66,4 @@ class SqlIdentity(SqlVerbs, Identity):
 
 
 def _stored(tx: Transaction) -> str | None:
-    return tx.value(select(store_identity.c.identity))
+    return tx.value(select_identity())

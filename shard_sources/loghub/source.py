@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime
 
 from dagster_leasehold.lease_store.errors import CursorExpired, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources import positions
+from dagster_leasehold.shard_sources.event_times import moment_of
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard, with_parents
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
@@ -89,10 +90,11 @@ class LogHub(LogHubReader):
             seconds = pool.map(
                 lambda shard: self.client.cursor_time(self.number_of(shard), places[shard]), places
             )
-            return {
-                shard: datetime.fromtimestamp(second, UTC)
+            moments = {
+                shard: moment_of(second * 1_000_000)
                 for shard, second in zip(places, seconds, strict=True)
             }
+        return {shard: moment for shard, moment in moments.items() if moment is not None}
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
         """Where a batch ends: at least one record; bytes are those of the messages.

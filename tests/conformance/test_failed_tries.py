@@ -12,7 +12,7 @@ from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from tests.conformance.world import A, B, World, X, a_commit
 
-SUSPECTED = Suspicion(reason="it hangs", records=8, left=8)
+SUSPECTED = Suspicion(failure="it hangs", records=8, left=8)
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_a_range_counts_the_tenures_that_gave_it_up_or_died_with_it(ready: World
     ready.intend(first.tenure, "0", "8")
     ready.store.close_tenure(first.tenure, reason="it hangs", gave_up=True)
     second = ready.open(A, X, "run-2")
-    assert (second.failures, second.suspicion) == (1, Suspicion(reason="it hangs"))
+    assert (second.failures, second.suspicion) == (1, Suspicion(failure="it hangs"))
     ready.intend(second.tenure, "0", "8")
     killed = reopened(ready, "run-3", "run-2")
     assert killed.failures == 2

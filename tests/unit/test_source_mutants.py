@@ -109,9 +109,11 @@ MUTANTS = [
         "a due time counts from the commit instead of the look",
         Following,
         "made",
-        "elif shard in committed and self._at_head(open_, batch, seen, limits):\n"
+        "and self._at_head(open_, batch, seen, limits)\n"
+        "        ):\n"
         "            self._due.see_read(shard, seen.looked_s)",
-        "elif shard in committed and self._at_head(open_, batch, seen, limits):\n"
+        "and self._at_head(open_, batch, seen, limits)\n"
+        "        ):\n"
         "            self._due.see_read(shard, self._clock())",
         _commits_late,
     ),

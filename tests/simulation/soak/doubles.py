@@ -53,6 +53,9 @@ def plan_of_ledger(
     return TablePlan(tuple(files), record_schema())
 
 
+SIDE_BY_SIDE = "dagster_leasehold.assets.guarding.side_by_side"
+
+
 @contextmanager
 def world(shape: Shape, **options: Any) -> Generator[World]:
     """Make a world whose code sees virtual time and doubles of processes and of Spark."""
@@ -85,6 +88,8 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             "dagster_leasehold.assets.guarding.stall_guard.SimpleQueue": partial(
                 VirtualQueue, virtual
             ),
+            f"{SIDE_BY_SIDE}.threading": virtual.threading(),
+            f"{SIDE_BY_SIDE}.SimpleQueue": partial(VirtualQueue, virtual),
             "dagster_leasehold.assets.consuming.node_consumption.Heartbeat": partial(
                 Heartbeat, clock=virtual.clock
             ),

@@ -103,7 +103,7 @@ class ProgressWatch:
         untried_s = self._since.held_s(("tried", place), now_s, holds=failing, state=state)
         if excuse in ("", "daemon", "parents") or excused_s <= PROGRESS_LIMIT_S:
             return
-        if excuse not in self._sayings(name):
+        if excuse.rstrip(".") not in self._sayings(name):
             self._findings.find(
                 ("silent", place, excuse),
                 f"shard {shard} of {key} stands still and nobody says why ({excuse}); its sensors "

@@ -8,6 +8,7 @@ chunks of numbers instead of running a Spark job; an hour is written without its
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +20,9 @@ from dagster._core.events import StepMaterializationData
 
 from dagster_leasehold.assets import consume_job
 from dagster_leasehold.assets.consume_job import ConsumeConfig
-from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
+from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult, Try
 from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
+from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.partitions import consume_op_name
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.event_frontier import HOUR
@@ -86,6 +88,12 @@ class SweeperDouble:
         self._time.sleep(SWEEP_S)
         self._attempts += 1
         return {range_.shard: self._result(range_) for range_ in ranges}
+
+    def apart(self, each: Try, guard: StallGuard) -> SweepResult:
+        """Make one batch beside the others; a hang ends when its guard gives it up."""
+        own = copy(self)
+        own._doomed = lambda: guard.ending or self._doomed()
+        return own([each.range_], {each.range_.shard: each.numbers})[each.range_.shard]
 
     def _hang(self) -> None:
         """Play a Spark job without end, which asks for its interruption as the real one does."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from queue import Empty
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -221,11 +222,20 @@ class VirtualQueue:
         self._items.append(item)
         self._filled.set()
 
-    def get(self) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
         while not self._items:
             self._filled.clear()
-            self._filled.wait()
+            if not self._filled.wait(timeout) and timeout is not None:
+                raise Empty
         return self._items.popleft()
+
+    def get_nowait(self) -> Any:
+        if not self._items:
+            raise Empty
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
 
 
 class _Threading:

@@ -19,7 +19,7 @@ def test_a_held_shard_stays_red_when_its_output_is_replayed(tmp_path: Path) -> N
     world = World(tmp_path)
     opened = world.store.open_tenure(world.key, ShardId("0"), NODE, "run-1")
     assert isinstance(opened, Opened)
-    held = replace(Suspicion(reason="It hangs.").within(1, alone=True), held=True)
+    held = replace(Suspicion(failure="It hangs.").within(1, alone=True), held=True)
     world.store.suspect(opened.tenure, held, abandon=False)
     reports = {shard: ReplayReport(shard) for shard in world.ids}
     deployment = Deployment(lambda: world.store, (NODE,), Timing(), lambda _: world.place)

@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from tests.unit.sensors.test_following_runs import A, FollowingScene
 from tests.unit.sensors.test_rebalance import served
 
-HELD = replace(Suspicion(reason="It hangs.").within(1, alone=True), held=True)
+HELD = replace(Suspicion(failure="It hangs.").within(1, alone=True), held=True)
 
 
 @pytest.fixture

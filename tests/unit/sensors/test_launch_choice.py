@@ -116,7 +116,7 @@ def test_a_blocked_shard_has_a_run_of_its_own_and_never_takes_the_last_place_of_
 
 def test_a_search_that_gets_on_waits_for_nothing_and_a_shard_that_is_held_waits_longer_each_time():
     history, shard = LaunchHistory(), ShardId("0")
-    suspicion = Suspicion(reason="it hangs").within(64)
+    suspicion = Suspicion(failure="it hangs").within(64)
     while suspicion.records > 1:
         suspicion = suspicion.within(suspicion.records // 2)
         place = blocked(0, suspicion).place

@@ -91,8 +91,8 @@ def test_one_record_in_a_thousand_is_found_in_about_as_many_tries_as_the_range_h
 
 def test_a_shard_needs_runs_of_its_own_while_it_is_searched() -> None:
     assert not blocks(0, None)
-    assert not blocks(1, Suspicion(reason="it hangs"))
-    assert blocks(2, Suspicion(reason="it hangs"))
+    assert not blocks(1, Suspicion(failure="it hangs"))
+    assert blocks(2, Suspicion(failure="it hangs"))
     assert blocks(0, Suspicion().within(8))
 
 
@@ -107,13 +107,13 @@ def test_the_setting_decides_and_an_operator_may_override_it() -> None:
 
 def test_people_read_the_shard_the_cursor_and_the_reason() -> None:
     assert sentence("orders/default", "3", "17", None) == ""
-    assert sentence("orders/default", "3", "17", Suspicion(reason="it hangs")) == ""
-    searched = Suspicion(reason="It hangs.").within(4096)
+    assert sentence("orders/default", "3", "17", Suspicion(failure="it hangs")) == ""
+    searched = Suspicion(failure="It hangs.").within(4096)
     assert sentence("orders/default", "3", "17", searched) == (
         "Shard 3 of orders/default is blocked at cursor 17 or up to 4,096 records after it "
         "(It hangs). Its runs halve that range until the record stands alone."
     )
-    held = replace(searched.within(1, alone=True), held=True, reason="")
+    held = replace(searched.within(1, alone=True), held=True, failure="")
     assert sentence("orders/default", "3", "17", held) == (
         "Shard 3 of orders/default is held at cursor 17, because the record there stops every run "
         "(the run that tried it ended without a word, as if it was killed). Each run tries it "
