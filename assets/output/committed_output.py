@@ -5,6 +5,7 @@ What was committed is in the table some seconds later; who cannot be content wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -148,6 +149,11 @@ def read_committed(
     return parquet_frame(spark, plan, key, span, time_column)
 
 
+def _literal(path: str) -> str:
+    """Return a path as Spark reads it: it would take `{a,b}` or `[x]` for a pattern."""
+    return re.sub(r"[\\*?{}\[\]]", r"\\\g<0>", path)
+
+
 def parquet_frame(
     spark: SparkSession,
     plan: TablePlan,
@@ -164,7 +170,7 @@ def parquet_frame(
         frame = spark.createDataFrame([], from_arrow_schema(plan.schema))
     elif paths[0].is_local:
         schema = from_arrow_schema(plan.schema)
-        frame = spark.read.schema(schema).parquet(*(str(path) for path in paths))
+        frame = spark.read.schema(schema).parquet(*(_literal(str(path)) for path in paths))
     else:
         frame = frame_of(spark, paths, plan.schema)
     if span.everything:
