@@ -43,7 +43,7 @@ class TrustsForTheWholeTimeout(Heartbeat):
 class ReleasesWithoutToken(MemoryStore):
     """Whoever closes a shard closes it, whosever tenure it is."""
 
-    def close_tenure(self, tenure: Tenure, *, reason: str) -> None:
+    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
         rows = self._groups[tenure.key]
         row = rows.shard(tenure.shard)
         if row.consumer_run:

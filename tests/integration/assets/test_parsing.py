@@ -73,10 +73,10 @@ def test_no_decimal_takes_a_dataframe_more_than_linear_time(
     assert growth(connect_session, group, 256 * KIB) <= 3
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("group", GROUPS)
 def test_no_record_takes_a_dataframe_more_than_linear_time(
     group: tuple[str, str], connect_session: Any
 ) -> None:
-    assert growth(connect_session, group, 4096 * KIB) <= 3
+    assert growth(connect_session, group, 1024 * KIB) <= 3

@@ -48,7 +48,7 @@ def test_no_record_takes_more_than_linear_time() -> None:
     assert [each for shape in SHAPES if (each := too_slow(shape, [8 * KIB, 64 * KIB]))] == []
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", ["JSON", "CSV"])
 def test_no_record_of_up_to_10_mb_takes_more_than_linear_time(form: str) -> None:

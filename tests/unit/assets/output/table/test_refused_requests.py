@@ -86,7 +86,7 @@ def scene(tmp_path: Path) -> Scene:
 
 
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("attempts", [20, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("attempts", [20, pytest.param(10_000, marks=pytest.mark.release)])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_request_that_is_refused_stays_one_request(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, answer: str, attempts: int
