@@ -255,11 +255,11 @@ def check_rows(publishing: Publishing, expected: Rows, engines: Engines, cases: 
     """Compare what each engine and `cat` read with what was written."""
     listed = {case.name for case in cases if re.search("(list|map).*struct", str(case.kinds))}
     for engine, read in engines.items():
-        found = by_cursor(read(publishing))
-        assert set(found) == set(expected), engine
+        rows = by_cursor(read(publishing))
+        assert set(rows) == set(expected), engine
         for cursor, row in expected.items():
             for name, value in row.items():
-                got = found[cursor].get(name)
+                got = rows[cursor].get(name)
                 # PyIceberg makes an empty list of a null one that holds structs.
                 empty = engine == "pyiceberg" and value is None and got == [] and name in listed
                 assert empty or got == value, (engine, name, got, value, cases)
