@@ -115,13 +115,14 @@ def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> No
         justify = "right" if column.startswith(">") else "left"
         table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(cell(value)) for value in row))
     # Not as the table's own title: that would be folded to the width of a narrow table.
     console().print(Text(title, overflow="fold"))
     console().print(table)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """Return a value as the cell of a table shows it: `-` for none, `1,000`, `yes`."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):

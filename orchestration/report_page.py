@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.orchestration.group_history import Holding, Move, Point, RunRow
 from dagster_leasehold.orchestration.group_view import GroupView, Liveness, total, tree
-from dagster_leasehold.orchestration.presentation import counted, duration, iso
+from dagster_leasehold.orchestration.presentation import cell, counted, duration, iso
 
 ROWS_MAX = 500
 """The most moves and runs that a page lists, the newest ones."""
@@ -230,7 +230,7 @@ def _table(columns: str, rows: Iterable[Sequence[object]], *, filtered: bool = F
     body = "".join(
         "<tr>"
         + "".join(
-            f"<td{' class=n' if aligned else ''}>{escape(_cell(value))}</td>"
+            f"<td{' class=n' if aligned else ''}>{escape(cell(value) if value != '' else '')}</td>"
             for aligned, value in zip(right, row, strict=True)
         )
         + "</tr>"
@@ -241,18 +241,6 @@ def _table(columns: str, rows: Iterable[Sequence[object]], *, filtered: bool = F
     field_ = '<input type="search" placeholder="Filter" aria-label="Filter">' if filtered else ""
     table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     return f'{field_}<div class="scroll">{table}</div>'
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    return iso(value)[:19] + "Z" if isinstance(value, datetime) else str(value)
 
 
 def _nodes(view: GroupView) -> str:
