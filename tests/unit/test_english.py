@@ -15,7 +15,7 @@ OPENINGS = re.compile(r"(What|Whether|Whose|Who|Which|As which|How many)\b")
 # A variable is a noun for what it holds, not a participle for where it came from.
 PARTICIPLES = {"said", "told", "known", "found", "kept"}
 # Names that users read: a key of the JSON that `leasehold replay` prints.
-RIGHT = {("assets/rewriting/replay.py", "kept")}
+RIGHT = {("dagster_leasehold/assets/rewriting/replay.py", "kept")}
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:

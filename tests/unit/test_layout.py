@@ -113,9 +113,13 @@ def files_of_the_tree() -> list[Path]:
 
 FILES = files_of_the_tree()
 MODULES = sorted(path for path in FILES if path.suffix == ".py")
-OWN_MODULES = [path for path in MODULES if path.relative_to(ROOT).parts[0] in PACKAGES]
+OWN_MODULES = [
+    path
+    for path in MODULES
+    if path.relative_to(ROOT).parts[0] == PACKAGE and path.relative_to(ROOT).parts[1] in PACKAGES
+]
 NAMES = {
-    ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
     for path in OWN_MODULES
 }
 
@@ -148,7 +152,7 @@ def floor_of(module: str) -> str | None:
 
 def test_the_tree_was_found() -> None:
     assert len(OWN_MODULES) > 30
-    assert {path.relative_to(ROOT).parts[0] for path in OWN_MODULES} == set(PACKAGES)
+    assert {path.relative_to(ROOT).parts[1] for path in OWN_MODULES} == set(PACKAGES)
 
 
 def test_modules_are_small() -> None:
@@ -184,7 +188,7 @@ def test_imports_go_down_only(package: str) -> None:
     wrong = [
         f"{name(path)} imports {imported}"
         for path in OWN_MODULES
-        if path.relative_to(ROOT).parts[0] == package
+        if path.relative_to(ROOT).parts[1] == package
         for imported in imports_of(path)
         if (floor_of(imported) or package) not in {package, *ALLOWED[package]}
         or imported.split(".")[0] in FORBIDDEN_LIBRARIES.get(package, set())
@@ -205,7 +209,7 @@ def test_parts_of_a_room_import_down_only(room: str) -> None:
     allowed = ALLOWED_WITHIN[room]
     wrong: list[str] = []
     for path in OWN_MODULES:
-        own = ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts))
+        own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         part = part_of(own.removesuffix(".__init__"))
         if floor_of(own) != room or part not in allowed:
             continue
@@ -221,7 +225,7 @@ def test_no_import_goes_round_in_a_circle() -> None:
     """Goal: a reader can begin at the bottom. Method: imports for types alone count as well."""
     sorter = TopologicalSorter[str]()
     for path in OWN_MODULES:
-        module = ".".join((PACKAGE, *path.relative_to(ROOT).with_suffix("").parts))
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         inner = {each for each in imports_of(path) if each in NAMES}
         sorter.add(module.removesuffix(".__init__"), *inner)
     sorter.prepare()
@@ -238,11 +242,14 @@ def test_nothing_is_imported_past_the_one_package() -> None:
     assert bare == []
 
 
-def test_the_package_links_to_every_room() -> None:
-    for room in PACKAGES:
-        link = ROOT / PACKAGE / room
+def test_the_rooms_that_users_look_for_are_linked_at_the_top() -> None:
+    """Goal: a clone without links loses these four names and nothing else."""
+    for room in ("assets", "lease_store", "orchestration", "sensors"):
+        link = ROOT / room
         assert link.is_symlink()
-        assert link.readlink() == Path("..") / room
+        assert link.readlink() == Path(PACKAGE) / room
+    for room in PACKAGES:
+        assert not (ROOT / PACKAGE / room).is_symlink()
 
 
 def test_names_say_what_they_hold() -> None:

@@ -56,7 +56,10 @@ def test_links_out_of_the_pages_lead_into_the_repository() -> None:
         [shown] = re.findall(r"\((.*)\)", linked(f"[x]({target})", page, folder, REPOSITORY))
         return shown
 
-    assert link("../../assets/parsing.py") == f"{REPOSITORY}/blob/main/assets/parsing.py"
+    assert (
+        link("../../dagster_leasehold/assets/parsing.py")
+        == f"{REPOSITORY}/blob/main/dagster_leasehold/assets/parsing.py"
+    )
     assert link("../../examples") == f"{REPOSITORY}/tree/main/examples"
     assert link("../operations.md#backups") == "../operations.md#backups"
     assert link("../../README.md") == "../index.md"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[3] / "lease_store"
+PACKAGE = Path(__file__).parents[3] / "dagster_leasehold/lease_store"
 # Migrations compose nothing either, but they must name DDL.
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 SQL_MODULES = [path for path in MODULES if "sql_store" in path.parts]
