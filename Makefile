@@ -1,11 +1,11 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test test-long test-release check chaos chaos-network lint types format docs bench simulate-release soak install install-dev constraints clean
+.PHONY: help demo ui test test-long test-release check chaos chaos-network lint types format docs bench simulate soak install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
 # The folder of the demo and of `make ui`; the files of the demo's input; how many processes run the
-# tests; arguments for pytest, for the release simulation and for the soak.
+# tests; arguments for pytest, for the simulation and for the soak.
 HOME_DIR ?= .leasehold
 INPUT ?=
 TEST_PROCESSES ?= 3
@@ -58,7 +58,7 @@ bench: $(VENV)/.stamp-dev ## Run all benchmarks, each of which prints a table
 		name=$$(basename "$$file" .py); echo "== $$name"; $(BIN)/python -m "benchmarks.$$name"; \
 	done
 
-simulate-release: $(VENV)/.stamp-dev ## Simulate the protocol over 20,000 seeds of 5,000 steps (hours of CPU time)
+simulate: $(VENV)/.stamp-dev ## Simulate the protocol with random faults: 20,000 seeds of 5,000 steps (hours of CPU time)
 	@$(BIN)/python -m tests.simulation.release $(SIMULATION_ARGS)
 
 soak: $(VENV)/.stamp-dev ## Play two years of each shape of deployment under a virtual clock (a quarter of an hour)

@@ -14,10 +14,10 @@ from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed,
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.transitions import closed
 from dagster_leasehold.lease_store.shard_rows import Tenure
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import Parts, Run
-from dagster_leasehold.simulation.schedule import Crashed
-from dagster_leasehold.simulation.seam import StoreSeam
+from tests.simulation.protocol import Parts, Run
+from tests.simulation.protocol.consumption import consume
+from tests.simulation.protocol.schedule import Crashed
+from tests.simulation.protocol.seam import StoreSeam
 
 
 class RenewsWithoutToken(MemoryStore):

@@ -17,8 +17,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import Parts, run_seed
+from tests.simulation.protocol import Parts, run_seed
+from tests.simulation.protocol.consumption import consume
 from tests.simulation.test_protocol import config
 
 CHUNK = 20

@@ -6,15 +6,8 @@ import pytest
 
 from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import OutcomeUnknown
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import (
-    Faults,
-    Parts,
-    SeedOutcome,
-    SimulationConfig,
-    fleet,
-    run_seed,
-)
+from tests.simulation.protocol import Faults, Parts, SeedOutcome, SimulationConfig, fleet, run_seed
+from tests.simulation.protocol.consumption import consume
 
 SEEDS = 24
 

@@ -8,17 +8,10 @@ from dagster_leasehold.lease_store.client.beat_trust import BeatTrust
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rules.transitions import holds
 from dagster_leasehold.lease_store.shard_rows import Tenure
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import (
-    Faults,
-    Parts,
-    SeedOutcome,
-    SimulationConfig,
-    fleet,
-    run_seed,
-)
-from dagster_leasehold.simulation.client_host import Session
-from dagster_leasehold.simulation.configuration import FaultRates
+from tests.simulation.protocol import Faults, Parts, SeedOutcome, SimulationConfig, fleet, run_seed
+from tests.simulation.protocol.client_host import Session
+from tests.simulation.protocol.configuration import FaultRates
+from tests.simulation.protocol.consumption import consume
 
 SEEDS = 30
 MUTANT_SEEDS_MAX = 60

@@ -19,8 +19,8 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.rules.liveness import Observations
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import (
+from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.protocol import (
     Faults,
     Parts,
     SeedOutcome,
@@ -28,9 +28,9 @@ from dagster_leasehold.simulation import (
     run_seed,
     run_simulation,
 )
-from dagster_leasehold.simulation.configuration import Event, EventKind
-from dagster_leasehold.simulation.measures import FewestMoves
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.protocol.configuration import Event, EventKind
+from tests.simulation.protocol.consumption import consume
+from tests.simulation.protocol.measures import FewestMoves
 
 SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "500"))
 FEW_SEEDS = min(50, SEEDS)
@@ -186,14 +186,14 @@ def canary(run: object) -> None:
 
 def test_a_canary_in_one_seed_of_a_hundred_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """The alarm rings where it should, and only there."""
-    from dagster_leasehold.simulation import world
+    from tests.simulation.protocol import world
 
     class CanaryWorld(world.World):
         def __init__(self, config: SimulationConfig, seed: int, parts: Parts) -> None:
             super().__init__(config, seed, parts)
             self.stage.log.__class__.canary = seed % 100 == 42
 
-    monkeypatch.setattr("dagster_leasehold.simulation.report.World", CanaryWorld)
+    monkeypatch.setattr("tests.simulation.protocol.report.World", CanaryWorld)
     rings = [
         seed
         for seed in range(0, 100, 7)
@@ -207,8 +207,8 @@ def test_a_seed_replays_identically_in_another_process() -> None:
     script = (
         "import json, sys\n"
         "from tests.simulation.test_protocol import config\n"
-        "from dagster_leasehold.simulation import Parts, run_simulation\n"
-        "from dagster_leasehold.orchestration.simulated_consumption import consume\n"
+        "from tests.simulation.protocol import Parts, run_simulation\n"
+        "from tests.simulation.protocol.consumption import consume\n"
         "for seed in (1, 3, 7, 12):\n"
         "    print(json.dumps(run_simulation(config(seed), Parts(consume))))\n"
     )

@@ -8,8 +8,8 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.tick_report import TickReport
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, run_seed
+from tests.simulation.protocol import Faults, Parts, SimulationConfig, run_seed
+from tests.simulation.protocol.consumption import consume
 
 SEEDS = 15
 

@@ -8,8 +8,8 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.membership import Membership
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.served_nodes import ServedNodes
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, run_seed
+from tests.simulation.protocol import Faults, Parts, SimulationConfig, run_seed
+from tests.simulation.protocol.consumption import consume
 
 SEED = 4
 

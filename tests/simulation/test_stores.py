@@ -19,10 +19,10 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import Faults, Parts, SimulationConfig
-from dagster_leasehold.simulation.stage import KEY
-from dagster_leasehold.simulation.world import World
+from tests.simulation.protocol import Faults, Parts, SimulationConfig
+from tests.simulation.protocol.consumption import consume
+from tests.simulation.protocol.stage import KEY
+from tests.simulation.protocol.world import World
 
 if TYPE_CHECKING:
     from tests.mariadb import MariaDB

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from dagster_leasehold.orchestration.simulated_consumption import consume
-from dagster_leasehold.simulation import Faults, Parts, SimulationConfig, configuration, run_seed
-from dagster_leasehold.simulation.configuration import FaultRates
 from tests.simulation.mutants import MUTANTS, TakesNoAnswerForNo, through
+from tests.simulation.protocol import Faults, Parts, SimulationConfig, configuration, run_seed
+from tests.simulation.protocol.configuration import FaultRates
+from tests.simulation.protocol.consumption import consume
 from tests.simulation.test_protocol import config
 
 SEEDS = range(4)

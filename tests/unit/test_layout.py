@@ -17,11 +17,10 @@ PACKAGE = "dagster_leasehold"
 # What each room may import of the others: imports go down only, between floors and within them.
 ALLOWED = {
     "lease_store": set[str](),
-    "simulation": {"lease_store"},
     "shard_sources": {"lease_store"},
     "assets": {"lease_store", "shard_sources"},
     "sensors": {"lease_store", "shard_sources", "assets"},
-    "orchestration": {"lease_store", "simulation", "shard_sources", "assets", "sensors"},
+    "orchestration": {"lease_store", "shard_sources", "assets", "sensors"},
 }
 PACKAGES = tuple(ALLOWED)
 # Modules at the root of assets that stand below its folders: how a stream is declared and named.

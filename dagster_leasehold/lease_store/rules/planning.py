@@ -8,11 +8,11 @@ ask nobody. A plan that was made from a stale snapshot does no harm: every move 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node, Snapshot
-from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules import assignment_modes
 from dagster_leasehold.lease_store.rules import assignment_plan as plans
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -20,6 +20,7 @@ from dagster_leasehold.lease_store.rules.balanced_plan import plan_balanced
 from dagster_leasehold.lease_store.rules.lineage import unlisted_parents, why_waiting
 from dagster_leasehold.lease_store.rules.states import ShardState, may_start
 from dagster_leasehold.lease_store.rules.weighted_plan import plan_weighted, weighed
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 
 def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
@@ -87,6 +88,30 @@ def _plan_shared(
     if len(set(weights.values())) > 1:
         return plan_weighted(group, holdings, weights)
     return plan_balanced(group, holdings)
+
+
+def fewest_moves(
+    snapshot: Snapshot, *, live: Collection[NodeName], owners: Mapping[ShardId, NodeName]
+) -> int:
+    """Count the changes of owner that any way to a settled group needs at least.
+
+    Args:
+        snapshot: the group once it has settled.
+        live: its live members.
+        owners: who held which shard before; all that happened since counts as one change.
+    """
+    rows: list[ShardLease] = []
+    for lease in snapshot.shards:
+        owner = owners.get(lease.shard)
+        owner = owner if owner in live else None
+        state = ShardState.ALREADY_ALLOC if owner else ShardState.NOT_ALLOC
+        before = replace(lease, state=state, lease_owner=owner, consumer_owner=owner)
+        rows.append(before if lease.state.consumable else lease)
+    if snapshot.group.weighted:
+        # By load no count is proven but for the shards whose owner is gone.
+        held = {lease.shard for lease in snapshot.shards if lease.state.held}
+        return sum(row.state is ShardState.NOT_ALLOC and row.shard in held for row in rows)
+    return plan(replace(snapshot, shards=tuple(rows)), live=live).moves_minimum
 
 
 def eligible_nodes(nodes: Iterable[Node], live: Collection[NodeName]) -> tuple[NodeName, ...]:

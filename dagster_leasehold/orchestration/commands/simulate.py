@@ -1,16 +1,228 @@
-"""`leasehold simulate`: play a group of any size under virtual time."""
+"""`leasehold simulate`: a group of any size under virtual time, from one change to the next."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 import typer
 
-from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, AssignmentMode
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.group_rows import (
+    BEAT_FRACTION_MAX,
+    TIMEOUT_DEFAULT_S,
+    AssignmentMode,
+    Group,
+    Node,
+    Timing,
+)
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rules.planning import fewest_moves, orphans, plan
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.commands.options import Json
-from dagster_leasehold.orchestration.presentation import progress, say, show_json, show_table
-from dagster_leasehold.simulation.configuration import Arrival, Event, Faults, SimulationConfig
+from dagster_leasehold.orchestration.presentation import show_json, show_table
+
+NODES_MAX, SHARDS_MAX = 1_000, 100_000
+TICK_S = 5.0
+TICKS_MAX = 10_000
+CHANGES = ("join", "leave", "crash", "split", "merge")
+_CHANGE = re.compile(rf"({'|'.join(CHANGES)})(?::([1-9]\d{{0,4}}))?", re.ASCII)
+_KEY = GroupKey.parse("simulated", "simulated")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A group that has settled after a change.
+
+    Attributes:
+        change: the change, as the user wrote it; `start` for the first nodes.
+        nodes: the number of live nodes.
+        shards: the number of shards that can be consumed.
+        moves: changes of owner since the group had settled before.
+        moves_minimum: the fewest changes of owner that any plan needs.
+        seconds: virtual time from the change until the group had settled.
+        ownerless_s: the longest time that one of the earlier shards had no live owner.
+        counts: shards per node, largest first.
+    """
+
+    change: str
+    nodes: int
+    shards: int
+    moves: int
+    moves_minimum: int
+    seconds: float
+    ownerless_s: float
+    counts: list[int]
+
+
+class SimulatedGroup:
+    """A group on the store in memory, with the `Rebalancer` of a deployment for each node.
+
+    No run consumes the shards, so a shard changes its owner without a hand-over.
+    """
+
+    def __init__(
+        self, nodes: int, shards: int, mode: AssignmentMode, *, ordered: bool, timeout_s: float
+    ) -> None:
+        for name, value, least, most in (
+            ("--nodes", nodes, 1, NODES_MAX),
+            ("--shards", shards, 0, SHARDS_MAX),
+        ):
+            if not least <= value <= most:
+                raise InvalidSetting(f"{name} is {value}: use a number from {least} to {most}.")
+        self._timing = Timing(timeout_s, timeout_s * BEAT_FRACTION_MAX)
+        # A sensor ticks every 5 s, and several times within the timeout.
+        self._tick_s = min(TICK_S, timeout_s / 4)
+        self._now = 0.0
+        self._store = MemoryStore()
+        self._store.create_group(Group(_KEY, assignment=mode, ordered=ordered, timeout_s=timeout_s))
+        self._mode = mode
+        self._nodes: dict[NodeName, Rebalancer] = {}
+        self._joined = 0
+        self._first_nodes = nodes
+        self._listing = [ShardListing(ShardId(str(number))) for number in range(shards)]
+        self._made = shards
+
+    def start(self) -> Settled:
+        """Have the first nodes join, and share the shards among them."""
+        self._join(self._first_nodes)
+        self._tick()
+        return self._settle("start", self._list)
+
+    def change(self, text: str) -> Settled:
+        """Apply one change, written as `KIND[:COUNT]`, and wait until the group has settled.
+
+        Raises:
+            InvalidSetting: the text has another form, or there are not enough nodes or shards.
+        """
+        match = _CHANGE.fullmatch(text)
+        if match is None:
+            raise InvalidSetting(
+                f"{shown(text)} is not a change: use KIND[:COUNT] with one of the kinds "
+                f"{', '.join(CHANGES)}, for example crash:2."
+            )
+        kind, count = match[1], int(match[2] or 1)
+        if kind == "join":
+            return self._settle(text, lambda: self._join(count))
+        if kind in ("leave", "crash"):
+            if count >= len(self._nodes):
+                raise InvalidSetting(
+                    f"{shown(text)} would leave no node: {len(self._nodes)} are in the group."
+                )
+            return self._settle(text, lambda: self._lose(count, leave=kind == "leave"))
+        return self._settle(text, lambda: self._reshard(count, parents=1 + (kind == "merge")))
+
+    def _join(self, count: int) -> None:
+        if len(self._nodes) + count > NODES_MAX:
+            raise InvalidSetting(f"A simulated group has at most {NODES_MAX} nodes.")
+        for _ in range(count):
+            name = NodeName(f"node-{self._joined}")
+            self._nodes[name] = Rebalancer(
+                self._store,
+                _KEY,
+                serves=(name,),
+                timing=self._timing,
+                observer=name,
+                incarnation_of=lambda name: f"{name}.1",
+                clock=lambda: self._now,
+                settings={name: self._assignment(name, self._joined)},
+            )
+            self._joined += 1
+
+    def _assignment(self, name: NodeName, number: int) -> Node:
+        """Return the node's own settings: its remainder, or every n-th shard of the first n."""
+        if self._mode is AssignmentMode.MODULO:
+            return Node(name, 0, "", source_count=self._first_nodes, node_id=number)
+        if self._mode is AssignmentMode.PINNED:
+            own = (row.shard for row in self._listing[number :: self._first_nodes])
+            return Node(name, 0, "", pinned=dict.fromkeys(own))
+        return Node(name, 0, "")
+
+    def _lose(self, count: int, *, leave: bool) -> None:
+        for name in list(self._nodes)[:count]:
+            rebalancer = self._nodes.pop(name)
+            if leave:
+                rebalancer.leave()
+
+    def _reshard(self, count: int, *, parents: int) -> None:
+        """Split shards in two, or merge them by pairs; all records of the parents are consumed."""
+        owners = self._owners()
+        ready = [row for row in self._listing if row.shard in owners]
+        if len(ready) < count * parents:
+            raise InvalidSetting(
+                f"Only {len(ready)} shards have an owner: {count * parents} are needed."
+            )
+        for place in range(count):
+            replaced = ready[place * parents : (place + 1) * parents]
+            for row in replaced:
+                self._listing[self._listing.index(row)] = replace(row, read_only=True)
+            for _ in range(3 - parents):
+                names = tuple(row.shard for row in replaced)
+                self._listing.append(ShardListing(ShardId(str(self._made)), parents=names))
+                self._made += 1
+        self._list()
+        for row in ready[: count * parents]:
+            opened = self._store.open_tenure(_KEY, row.shard, owners[row.shard], "simulated")
+            if isinstance(opened, Opened):
+                self._store.finish_empty(opened.tenure, "1")
+
+    def _list(self) -> None:
+        self._store.sync_shards(_KEY, self._listing, observer="simulate")
+
+    def _tick(self) -> None:
+        self._now += self._tick_s
+        for rebalancer in self._nodes.values():
+            rebalancer.tick()
+
+    def _owners(self) -> dict[ShardId, NodeName]:
+        """Return the live owner of each shard that has one."""
+        owners: dict[ShardId, NodeName] = {}
+        for row in self._store.snapshot(_KEY).shards:
+            owner = row.consumer_owner
+            if row.state.held and owner is not None and owner in self._nodes:
+                owners[row.shard] = owner
+        return owners
+
+    def _settle(self, change: str, apply: Callable[[], None]) -> Settled:
+        """Apply a change, tick until nothing is left to move, and count what moved."""
+        before, began = self._owners(), self._now
+        apply()
+        last, last_seen = self._owners(), dict.fromkeys(before, began)
+        latest, moves, ownerless_s = dict(before), 0, 0.0
+        for _ in range(TICKS_MAX):
+            self._tick()
+            owners = self._owners()
+            moves += sum(latest.get(shard) != owner for shard, owner in owners.items())
+            latest |= owners
+            for shard in owners.keys() - last.keys():
+                ownerless_s = max(ownerless_s, self._now - last_seen.get(shard, self._now))
+            last, last_seen = owners, last_seen | dict.fromkeys(owners, self._now)
+            if self._is_settled():
+                break
+        snapshot = self._store.snapshot(_KEY)
+        return Settled(
+            change=change,
+            nodes=len(self._nodes),
+            shards=sum(row.state.consumable for row in snapshot.shards),
+            moves=moves,
+            moves_minimum=fewest_moves(snapshot, live=self._nodes.keys(), owners=before),
+            seconds=self._now - began,
+            ownerless_s=ownerless_s,
+            counts=sorted((Counter(last.values())[name] for name in self._nodes), reverse=True),
+        )
+
+    def _is_settled(self) -> bool:
+        snapshot = self._store.snapshot(_KEY)
+        members = {node.name for node in snapshot.nodes if node.member}
+        if members != self._nodes.keys() or orphans(snapshot):
+            return False
+        return not plan(snapshot, live=self._nodes.keys()).actions
 
 
 def simulate(  # noqa: PLR0917
@@ -22,91 +234,50 @@ def simulate(  # noqa: PLR0917
     ordered: Annotated[
         bool, typer.Option("--ordered", help="Children of a split or merge wait for their parents.")
     ] = False,
-    arrive: Annotated[Arrival, typer.Option(help="How the first nodes arrive.")] = Arrival.TOGETHER,
-    event: Annotated[
+    change: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KIND[:COUNT]@STEP",
-            help="join, leave, crash, pause, split, merge, or an outage of the store for COUNT "
-            "seconds, at a store call; may be repeated.",
+            metavar="KIND[:COUNT]",
+            help="A change to apply once the group has settled after the one before: COUNT nodes "
+            "join, leave or crash, or COUNT shards split or merge. May be repeated.",
         ),
     ] = None,
-    faults: Annotated[
-        Faults, typer.Option(help="Random faults in addition to the events, drawn for each seed.")
-    ] = Faults.NONE,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="The lease timeout.")
     ] = TIMEOUT_DEFAULT_S,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Number of seeds.")] = 1,
-    steps: Annotated[
-        int,
-        typer.Option(
-            help="Store calls per seed before all faults end and the group has to settle."
-        ),
-    ] = 2_000,
     as_json: Json = False,
 ) -> None:
-    """Simulate a consumer group under virtual time, and check every promise at every step.
+    """Show who would hold how many shards after each change, and how many shards would move.
 
-    It runs the code that a deployment runs, on simulated hosts, records and faults. The same
-    options always give the same report.
+    The planner and the protocol are those of a deployment; time is simulated, and nothing is
+    consumed. The same options always give the same numbers.
     """
-    config = SimulationConfig(
-        nodes=nodes,
-        shards=shards,
-        mode=mode,
-        ordered=ordered,
-        arrive=arrive,
-        events=tuple(Event.parse(text) for text in event or ()),
-        faults=faults,
-        timeout_s=timeout,
-        seed=seed,
-        seeds=seeds,
-        steps=steps,
-    )
-    from dagster_leasehold.orchestration.simulated_consumption import consume
-    from dagster_leasehold.simulation import Parts, SeedOutcome, run_simulation
-
-    with progress("simulating", "seeds", seeds) as show:
-
-        def ended(outcome: SeedOutcome) -> None:
-            show(outcome.seed - seed + 1)
-
-        report = run_simulation(config, Parts(consume), progress=ended)
+    group = SimulatedGroup(nodes, shards, mode, ordered=ordered, timeout_s=timeout)
+    settled = [group.start(), *(group.change(text) for text in change or ())]
     if as_json:
-        show_json(report)
-    else:
-        _show(report)
-    if report["violations"]:
-        raise typer.Exit(1)
-
-
-def _show(report: dict[str, Any]) -> None:
-    takeover = report["takeover_s"]
-    counts = report["counts"]
-    first, number = report["seed"], report["seeds"]
-    seeds = f"Seed {first}" if number == 1 else f"{number:,} seeds from {first} on"
+        show_json([asdict(each) for each in settled])
+        return
     show_table(
-        f"{seeds}: {report['steps']:,} store calls in {report['virtual_s']:,.0f} simulated seconds",
-        "what, value",
+        f"{nodes:,} nodes and {shards:,} shards, lease timeout {timeout:g} s",
+        "change, >nodes, >shards, >moves, >fewest possible, >settled after s, "
+        ">without owner s, shards on nodes",
         [
-            ("planning rounds after the last change", report["rounds"]),
-            ("changes of owner", report["moves"]),
-            ("the fewest possible", report["moves_minimum"]),
-            ("shards per node, largest first", _some(counts)),
-            ("difference of largest and smallest", report["spread"]),
-            ("take-over after a failure, median s", takeover["p50"]),
-            ("take-over after a failure, 99 % s", takeover["p99"]),
-            ("take-over after a failure, longest s", takeover["max"]),
+            (
+                each.change,
+                each.nodes,
+                each.shards,
+                each.moves,
+                each.moves_minimum,
+                each.seconds,
+                each.ownerless_s,
+                _shares(each.counts),
+            )
+            for each in settled
         ],
     )
-    show_table("Statements", "kind, >count", Counter[str](report["statements"]).most_common())
-    for violation in report["violations"]:
-        say(f"VIOLATION: {violation}")
-    say(f"{len(report['violations']) or 'No'} violations.")
 
 
-def _some(counts: list[int]) -> str:
-    shown = ", ".join(str(count) for count in counts[:20])
-    return f"{shown}, …" if len(counts) > 20 else shown
+def _shares(counts: Sequence[int]) -> str:
+    """Return for example `67 on 3, 66 on 2`: 67 shards on each of three nodes."""
+    nodes = Counter(counts)
+    return ", ".join(f"{count} on {nodes[count]}" for count in sorted(nodes, reverse=True))

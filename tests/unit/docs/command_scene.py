@@ -104,7 +104,7 @@ def play(folder: Path, *, with_spark: bool = False) -> Outputs:
             _change(scene, home)
         finally:
             home.store.close()
-        scene.run("simulate --nodes 3 --shards 8 --steps 300 --event crash@100")
+        scene.run("simulate --nodes 3 --shards 8 --change crash")
         return scene.outputs
 
 

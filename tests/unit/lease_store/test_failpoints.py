@@ -24,7 +24,7 @@ from tests.integration.assets import (
 from tests.integration.lease_store import test_planning_killed
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("lease_store", "simulation", "assets", "sensors", "orchestration", "shard_sources")
+PACKAGES = ("lease_store", "assets", "sensors", "orchestration", "shard_sources")
 CODE = (
     "from dagster_leasehold.lease_store.failpoints import Failpoint, reach; "
     "reach(Failpoint.AFTER_COMMIT)"

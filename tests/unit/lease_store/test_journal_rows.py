@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.rules.verification import Violation, check_hi
 from tests.conformance.test_histories import Player
 
 ROOT = Path(__file__).parents[3]
-ROOMS = ("assets", "lease_store", "orchestration", "sensors", "shard_sources", "simulation")
+ROOMS = ("assets", "lease_store", "orchestration", "sensors", "shard_sources")
 KEY = GroupKey.parse("group", "stream")
 OTHER_WORDS = (
     "",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import Stage
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import Stage
 
 READS = frozenset(
     {"groups", "pulse", "snapshot", "progress", "review", "batches", "pending_events", "journal",

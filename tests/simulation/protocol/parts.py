@@ -14,10 +14,10 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.seam import StoreSeam
-from dagster_leasehold.simulation.stage import ShardLog
-from dagster_leasehold.simulation.waiting_runs import Waits
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.seam import StoreSeam
+from tests.simulation.protocol.stage import ShardLog
+from tests.simulation.protocol.waiting_runs import Waits
 
 BATCH_RECORDS_MAX = 20
 RUN_BUDGET_S = 60.0

@@ -18,18 +18,18 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_weights import planning_snapshot
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.simulation.configuration import SimulationConfig
-from dagster_leasehold.simulation.fleet import ARRIVAL_TICKS, Fleet
-from dagster_leasehold.simulation.host import Host
-from dagster_leasehold.simulation.host_failures import HostFailures
-from dagster_leasehold.simulation.incidents import Incidents, SettingsChanges
-from dagster_leasehold.simulation.measures import Measures
-from dagster_leasehold.simulation.parts import Parts, Run
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.seam import Network
-from dagster_leasehold.simulation.stage import TICK_S, UNIT_TIMEOUT_S, Stage
-from dagster_leasehold.simulation.waiting_runs import Waits, WishesByChance
-from dagster_leasehold.simulation.watch import Watch
+from tests.simulation.protocol.configuration import SimulationConfig
+from tests.simulation.protocol.fleet import ARRIVAL_TICKS, Fleet
+from tests.simulation.protocol.host import Host
+from tests.simulation.protocol.host_failures import HostFailures
+from tests.simulation.protocol.incidents import Incidents, SettingsChanges
+from tests.simulation.protocol.measures import Measures
+from tests.simulation.protocol.parts import Parts, Run
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.seam import Network
+from tests.simulation.protocol.stage import TICK_S, UNIT_TIMEOUT_S, Stage
+from tests.simulation.protocol.waiting_runs import Waits, WishesByChance
+from tests.simulation.protocol.watch import Watch
 
 HANDOFF_LIMIT_S = 60.0
 RECORDED_SHARDS_MAX = 64

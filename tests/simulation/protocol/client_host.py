@@ -12,11 +12,11 @@ from dagster_leasehold.lease_store.client import Fetched, PullClient, PulledBatc
 from dagster_leasehold.lease_store.errors import AssignmentConflict, LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.simulation.host import Host
-from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX
-from dagster_leasehold.simulation.ports import Surroundings
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import TICK_S, ShardLog
+from tests.simulation.protocol.host import Host
+from tests.simulation.protocol.parts import BATCH_RECORDS_MAX
+from tests.simulation.protocol.ports import Surroundings
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import TICK_S, ShardLog
 
 PROTECT_S = 30.0
 FLUSH_CHOICES_S = (0.0, 5.0, 12.0)

@@ -12,10 +12,10 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
 from dagster_leasehold.lease_store.tick_report import TickReport
-from dagster_leasehold.simulation.host_runs import HostClock, HostRuns
-from dagster_leasehold.simulation.ports import Surroundings
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import TICK_S
+from tests.simulation.protocol.host_runs import HostClock, HostRuns
+from tests.simulation.protocol.ports import Surroundings
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import TICK_S
 
 SHARDS_PER_RUN = 64
 

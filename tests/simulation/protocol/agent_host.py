@@ -14,11 +14,11 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.lease_store.tick_report import TickReport
-from dagster_leasehold.simulation.host import Host
-from dagster_leasehold.simulation.host_runs import HostRuns
-from dagster_leasehold.simulation.ports import Surroundings
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import TICK_S
+from tests.simulation.protocol.host import Host
+from tests.simulation.protocol.host_runs import HostRuns
+from tests.simulation.protocol.ports import Surroundings
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import TICK_S
 
 ADDRESS = "deployment"
 KEEP_S = 1.0

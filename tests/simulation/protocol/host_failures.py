@@ -7,12 +7,12 @@ from functools import partial
 
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.simulation.fleet import Fleet
-from dagster_leasehold.simulation.host import Host
-from dagster_leasehold.simulation.measures import Measures
-from dagster_leasehold.simulation.parts import Run
-from dagster_leasehold.simulation.ports import Surroundings
-from dagster_leasehold.simulation.schedule import Process
+from tests.simulation.protocol.fleet import Fleet
+from tests.simulation.protocol.host import Host
+from tests.simulation.protocol.measures import Measures
+from tests.simulation.protocol.parts import Run
+from tests.simulation.protocol.ports import Surroundings
+from tests.simulation.protocol.schedule import Process
 
 HOSTS_MAX = 8
 

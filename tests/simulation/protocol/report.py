@@ -12,11 +12,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from dagster_leasehold.simulation.configuration import SimulationConfig
-from dagster_leasehold.simulation.parts import Parts
-from dagster_leasehold.simulation.schedule import Crashed
-from dagster_leasehold.simulation.watch import Watch
-from dagster_leasehold.simulation.world import World
+from tests.simulation.protocol.configuration import SimulationConfig
+from tests.simulation.protocol.parts import Parts
+from tests.simulation.protocol.schedule import Crashed
+from tests.simulation.protocol.watch import Watch
+from tests.simulation.protocol.world import World
 
 VIOLATIONS_SHOWN_MAX = 100
 LOGGED = ("dagster_leasehold.lease_store", "dagster_leasehold.assets")

@@ -11,12 +11,12 @@ from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.rules.verification import check_history
-from dagster_leasehold.simulation.measures import Measures
-from dagster_leasehold.simulation.ports import Members
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.seam import SECRET
-from dagster_leasehold.simulation.shard_watch import Call, ShardWatch
-from dagster_leasehold.simulation.stage import Stage
+from tests.simulation.protocol.measures import Measures
+from tests.simulation.protocol.ports import Members
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.seam import SECRET
+from tests.simulation.protocol.shard_watch import Call, ShardWatch
+from tests.simulation.protocol.stage import Stage
 
 ROUNDING_S = 1e-6
 

@@ -11,10 +11,10 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
-from dagster_leasehold.simulation.measures import Measures
-from dagster_leasehold.simulation.ports import Members
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import Stage
+from tests.simulation.protocol.measures import Measures
+from tests.simulation.protocol.ports import Members
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import Stage
 
 OPENING = frozenset({"open_tenure", "open_tenures"})
 CLOSING = frozenset({"close_tenure", "close_tenures", "commit", "finish_empty"})

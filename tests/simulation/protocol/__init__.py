@@ -15,19 +15,20 @@ has to settle within a bound and stay still. A seed that fails replays identical
     measures    rounds, moves and take-overs, and the fewest moves that there could be
     world       all of one seed from start to end, until no work is left; report is all seeds
 
-Whoever simulates takes the names of this page: `leasehold simulate` and the tests. The room knows
-the lease store alone; a consumer is given to it as one of the `Parts`.
+    consumption the project's own consumer, as one of the parts
+
+Tests import the names of this page.
 """
 
-from dagster_leasehold.simulation.configuration import (
+from tests.simulation.protocol.configuration import (
     Arrival,
     Event,
     EventKind,
     Faults,
     SimulationConfig,
 )
-from dagster_leasehold.simulation.parts import Parts, Run, WrittenRange
-from dagster_leasehold.simulation.report import SeedOutcome, run_seed, run_simulation
+from tests.simulation.protocol.parts import Parts, Run, WrittenRange
+from tests.simulation.protocol.report import SeedOutcome, run_seed, run_simulation
 
 __all__ = [
     "Arrival",

@@ -9,13 +9,13 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.simulation.agent_host import AgentHost, SensorHost
-from dagster_leasehold.simulation.client_host import ClientHost
-from dagster_leasehold.simulation.configuration import Arrival
-from dagster_leasehold.simulation.host import Host
-from dagster_leasehold.simulation.ports import Members, Surroundings
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import TICK_S
+from tests.simulation.protocol.agent_host import AgentHost, SensorHost
+from tests.simulation.protocol.client_host import ClientHost
+from tests.simulation.protocol.configuration import Arrival
+from tests.simulation.protocol.host import Host
+from tests.simulation.protocol.ports import Members, Surroundings
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import TICK_S
 
 SEVERAL_NODES_SHARE = 0.2
 """The share of a swarm's code servers that serve two nodes instead of one."""

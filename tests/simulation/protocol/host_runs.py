@@ -9,11 +9,11 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.simulation.parts import Run, WrittenRange
-from dagster_leasehold.simulation.ports import Surroundings
-from dagster_leasehold.simulation.schedule import Process, Schedule
-from dagster_leasehold.simulation.stage import Stage
-from dagster_leasehold.simulation.waiting_runs import Waits
+from tests.simulation.protocol.parts import Run, WrittenRange
+from tests.simulation.protocol.ports import Surroundings
+from tests.simulation.protocol.schedule import Process, Schedule
+from tests.simulation.protocol.stage import Stage
+from tests.simulation.protocol.waiting_runs import Waits
 
 
 @dataclass(frozen=True, slots=True)

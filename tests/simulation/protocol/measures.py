@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import replace
 
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.rules.planning import fewest_moves, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_weights import planning_snapshot
 from dagster_leasehold.lease_store.tick_report import TickReport
-from dagster_leasehold.simulation.stage import Stage
+from tests.simulation.protocol.stage import Stage
 
 
 class FewestMoves:
@@ -47,7 +45,8 @@ class FewestMoves:
         Returns:
             A sentence where the group made fewer moves than are needed, else nothing.
         """
-        needed, made = self._needed(snapshot, live), moves - self._moves
+        needed = fewest_moves(snapshot, live=live, owners=self._owners)
+        made = moves - self._moves
         self.total += needed
         self.restart(snapshot, moves)
         if made >= needed:
@@ -62,23 +61,6 @@ class FewestMoves:
             for lease in snapshot.shards
             if lease.state.held and lease.consumer_owner is not None
         }
-
-    def _needed(self, snapshot: Snapshot, live: Collection[NodeName]) -> int:
-        rows = tuple(self._as_before(lease, live) for lease in snapshot.shards)
-        if snapshot.group.weighted:
-            # By load no count is proven but for the shards whose owner is gone.
-            held = {lease.shard for lease in snapshot.shards if lease.state.held}
-            return sum(row.state is ShardState.NOT_ALLOC and row.shard in held for row in rows)
-        return plan(replace(snapshot, shards=rows), live=live).moves_minimum
-
-    def _as_before(self, lease: ShardLease, live: Collection[NodeName]) -> ShardLease:
-        """Return the shard as it is now, with the owner that it had in the last settled state."""
-        if not lease.state.consumable:
-            return lease
-        owner = self._owners.get(lease.shard)
-        owner = owner if owner in live else None
-        state = ShardState.ALREADY_ALLOC if owner else ShardState.NOT_ALLOC
-        return replace(lease, state=state, lease_owner=owner, consumer_owner=owner)
 
 
 class Measures:

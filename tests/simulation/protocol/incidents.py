@@ -14,14 +14,14 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.reopening import Reopening
-from dagster_leasehold.simulation.configuration import EventKind, FaultRates
-from dagster_leasehold.simulation.fleet import Fleet
-from dagster_leasehold.simulation.host import Host
-from dagster_leasehold.simulation.host_failures import HostFailures
-from dagster_leasehold.simulation.parts import TimeTravel
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import Stage
-from dagster_leasehold.simulation.watch import Watch
+from tests.simulation.protocol.configuration import EventKind, FaultRates
+from tests.simulation.protocol.fleet import Fleet
+from tests.simulation.protocol.host import Host
+from tests.simulation.protocol.host_failures import HostFailures
+from tests.simulation.protocol.parts import TimeTravel
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import Stage
+from tests.simulation.protocol.watch import Watch
 
 SHARDS_MAX = 50
 BACKUP_EVERY = 50

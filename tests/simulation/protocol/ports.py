@@ -9,10 +9,10 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.simulation.measures import Measures
-from dagster_leasehold.simulation.parts import Parts, Run
-from dagster_leasehold.simulation.schedule import Process
-from dagster_leasehold.simulation.stage import Stage
+from tests.simulation.protocol.measures import Measures
+from tests.simulation.protocol.parts import Parts, Run
+from tests.simulation.protocol.schedule import Process
+from tests.simulation.protocol.stage import Stage
 
 
 class Ears(Protocol):

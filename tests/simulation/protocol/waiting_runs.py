@@ -16,8 +16,8 @@ from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.simulation.configuration import FollowingPace
-from dagster_leasehold.simulation.stage import Stage
+from tests.simulation.protocol.configuration import FollowingPace
+from tests.simulation.protocol.stage import Stage
 
 WISH_RATE = 0.002
 """The probability that somebody asks a run to end, per store call."""

@@ -20,9 +20,9 @@ from dagster_leasehold.lease_store.errors import CursorInvalid
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources import source
-from dagster_leasehold.simulation.parts import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
-from dagster_leasehold.simulation.stage import ShardLog
-from dagster_leasehold.simulation.waiting_runs import Waits
+from tests.simulation.protocol.parts import BATCH_RECORDS_MAX, RUN_BUDGET_S, Run
+from tests.simulation.protocol.stage import ShardLog
+from tests.simulation.protocol.waiting_runs import Waits
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,13 +12,13 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.simulation.configuration import (
+from tests.simulation.protocol.configuration import (
     FaultRates,
     Faults,
     FollowingPace,
     SimulationConfig,
 )
-from dagster_leasehold.simulation.schedule import Schedule
+from tests.simulation.protocol.schedule import Schedule
 
 KEY = GroupKey.parse("simulated", "stream")
 UNIT_TIMEOUT_S = 20.0
