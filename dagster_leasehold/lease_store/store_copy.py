@@ -17,6 +17,7 @@ database of another kind: exact text, moments, JSON, booleans, the numbers of jo
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import CopyRefused, StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.open import open_store, open_transactions
+from dagster_leasehold.lease_store.progress import Report
 from dagster_leasehold.lease_store.release import StoredSchema
 from dagster_leasehold.lease_store.rules.verification import Violation, verify
 from dagster_leasehold.lease_store.tables import COPIED_TABLES
@@ -64,17 +66,14 @@ class StoreCopy:
 
 
 def copy_store(
-    source_url: SecretStr | str,
-    target_url: SecretStr | str,
-    *,
-    report: Callable[[int], None] = lambda _: None,
+    source_url: SecretStr | str, target_url: SecretStr | str, *, report: Report = lambda *_: None
 ) -> StoreCopy:
     """Copy a lease store whose groups are drained into an empty one of the same schema.
 
     Args:
         source_url: of the store as it is; it must exist, and is not changed.
         target_url: of a database that `leasehold db upgrade` has prepared; of any kind.
-        report: is called with the number of rows copied so far.
+        report: called with the number of rows copied so far, and that of all.
 
     Raises:
         InvalidSetting: a URL is not of a supported database.
@@ -174,11 +173,7 @@ def check_schema(store: Transactions) -> None:
 
 
 def copy_tables(
-    source: Transactions,
-    target: Transactions,
-    *,
-    before_commit: Callable[[], None],
-    report: Callable[[int], None],
+    source: Transactions, target: Transactions, *, before_commit: Callable[[], None], report: Report
 ) -> dict[str, int]:
     """Copy every row as it was at one moment; the target has all of them, or none.
 
@@ -186,7 +181,7 @@ def copy_tables(
         source: read at one moment, whatever is written to it meanwhile.
         target: of this release's schema and without rows.
         before_commit: refuses by raising, once everything is written and nothing is visible.
-        report: is called with the number of rows written so far.
+        report: called with the number of rows written so far, and that of all.
 
     Returns:
         The number of rows by table.
@@ -239,29 +234,40 @@ def _counts(connection: Connection) -> dict[str, int]:
 
 
 def _copied(
-    source: Transactions, reading: Connection, writing: Connection, report: Callable[[int], None]
+    source: Transactions, reading: Connection, writing: Connection, report: Report
 ) -> dict[str, int]:
     copied: dict[str, int] = {}
+    with _errors_of(source):
+        total = sum(_counts(reading).values())
     for table in COPIED_TABLES:
         copied[table.name] = 0
         for rows in _portions(source, reading, table):
             writing.execute(insert(table), [dict(row) for row in rows])
             copied[table.name] += len(rows)
-            report(sum(copied.values()))
+            report(sum(copied.values()), total)
     return copied
 
 
 def _portions(
     source: Transactions, reading: Connection, table: Table
 ) -> Generator[Sequence[RowMapping]]:
-    """The rows of a table; the source's errors are told apart from the target's here.
+    """The rows of a table, some at a time."""
+    chosen = select(table).order_by(*table.primary_key)
+    with (
+        _errors_of(source),
+        reading.execute(chosen, execution_options={"yield_per": PORTION_ROWS}) as result,
+    ):
+        yield from result.mappings().partitions()
+
+
+@contextmanager
+def _errors_of(source: Transactions) -> Generator[None]:
+    """Tell the source's errors apart from the target's.
 
     Raises:
         StoreError: the source refuses or does not answer.
     """
-    chosen = select(table).order_by(*table.primary_key)
     try:
-        with reading.execute(chosen, execution_options={"yield_per": PORTION_ROWS}) as result:
-            yield from result.mappings().partitions()
+        yield
     except SQLAlchemyError as error:
         raise source.translated(error) from error

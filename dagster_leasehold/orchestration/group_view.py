@@ -15,13 +15,13 @@ from enum import StrEnum
 
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.progress import duration
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.isolation import sentence
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.orchestration.presentation import duration
 from dagster_leasehold.shard_sources.lag import Lags, UnreadTimes, lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
 

@@ -1,11 +1,10 @@
-"""How commands show things: sentences, tables and progress for people, JSON for programs."""
+"""How commands show things: sentences and tables for people, JSON for programs."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTH_MAX = 100
-BAR_COLUMNS = 24
 NAMES_SHOWN_MAX = 20
 
 
@@ -35,18 +33,6 @@ def console() -> Console:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, which takes an s in the plural: `1 shard`, `2,000 shards`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def duration(seconds: float) -> str:
-    """Return a time span for people: `8 s`, `41 min`, `2 h 5 min`, `3 d 4 h`."""
-    minutes, left_s = divmod(max(round(seconds), 0), 60)
-    hours, left_min = divmod(minutes, 60)
-    days, left_h = divmod(hours, 24)
-    if days:
-        return f"{days:,} d {left_h} h"
-    if hours:
-        return f"{hours} h {left_min} min"
-    return f"{minutes} min" if minutes else f"{left_s} s"
 
 
 def listed(names: Iterable[str]) -> str:
@@ -134,45 +120,3 @@ def cell(value: object) -> str:
     if isinstance(value, datetime):
         return iso(value)[:19] + "Z"
     return str(value)
-
-
-@contextmanager
-def progress(
-    work: str, unit: str = "", total: int | None = None
-) -> Generator[Callable[[int], None]]:
-    """Show how far some work is, to be entered with `with`; it leaves nothing behind.
-
-    Where standard error is no terminal, nothing is shown, so that logs stay readable. Standard
-    output is never touched.
-
-    Args:
-        work: its name, in a word or two.
-        unit: what is counted, as a plural.
-        total: how many there are, or None if that is not known beforehand.
-
-    Returns:
-        A function that takes the number done so far.
-    """
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    if not unit:
-        count = ""
-    elif total is None:
-        count = f"{{task.completed:,}} {unit}"
-    else:
-        count = f"{{task.completed:,}} of {{task.total:,}} {unit}"
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=BAR_COLUMNS),
-        TextColumn(count),
-        TimeElapsedColumn(),
-        console=Console(stderr=True, highlight=False),
-        transient=True,
-    )
-    task = bar.add_task(work, total=total)
-    with bar:
-        yield lambda done: bar.update(task, completed=done)

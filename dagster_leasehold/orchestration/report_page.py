@@ -13,10 +13,11 @@ from html import escape
 
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.progress import duration
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.orchestration.group_history import Holding, Move, Point, RunRow
 from dagster_leasehold.orchestration.group_view import GroupView, Liveness, total, tree
-from dagster_leasehold.orchestration.presentation import cell, counted, duration, iso
+from dagster_leasehold.orchestration.presentation import cell, counted, iso
 
 ROWS_MAX = 500
 """The most moves and runs that a page lists, the newest ones."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.lease_store.errors import one_line
+from dagster_leasehold.lease_store.progress import Report
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.places.place import OutputPlace
@@ -47,10 +48,7 @@ class FilePresence:
 
 
 def look_for_files(
-    store: Ledger,
-    key: GroupKey,
-    folder: OutputPlace,
-    progress: Callable[[int], None] = lambda _: None,
+    store: Ledger, key: GroupKey, folder: OutputPlace, progress: Report = lambda *_: None
 ) -> FilePresence:
     """Look for every file that the ledger of a group names.
 
@@ -58,7 +56,7 @@ def look_for_files(
         store: has the ledger.
         key: the group.
         folder: of the group's output.
-        progress: is called with the number of files looked for so far.
+        progress: called with the number of ledger rows whose files are looked for, and of all.
 
     Raises:
         OutputUnreadable: the folder cannot be listed.
@@ -68,7 +66,8 @@ def look_for_files(
     sentences: list[str] = []
     try:
         listed = _Names(folder.names(ATTEMPTS_FOLDER))
-        for batch in store.each_batch(key):
+        total = store.ledger_rows(key)
+        for row, batch in enumerate(store.each_batch(key), 1):
             for file in batch.files:
                 files += 1
                 if file.path in listed or _is_there(folder / file.path):
@@ -82,7 +81,7 @@ def look_for_files(
                         f"{batch.batch_id} is not in {folder}: restore it from a backup, or replay "
                         "its batch."
                     )
-            progress(files)
+            progress(row, max(row, total))
     except OSError as error:
         raise OutputUnreadable(
             f"The files in {folder} cannot be listed ({one_line(str(error))}): see that this "

@@ -33,6 +33,7 @@ from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
+from dagster_leasehold.lease_store.progress import Report
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
@@ -63,8 +64,14 @@ class CompactionReport:
 
 @dataclass(slots=True)
 class _Counted:
-    """The files of the rows that were read."""
+    """The files of the rows that were read.
 
+    Attributes:
+        looked_at: called with the number of batches up to each row.
+        files: the number of files.
+    """
+
+    looked_at: Callable[[int], None]
     files: int = 0
 
 
@@ -91,20 +98,28 @@ class Compactor:
     ended: units.Ended = lambda _: False
 
     def compact(
-        self, shards: Sequence[ShardId], progress: Callable[[int], None] = lambda _: None
+        self, shards: Sequence[ShardId], progress: Report = lambda *_: None
     ) -> dict[ShardId, CompactionReport]:
         """Compact these shards, one after the other; return one report per shard.
 
-        `progress` is called with the number of shards that are done.
+        `progress` is called with the number of batches that were looked at, and that of all.
         """
         reports: dict[ShardId, CompactionReport] = {}
-        for shard in dict.fromkeys(shards):
-            reports[shard] = self._compact(shard)
-            progress(len(reports))
+        named = list(dict.fromkeys(shards))
+        ends = {s: head.next_number for s, head in self.store.heads(self.key, named).items()}
+        total, before = sum(ends.values()), 0
+        for shard in named:
+
+            def looked_at(number: int, before: int = before) -> None:
+                progress(min(before + number, total), total)
+
+            reports[shard] = self._compact(shard, looked_at)
+            before += ends[shard]
+            progress(before, total)
         return reports
 
-    def _compact(self, shard: ShardId) -> CompactionReport:
-        report, counted = CompactionReport(shard), _Counted()
+    def _compact(self, shard: ShardId, looked_at: Callable[[int], None]) -> CompactionReport:
+        report, counted = CompactionReport(shard), _Counted(looked_at)
         try:
             with self.claimed(shard):
                 for merge in merges.each_merge(
@@ -129,6 +144,7 @@ class Compactor:
         end = units.rewritable_until(self.store, self.key, shard, head.next_number)
         for row in self.store.each_batch(self.key, shard, numbers=range(end)):
             counted.files += len(row.files)
+            counted.looked_at(row.last + 1)
             yield row
 
     def columns(self, unit: units.Unit) -> merges.Columns:

@@ -46,6 +46,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteKind
+from dagster_leasehold.lease_store.progress import Report
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 
@@ -107,7 +108,7 @@ def replay_on_spark(
     run: str,
     ended: Ended,
     of_settings: bool = False,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Report = lambda *_: None,
     tell: Callable[[str], None] = _LOG.warning,
     starved_after_s: float = STARVED_AFTER_S,
 ) -> dict[ShardId, ReplayReport]:
@@ -161,7 +162,8 @@ class Replayer:
         ended: returns True for a run that has certainly ended, whose claims are taken over.
         of_settings: the stream is known from the settings, which name no transform: a shard whose
             output was made by one is refused.
-        progress: called with the number of batches that were made anew so far.
+        progress: called with the number of batches that were made anew so far, and that of all.
+            Batches of shards that are not begun yet are estimated from those of the others.
     """
 
     stream: ShardStream
@@ -171,8 +173,11 @@ class Replayer:
     run: str
     ended: Ended = lambda _: False
     of_settings: bool = False
-    progress: Callable[[int], None] = lambda _: None
+    progress: Report = lambda *_: None
     _made: int = 0
+    _named: int = 0
+    _begun: int = 0
+    _chosen: int = 0
     _open: dict[ShardId, _Replay] = field(default_factory=dict[ShardId, _Replay])
     _reports: dict[ShardId, ReplayReport] = field(default_factory=dict[ShardId, ReplayReport])
     _columns: ColumnAgreement = field(init=False)
@@ -187,11 +192,14 @@ class Replayer:
         interrupt included, goes on to the caller after all claims were given back.
         """
         named = list(dict.fromkeys(shards))
+        self._named = len(named)
         size = self.stream.shards_per_run
         try:
             for first in range(0, len(named), size):
                 for shard in named[first : first + size]:
                     self._guarded(shard, lambda shard=shard: self._begin(shard, span))
+                    self._begun += 1
+                self._show()
                 while self._open:
                     self._swap_complete()
                     self._replay_next()
@@ -227,6 +235,7 @@ class Replayer:
         unchanged = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
         replay.chosen = chosen[unchanged:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
+        self._chosen += len(replay.waiting)
         if self.of_settings:
             refuse_raw_over_parsed(key.stream, replay.waiting, self.output_root)
         gone = [batch for unit in chosen[:unchanged] for batch in unit]
@@ -282,7 +291,7 @@ class Replayer:
             BatchRewrite(batch.sequence, batch.generation, result.files, statistics, batch.attempt)
         )
         self._made += 1
-        self.progress(self._made)
+        self._show()
         report = replay.report
         replay.report = replace(
             report,
@@ -291,6 +300,9 @@ class Replayer:
             written=report.written + statistics.written,
             quarantined=report.quarantined + statistics.quarantined,
         )
+
+    def _show(self) -> None:
+        self.progress(self._made, round(self._chosen * self._named / self._begun))
 
     def _swap_complete(self) -> None:
         for shard, replay in list(self._open.items()):

@@ -14,13 +14,14 @@ Consumption goes on meanwhile, which must not look wrong:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerHead
+from dagster_leasehold.lease_store.progress import Report
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules import journal_proof, ledger_proof
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -120,16 +121,14 @@ def verify(store: GroupsAndLedger, key: GroupKey) -> list[Violation]:
     return list(audit(store, key).violations)
 
 
-def audit(
-    store: GroupsAndLedger, key: GroupKey, *, progress: Callable[[int], None] = lambda _: None
-) -> Audit:
+def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_: None) -> Audit:
     """Read the history of a group from the summary of what was deleted on, and check it.
 
     A shard whose committed rows are changed each time that it is read, five times in a row, is
     checked by its journal alone.
 
     Args:
-        progress: told the number of batches that were looked at.
+        progress: called with the number of ledger rows that were read, and that of all.
 
     Raises:
         UnknownGroup: there is no such group.
@@ -138,14 +137,20 @@ def audit(
     snapshot = store.snapshot(key)
     violations: list[Violation] = []
     paths = ledger_proof.PathLedger()
-    tenures = batches = 0
+    tenures = batches = rows = 0
+    total = store.ledger_rows(key)
+
+    def read() -> None:
+        nonlocal rows
+        rows += 1
+        progress(rows, max(rows, total))
+
     for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
-        proof, own = _read_shard(store, key, lease)
+        proof, own = _read_shard(store, key, lease, read)
         violations += proof.violations
         paths.join(own)
         tenures += proof.tenures
         batches += proof.batches
-        progress(batches)
     # Of each shard the first start that came too early counts; a summary may have it already.
     summed = {violation.shard for violation in violations if violation.rule == "order"}
     violations += [each for each in _read_order(store, key, snapshot) if each.shard not in summed]
@@ -155,7 +160,7 @@ def audit(
 
 
 def _read_shard(
-    store: Ledger, key: GroupKey, lease: ShardLease
+    store: Ledger, key: GroupKey, lease: ShardLease, read: Callable[[], None]
 ) -> tuple[ShardProof, ledger_proof.PathLedger]:
     for _ in range(READINGS_MAX):
         paths = ledger_proof.PathLedger()
@@ -166,7 +171,9 @@ def _read_shard(
                 lease.shard,
                 replace(lease, check_point=head.check_point),
                 store.each_entry(key, shard=lease.shard),
-                store.each_batch(key, lease.shard, None, numbers=range(head.next_number)),
+                _noted(
+                    store.each_batch(key, lease.shard, None, numbers=range(head.next_number)), read
+                ),
                 store.gaps(key, lease.shard),
                 summary.proven,
             ),
@@ -183,6 +190,12 @@ def _read_shard(
         settled=False,
     )
     return prove_shard(alone), ledger_proof.PathLedger()
+
+
+def _noted(batches: Iterable[Batch], read: Callable[[], None]) -> Iterator[Batch]:
+    for batch in batches:
+        read()
+        yield batch
 
 
 def _summary(store: Ledger, key: GroupKey, shard: ShardId) -> ShardSummary:

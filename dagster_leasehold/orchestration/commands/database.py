@@ -15,6 +15,7 @@ from dagster_leasehold.lease_store.pruning import history_age
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.progress_display import progress
 
 app = typer.Typer(
     help="Prepare the lease store's database, or copy it into another one.", no_args_is_help=True
@@ -59,7 +60,7 @@ def upgrade(
             target.make_home()
         target.wake_mariadb()
         url = target.settings.store_url
-    with presentation.progress("upgrading the schema"):
+    with progress("upgrading the schema"):
         store = open_store(url)
         store.upgrade(force=force)
         store.close()
@@ -102,7 +103,7 @@ def prune(
     store = target.store if url_env is None else open_store(url_in("--env", url_env))
     rows: Counter[str] = Counter()
     failures: list[str] = []
-    with presentation.progress("deleting old rows", "rows") as show:
+    with progress("deleting old rows", "rows") as show:
         for group in store.groups():
             done = rows.total()
             report = pruned(store, group.key, age, lambda gone, done=done: show(done + gone))
@@ -152,7 +153,7 @@ def copy(
     url = url_in("--to-env", to_env)
     source = Target.at(home)
     source.store.close()
-    with presentation.progress("copying", "rows") as show:
+    with progress("copying", "rows") as show:
         copied = copy_store(source.settings.store_url, url, report=show)
     before, after = described(source.settings.store_url), described(url)
     if as_json:

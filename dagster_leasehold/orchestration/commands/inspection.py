@@ -10,7 +10,8 @@ import typer
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, OneShard, Stream
 from dagster_leasehold.orchestration.commands.status import mode_note, not_joined
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import progress, say, show_json, show_table
+from dagster_leasehold.orchestration.presentation import say, show_json, show_table
+from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.present_files import FilePresence
@@ -128,7 +129,7 @@ def verify(
     from dagster_leasehold.lease_store.rules.verification import audit
 
     target, key = Target.of_group(home, stream, group)
-    with progress("reading journal and ledger", "batches") as report:
+    with progress("reading journal and ledger", "ledger rows") as report:
         proof = audit(target.store, key, progress=report)
     expired = expired_output(target.store, key)
     place = target.settings.output_folder(key.stream, key.group)
@@ -163,7 +164,7 @@ def _presence(target: Target, key: GroupKey) -> FilePresence:
     from dagster_leasehold.assets.output.present_files import look_for_files
 
     folder = target.settings.output_folder(key.stream, key.group)
-    with progress("looking for committed files", "files") as report:
+    with progress("looking for committed files", "ledger rows") as report:
         return look_for_files(target.store, key, folder, report)
 
 

@@ -13,7 +13,8 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import iso, progress, tell
+from dagster_leasehold.orchestration.presentation import iso, tell
+from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,8 @@ from dagster_leasehold.orchestration.group_history import (
     runs,
 )
 from dagster_leasehold.orchestration.group_view import GroupReader
-from dagster_leasehold.orchestration.presentation import counted, progress, tell
+from dagster_leasehold.orchestration.presentation import counted, tell
+from dagster_leasehold.orchestration.progress_display import progress
 from dagster_leasehold.orchestration.report_page import Report, page
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def report_of(
     batches, complete = _newest_batches(store, key)
     violations = None
     if verified:
-        with progress("reading journal and ledger", "batches") as done:
+        with progress("reading journal and ledger", "ledger rows") as done:
             violations = [str(each) for each in audit(store, key, progress=done).violations]
     notes: list[str] = []
     if len(journal) == ENTRIES_MAX:

@@ -14,7 +14,8 @@ import typer
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import progress, show_json, show_table
+from dagster_leasehold.orchestration.presentation import show_json, show_table
+from dagster_leasehold.orchestration.progress_display import progress
 from dagster_leasehold.orchestration.supervision.interrupts import handled_by
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def compact(
         target_bytes=target_mib * 1024 * 1024,
         ended=lambda former: former == replaces,
     )
-    with progress("compacting", "shards", len(shards)) as show, _ended_gently():
+    with progress("compacting", "batches") as show, _ended_gently():
         done = list(compactor.compact(shards, show).values())
     if as_json:
         show_json({"group": str(key), "run": run, "shards": done})

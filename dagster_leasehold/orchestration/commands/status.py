@@ -8,6 +8,7 @@ from dagster_leasehold.lease_store.errors import AssignmentConflict
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.progress import duration
 from dagster_leasehold.lease_store.publication_rows import PublicationLag
 from dagster_leasehold.lease_store.rules.assignment_modes import check_member
 from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
@@ -21,7 +22,6 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.group_view import GroupReader, NodeRow, ShardRow
 from dagster_leasehold.orchestration.presentation import (
     counted,
-    duration,
     listed,
     plain,
     say,

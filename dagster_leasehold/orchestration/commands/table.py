@@ -11,6 +11,7 @@ from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.publisher import Publisher
@@ -67,7 +68,9 @@ def create(
     )
     turn = _turn(target, name, publisher)
     try:
-        with presentation.progress("publishing", "batches") as show:
+        lags = target.store.publication_lag(key)
+        total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)
+        with progress("publishing", "batches", total) as show:
             report = publisher.adopt(turn) if adopt else publisher.publish(turn)
             while report.more:
                 report = report.and_then(publisher.publish(turn))

@@ -15,7 +15,8 @@ from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneReport, exp
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
 from dagster_leasehold.orchestration.commands.target import Target
-from dagster_leasehold.orchestration.presentation import progress, say, show_json
+from dagster_leasehold.orchestration.presentation import say, show_json
+from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.rewriting.vacuum import VacuumReport

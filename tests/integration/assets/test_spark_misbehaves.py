@@ -409,7 +409,7 @@ class Runner:
             output_root=local_place(self.home / "output"),
             run=self.run,
             ended=lambda _: False,
-            progress=lambda _: self._pause("replayed"),
+            progress=lambda *_: self._pause("replayed"),
             tell=self._tell,
             starved_after_s=STARVED_AFTER_S,
         )

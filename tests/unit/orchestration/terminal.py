@@ -12,30 +12,40 @@ import struct
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from typing import Self
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\x1b\][^\x07]*\x07")
 WAIT_S = 60.0
+COMMAND_LINE = (sys.executable, "-m", "dagster_leasehold.orchestration.command_line")
 
 
 class Terminal:
-    """A command that runs in a terminal of 120 columns and 40 lines; it is killed on leaving."""
+    """A command that runs in a terminal of 120 columns and 40 lines; it is killed on leaving.
 
-    def __init__(self, *arguments: str, lines: int = 40, columns: int = 120) -> None:
-        self._arguments = arguments
+    `program` is `leasehold` unless another one is named.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        program: Sequence[str] = COMMAND_LINE,
+        lines: int = 40,
+        columns: int = 120,
+    ) -> None:
+        self._command = [*program, *arguments]
         self._size = struct.pack("HHHH", lines, columns, 0, 0)
         self._output = b""
         self._status: int | None = None
 
     def __enter__(self) -> Self:
-        program = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line"]
         self._pid, self._descriptor = pty.fork()
         if self._pid == 0:
             os.environ["TERM"] = "xterm-256color"
             # They would count more than the terminal's own size.
             for name in ("COLUMNS", "LINES"):
                 os.environ.pop(name, None)
-            os.execv(program[0], [*program, *self._arguments])
+            os.execv(self._command[0], self._command)
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, self._size)
         return self
 
@@ -48,7 +58,12 @@ class Terminal:
     @property
     def text(self) -> str:
         """The output so far, without control sequences."""
-        return ESCAPES.sub("", self._output.decode(errors="replace"))
+        return ESCAPES.sub("", self.raw)
+
+    @property
+    def raw(self) -> str:
+        """The output so far, with its control sequences."""
+        return self._output.decode(errors="replace")
 
     def sends(self, text: str) -> None:
         """Type a text; what was printed before no longer counts for `waits_for`."""

@@ -47,6 +47,12 @@ def test_every_missing_file_is_named_with_its_batch(scene: Scene) -> None:
         assert "of batch" in sentence
 
 
+def test_progress_counts_ledger_rows_up_to_all_of_them(scene: Scene) -> None:
+    reports: list[tuple[int, int | None]] = []
+    look_for_files(scene.store, scene.key, scene.place, lambda *seen: reports.append(seen))
+    assert reports == [(row, 6) for row in range(1, 7)]
+
+
 def test_a_file_that_is_committed_while_the_folder_is_listed_is_not_missing(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,13 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+def test_progress_counts_batches_up_to_all_of_them(scene: Scene) -> None:
+    reports: list[tuple[int, int | None]] = []
+    scene.compactor().compact((ZERO, ONE), lambda *seen: reports.append(seen))
+    assert [done for done, _ in reports] == [1, 2, 3, 3, 4, 5, 6, 6]
+    assert {total for _, total in reports} == {6}
+
+
 def test_many_files_become_one_with_the_same_records_in_order(scene: Scene) -> None:
     before = scene.ledger()
     report = scene.compact()[ZERO]

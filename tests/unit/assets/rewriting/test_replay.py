@@ -98,6 +98,26 @@ def test_everything_is_made_anew_and_reads_the_same(scene: Scene) -> None:
     assert [len(sweep) for sweep in scene.today.sweeps] == [2, 2, 2]
 
 
+def test_progress_counts_batches_up_to_all_of_them(scene: Scene) -> None:
+    reports: list[tuple[int, int | None]] = []
+    replayer = scene.replayer()
+    replayer.progress = lambda *seen: reports.append(seen)
+    replayer.replay((ZERO, ONE), ALL)
+    assert reports == [(done, 6) for done in range(7)]
+
+
+def test_progress_estimates_the_batches_of_shards_that_are_not_begun(scene: Scene) -> None:
+    scene.append(ONE, 8)
+    assert scene.consume("run-2")[ONE].error == ""
+    reports: list[tuple[int, int | None]] = []
+    replayer = scene.replayer()
+    replayer.stream = replace(scene.stream, shards_per_run=1)
+    replayer.progress = lambda *seen: reports.append(seen)
+    replayer.replay((ZERO, ONE), ALL)
+    assert reports[:4] == [(done, 6) for done in range(4)], "as many as those of the first shard"
+    assert reports[4:] == [(done, 8) for done in range(3, 9)]
+
+
 def test_only_published_batches_are_made_anew(scene: Scene) -> None:
     publish_batches(scene.store, scene.key, NODE, ZERO, 2)
     report = scene.replay()[ZERO]

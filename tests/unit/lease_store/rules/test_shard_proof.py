@@ -80,6 +80,12 @@ def test_committed_rows_that_change_meanwhile_are_read_again(
     assert readings == [0, 1, 1, 1]
 
 
+def test_progress_counts_ledger_rows_up_to_all_of_them() -> None:
+    reports: list[tuple[int, int | None]] = []
+    audit(true_store(), KEY, progress=lambda *seen: reports.append(seen))
+    assert reports == [(row, 9) for row in range(1, 10)], "a withdrawn batch has a row, too"
+
+
 def test_paths_are_compared_without_being_remembered() -> None:
     def batch(number: int, *paths: str) -> Batch:
         files = tuple(DataFile(path, 1, 1) for path in paths)

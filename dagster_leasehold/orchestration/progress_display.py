@@ -1,0 +1,100 @@
+"""The display of long work: a live line on a terminal, a line every 30 s elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from threading import Event, Thread
+
+from dagster_leasehold.lease_store.progress import Progress, Report, duration
+from dagster_leasehold.lease_store.rules.liveness import Clock
+
+LINE_EVERY_S = 30.0
+BAR_COLUMNS = 24
+JOIN_S = 5.0
+
+
+@contextmanager
+def progress(
+    work: str,
+    unit: str = "",
+    total: int | None = None,
+    *,
+    clock: Clock = time.monotonic,
+    line_every_s: float = LINE_EVERY_S,
+) -> Generator[Report]:
+    """Show the progress, rate and remaining time of some work, to be entered with `with`.
+
+    A terminal shows a live line, which is removed at the end. Elsewhere a line is printed every
+    `line_every_s` seconds, so that logs stay readable. Both are on standard error: standard output
+    is never touched.
+
+    Args:
+        work: its name, in a word or two.
+        unit: what is counted, as a plural; empty for work that counts nothing.
+        total: the number to be done, or None if it is reported later or not known.
+        clock: monotonic seconds.
+        line_every_s: the time between two lines without a terminal, in seconds.
+
+    Returns:
+        A function that takes the number done so far, and the total once it is known.
+    """
+    state = Progress(clock, total)
+    lines = partial(_lines, every_s=line_every_s)
+    with (_live_line if sys.stderr.isatty() else lines)(work, unit, state) as report:
+        yield report
+
+
+@contextmanager
+def _live_line(work: str, unit: str, state: Progress) -> Generator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+    from typing_extensions import override
+
+    class Counts(ProgressColumn):
+        """The counts of the work, which `Progress` words."""
+
+        @override
+        def render(self, task: Task) -> Text:
+            return Text(state.text(unit))
+
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=BAR_COLUMNS),
+        Counts(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, highlight=False),
+        transient=True,
+    )
+    task = bar.add_task(work, total=state.total)
+
+    def report(done: int, total: int | None = None, /) -> None:
+        state(done, total)
+        bar.update(task, completed=done, total=state.total)
+
+    with bar:
+        yield report
+
+
+@contextmanager
+def _lines(work: str, unit: str, state: Progress, every_s: float) -> Generator[Report]:
+    ended, began_s = Event(), state.clock()
+
+    def show() -> None:
+        while not ended.wait(every_s):
+            counts = state.text(unit) or duration(state.clock() - began_s)
+            sys.stderr.write(f"{work}: {counts}\n")
+            sys.stderr.flush()
+
+    lines = Thread(target=show, name="progress", daemon=True)
+    lines.start()
+    try:
+        yield state
+    finally:
+        ended.set()
+        lines.join(JOIN_S)
