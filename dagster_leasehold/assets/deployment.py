@@ -52,6 +52,8 @@ class Deployment:
             because the node of this process leaves.
         catalog: of its tables.
         history_age: the age from which on the janitor deletes rows of history; None keeps them.
+        spark_folder: the folder of the embedded Spark server that the runs share; None where they
+            use another Spark, or that of their node's agent.
     """
 
     store: Callable[[], LeaseStore]
@@ -63,6 +65,7 @@ class Deployment:
     catalog: CatalogSettings = field(default_factory=CatalogSettings)
     leaving: Callable[[], bool] = _never
     history_age: timedelta | None = None
+    spark_folder: Path | None = None
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
         """Return the nodes for which this deployment claims shards and launches runs.

@@ -6,6 +6,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.spark.spark_settings import CONNECT
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 
@@ -39,7 +40,12 @@ def deployment_of(settings: Settings) -> Deployment:
         catalog=settings.catalog_settings,
         history_age=settings.history_age,
         leaving=settings.leaving_mark.exists if settings.agent_node else lambda: False,
+        spark_folder=settings.spark_folder if _spark_is_shared(settings) else None,
     )
+
+
+def _spark_is_shared(settings: Settings) -> bool:
+    return settings.spark.engine == CONNECT and not settings.agents
 
 
 def spark_of(settings: Settings) -> SparkResource:

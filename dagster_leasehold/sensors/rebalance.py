@@ -15,6 +15,7 @@ import dagster as dg
 from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.connect_watch import note_user
 from dagster_leasehold.lease_store.errors import LeaseholdError, UnknownGroup
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
@@ -67,6 +68,9 @@ class RebalanceMemory:
             settings={name: stream.node(name, address=address) for name in deployment.nodes},
         )
         self._upkeep = Upkeep(clock)
+        if deployment.spark_folder is not None:
+            # While the deployment lives, the next run finds its Spark warm.
+            note_user(deployment.spark_folder)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
     def _serving(self, nodes: Iterable[Node]) -> tuple[NodeName, ...]:

@@ -1,7 +1,8 @@
 """The embedded Spark Connect server: one warm server per folder, started when first needed.
 
 A run's process lives for seconds and a JVM takes seconds to start, so runs share one server that
-outlives them. It listens on the loopback only and asks for a token that only this user can read.
+outlives them, and ends soon after the last process that uses it. It listens on the loopback only
+and asks for a token that only this user can read.
 
 Who starts it is settled by a file lock:
 
@@ -31,7 +32,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.errors import SparkUnavailable
-from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
+from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, note_user
 from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
@@ -136,11 +137,11 @@ def connect_server(
     Raises:
         SparkUnavailable: it ended before it answered, or did not answer in time.
     """
+    note_user(folder)
     version = _version(chosen)
     server = running(folder)
     if server is not None and server.version == version:
         return server
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with FileLock(folder / LOCK_FILE, timeout=start_timeout_s):
             server = running(folder)
@@ -200,11 +201,12 @@ def _start(
     for _ in range(PORT_ATTEMPTS):
         port = _free_port()
         process = _launch(folder, port, conf, environment)
+        watcher = ProcessIdentity.of(process.pid)
+        server = ConnectServer(watcher, port, str(uuid.uuid4()), version)
+        # Before it answers, so that whoever interrupts the start can end it.
+        server.write(folder)
         while time.monotonic() < deadline and process.poll() is None:
             if _port_open(port):
-                watcher = ProcessIdentity.of(process.pid)
-                server = ConnectServer(watcher, port, str(uuid.uuid4()), version)
-                server.write(folder)
                 return server
             time.sleep(POLL_S)
         code = process.poll()

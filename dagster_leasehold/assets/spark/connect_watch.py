@@ -3,29 +3,65 @@
 `assets.spark.connect_server` starts it, as
 `python -m dagster_leasehold.assets.spark.connect_watch FOLDER`.
 
-It starts the server, keeps its log free of known noise, and ends it on a signal or when the folder
-that it serves is gone, so that a deleted home leaves nothing running.
+It starts the server and keeps its log free of known noise. It ends the server on a signal, when the
+folder is deleted, and when no process uses the server any longer. Each user notes itself in the
+folder: runs, the code server that launches them, and the commands that keep Spark warm. So the JVM
+ends soon after its deployment, however that ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
+from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
+
 LOG_FILE = "server.log"
 PROPERTIES_FILE = "server.properties"
+USERS_FOLDER = "users"
+UNUSED_MAX_S = 20.0
+"""The seconds without a user after which a server ends: enough for a user to be restarted."""
 LOG_BYTES_MAX = 16 * 1024 * 1024
 CHECK_S = 2.0
 STOP_TIMEOUT_S = 10.0
 TRACE_BEGIN = "Traceback (most recent call last):"
 NOISE = "BrokenPipeError"
 """The error that Spark's Python daemon prints of a worker that it ended; no row is lost by it."""
+
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
+"""Linux alone has it: elsewhere, `stop` ends a server whose watcher was killed."""
+
+
+def note_user(folder: Path) -> None:
+    """Note this process as a user of the server of `folder`, which runs at least as long."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    users = folder / USERS_FOLDER
+    users.mkdir(exist_ok=True)
+    (users / str(ProcessIdentity.of(os.getpid()))).touch()
+
+
+def in_use(folder: Path) -> bool:
+    """Return True if a process that uses the server of `folder` still runs; forget all others."""
+    used = False
+    for note in (folder / USERS_FOLDER).glob("*"):
+        user = ProcessIdentity.parse(note.name)
+        if user is not None and user.same_place and user.existence() is not Existence.GONE:
+            used = True
+        else:
+            # Nobody beyond this boot and this container reaches a server on the loopback.
+            note.unlink(missing_ok=True)
+    return used
 
 
 def without_noise(lines: Iterable[str]) -> Iterator[str]:
@@ -47,7 +83,7 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 
 def watch(folder: Path) -> int:
-    """Run the server of `folder` until it ends, a signal comes, or the folder is gone."""
+    """Run the server of `folder` until it ends, a signal comes, or nobody uses it any longer."""
     server = subprocess.Popen(
         _command(folder),
         stdin=subprocess.DEVNULL,
@@ -56,6 +92,8 @@ def watch(folder: Path) -> int:
         text=True,
         errors="replace",
         bufsize=1,
+        # The system kills the server when this process, which has one thread so far, is killed.
+        preexec_fn=_PRCTL and partial(_PRCTL, _SET_PARENT_DEATH_SIGNAL, signal.SIGKILL),  # noqa: PLW1509
     )
     ending = threading.Event()
 
@@ -67,8 +105,14 @@ def watch(folder: Path) -> int:
     signal.signal(signal.SIGINT, end)
     copier = threading.Thread(target=_copy_log, args=(server, folder), daemon=True)
     copier.start()
+    used_at = time.monotonic()
     while server.poll() is None and not ending.wait(CHECK_S):
         if not (folder / PROPERTIES_FILE).exists():
+            break
+        now = time.monotonic()
+        if in_use(folder):
+            used_at = now
+        elif now - used_at > UNUSED_MAX_S:
             break
     if server.poll() is None:
         server.terminate()

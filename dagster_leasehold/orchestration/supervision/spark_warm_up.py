@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from dagster_leasehold.assets.spark.connect_watch import note_user
 from dagster_leasehold.assets.spark.spark_settings import CONNECT
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -46,6 +47,8 @@ class SparkKeeper:
         self._started_at = 0.0
         self._begin_at = clock()
         self._waits = RestartWaits(WAIT_FIRST_S, WAIT_MAX_S)
+        if self._active:
+            note_user(self._folder)
 
     def look(self) -> None:
         """Start the server if it does not run; to be called every second or so."""
@@ -94,6 +97,7 @@ class SparkWarmUp:
         self._folder = settings.spark_folder
         self._process: ChildProcess | None = None
         if settings.spark.engine == CONNECT:
+            note_user(self._folder)
             self._process = _start_in(self._folder, environment, settings.spark.whole_conf)
 
     @property
@@ -135,8 +139,6 @@ def _stop(folder: Path, start: ChildProcess | None) -> None:
     from dagster_leasehold.assets.spark.connect_server import stop
 
     if start is not None:
-        # A server that is still starting has no state yet, and could not be stopped.
-        start.wait(START_TIMEOUT_S)
         start.stop()
     stop(folder)
 

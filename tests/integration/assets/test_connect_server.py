@@ -21,7 +21,7 @@ import pytest
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
-from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE
+from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, note_user
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
 from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE, SparkSettings
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
@@ -79,6 +79,8 @@ def group_of(pid: int) -> list[psutil.Process]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "spark"
+    # This process uses it as well, so that it stays while no other does.
+    note_user(folder)
     yield folder
     stop(folder)
 
@@ -139,10 +141,11 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     assert second is not None
     assert second.pid != server.pid
 
-    # Its watcher is killed alone: the JVM that is left over is ended by `stop`.
+    # Its watcher is killed alone: the system ends the JVM with it, on Linux.
     os.kill(second.pid, signal.SIGKILL)
     assert until(lambda: not second.alive())
-    assert stop(folder)
+    assert sys.platform != "linux" or until(lambda: group_of(second.pid) == [])
+    stop(folder)
     assert until(lambda: group_of(second.pid) == [])
     assert not (folder / connect_server.TOKEN_FILE).exists()
     assert not stop(folder)
@@ -184,6 +187,27 @@ def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
     assert until(lambda: group_of(server.pid) == [])
 
 
+def test_a_server_ends_soon_after_its_last_user(tmp_path: Path) -> None:
+    """Method: a process starts the server and is killed, as a run and all its parents may be."""
+    folder = tmp_path / "spark"
+    start = f"{START}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert python(start, str(folder)).returncode == -signal.SIGKILL
+    server = ConnectServer.read(folder)
+    assert server is not None
+    assert server.answers(), "it stays for the time of a restart"
+    assert until(lambda: group_of(server.pid) == [], 60)
+
+
+def test_a_start_that_is_interrupted_leaves_a_server_that_can_be_stopped(folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", START, str(folder)], cwd=PROJECT) as start:
+        assert until(lambda: ConnectServer.read(folder) is not None, 60)
+        start.kill()
+    server = ConnectServer.read(folder)
+    assert server is not None
+    assert stop(folder)
+    assert until(lambda: group_of(server.pid) == [])
+
+
 def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:
     conf = {**server_conf(folder), "spark.master": "nonsense"}
     with pytest.raises(SparkUnavailable) as caught:
@@ -197,7 +221,6 @@ def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": 1}'])
 def test_a_damaged_state_file_counts_for_nothing(folder: Path, content: str) -> None:
-    folder.mkdir()
     (folder / connect_server.STATE_FILE).write_text(content)
     assert running(folder) is None
     assert not stop(folder)
@@ -205,7 +228,6 @@ def test_a_damaged_state_file_counts_for_nothing(folder: Path, content: str) -> 
 
 def test_a_reused_process_number_is_not_taken_for_the_server(folder: Path) -> None:
     """Goal: after a reboot the number in the state file may be anybody's."""
-    folder.mkdir()
     own = ProcessIdentity.of(os.getpid())
     elsewhere = replace(own, place=f"{own.place}1")
     for process in (replace(own, started=own.started - 1), elsewhere):
@@ -216,7 +238,6 @@ def test_a_reused_process_number_is_not_taken_for_the_server(folder: Path) -> No
 
 def test_a_server_of_another_folder_in_a_group_of_the_same_number_survives(folder: Path) -> None:
     """A container that came after another one finds its note, and may have the same numbers."""
-    folder.mkdir()
     command = [sys.executable, "-c", "input()", "SparkConnectServer"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as other:
         noted = replace(ProcessIdentity.of(other.pid), place="another")
@@ -232,7 +253,6 @@ def test_a_server_of_another_folder_in_a_group_of_the_same_number_survives(folde
 def test_a_step_of_the_wall_clock_costs_no_warm_server(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         process = ProcessIdentity.of(os.getpid())
         server = ConnectServer(process, listener.getsockname()[1], "x", "x")
