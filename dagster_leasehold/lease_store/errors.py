@@ -137,10 +137,6 @@ class SchemaTooOld(StoreError):
     """The database needs `leasehold db upgrade` before this release can use it."""
 
 
-class OlderNodesBeat(StoreError):
-    """The schema cannot be upgraded while nodes beat whose release could not use it."""
-
-
 class CheckpointUnsaved(StoreError):
     """A member could not save a checkpoint before it was to leave, so it has not left."""
 

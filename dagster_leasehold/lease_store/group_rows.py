@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.release import HEAD, RELEASE
+from dagster_leasehold.lease_store.release import RELEASE
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 TIMEOUT_DEFAULT_S = 20.0
@@ -113,7 +113,6 @@ class Node:
         accepts_runs: False while the node's code server takes no runs, or its deployment launches
             none: it gives its shards away.
         release_version: of the process that answers to this name; empty before 0.2.
-        schema_revision: the newest one that its release knows; empty before 0.2.
     """
 
     name: NodeName
@@ -125,7 +124,6 @@ class Node:
     pinned: dict[ShardId, str | None] | None = None
     accepts_runs: bool = True
     release_version: str = RELEASE
-    schema_revision: str = HEAD
 
     @property
     def member(self) -> bool:

@@ -14,12 +14,12 @@ from importlib.metadata import PackageNotFoundError, version
 from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
 
 DISTRIBUTION = "dagster-leasehold"
-REVISIONS = tuple(f"{number:04}" for number in range(1, 24))
+REVISIONS = ("0100",)
+"""Versions before 0.2.0 used smaller numbers; their databases cannot be upgraded."""
 HEAD = REVISIONS[-1]
-OLDEST = "0020"
-"""The last revision that releases before it cannot live with: what they commit is in no count of
-rows, those without tables commit what no publisher looks for, and those before it know no pending
-publication. Who adds a revision that does more than add names it here."""
+OLDEST = "0100"
+"""The last revision that releases before it cannot use. Whoever adds a revision that does more than
+add to the schema names it here."""
 
 
 def _installed() -> str:
@@ -38,8 +38,7 @@ class StoredSchema:
 
     Attributes:
         revision: of its tables; None where it has no lease tables yet.
-        oldest: the oldest revision whose releases may use them; None before revision 0016, and
-            where another release may not.
+        oldest: the oldest revision whose releases may use them; None where there are no tables.
     """
 
     revision: str | None
@@ -48,8 +47,12 @@ class StoredSchema:
     @property
     def newer(self) -> bool:
         """True if a newer release has upgraded it, or is about to."""
-        unknown = self.revision is not None and self.revision not in REVISIONS
-        return unknown or (self.oldest or "") > HEAD
+        return max(self.revision or "", self.oldest or "") > HEAD
+
+    @property
+    def unsupported(self) -> bool:
+        """True if a version before 0.2.0 made it."""
+        return self.revision is not None and self.revision < REVISIONS[0]
 
     def check(self, place: str) -> None:
         """Refuse a schema that this release cannot use.
@@ -70,6 +73,11 @@ class StoredSchema:
             )
         if self.newer or self.revision == HEAD:
             return
+        if self.unsupported:
+            raise SchemaTooOld(
+                f"The lease store at {place} was made by a version before 0.2.0 (schema "
+                f"{self.revision}), which cannot be upgraded: use a new database."
+            )
         has = f"has schema {self.revision}" if self.revision else "has no lease tables yet"
         raise SchemaTooOld(
             f"The lease store at {place} {has}, this release needs schema {HEAD}: run "

@@ -40,7 +40,7 @@ def stored(connection: Connection) -> StoredSchema:
     """Return the schema of a database."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return StoredSchema(None)
-    # Releases before revision 0016 have one column less.
+    # The second column is missing while the first upgrade has just begun.
     every = select(literal_column("*")).select_from(_version)
     row = connection.execute(every).mappings().first() or {}
     return StoredSchema(row.get("version_num"), row.get(OLDEST_COLUMN))

@@ -69,7 +69,6 @@ worker_instance = sa.Table(
     sa.Column("pinned", JsonText),
     sa.Column("accepts_runs", sa.Boolean, nullable=False),
     sa.Column("release_version", sa.String(64), nullable=False, server_default=""),
-    sa.Column("schema_revision", sa.String(32), nullable=False, server_default=""),
     *times(),
     *grammar_checks("worker_instance", "worker_instance"),
     **TABLE_OPTIONS,

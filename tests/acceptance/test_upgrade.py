@@ -1,4 +1,4 @@
-"""Deployments that are upgraded while they consume: 0.1 in place, and from here on node by node.
+"""A deployment that is upgraded node by node while it consumes.
 
 Each release is a wheel in an environment of its own. The leases are on MariaDB, Dagster's storage
 is the SQLite of the home, and the log is a topic of Kafka that is written all the time.
@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dagster._core.scheduler.instigation import InstigatorStatus
 
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.release import HEAD, RELEASE
-from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 from tests.acceptance.leasehold_process import (
     Finished,
     Running,
@@ -45,11 +42,10 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-RELEASED = ROOT / "tests/data/leasehold-0.1.0-py3-none-any.whl"
 TIMEOUT_S = 9
 WAIT_S = 240.0
 NODES = {"node-a", "node-b"}
-OLD_SETTINGS = f"""
+SETTINGS = f"""
 lease_timeout_s = {TIMEOUT_S}
 
 [[streams]]
@@ -57,19 +53,20 @@ name = "{STREAM}"
 source = "kafka"
 run_budget_s = 20
 options = {{{{ bootstrap_servers = "{{broker}}" }}}}
+commit_interval_s = 0.5
+idle_limit_s = 2
 """
-SETTINGS = f"{OLD_SETTINGS}commit_interval_s = 0.5\nidle_limit_s = 2\n"
 NEXT, NEXT_RELEASE = f"{int(HEAD) + 1:04}", "0.9.0"
 NEXT_REVISION = f'''
+from alembic import op
 from sqlalchemy import Column, String
-from dagster_leasehold.lease_store.migrations.repeatable import add_column
 
 revision, down_revision = "{NEXT}", "{HEAD}"
 
 
 def upgrade():
     """A revision that only adds."""
-    add_column("consumer_group", Column("of_next_release", String(8), server_default="new"))
+    op.add_column("consumer_group", Column("of_next_release", String(8), server_default="new"))
 '''
 
 
@@ -202,12 +199,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def old(folder: Path) -> Path:
-    """The program of release 0.1.0."""
-    return installed_wheel(folder / "old", RELEASED) / "leasehold"
-
-
-@pytest.fixture(scope="module")
 def wheel(folder: Path) -> Path:
     return built_wheel(folder, ROOT)
 
@@ -227,91 +218,13 @@ def following(folder: Path, wheel: Path) -> Path:
     (store / f"migrations/versions/{NEXT}_next.py").write_text(NEXT_REVISION, "utf-8")
     [metadata] = packages.glob("dagster_leasehold-*/METADATA")
     for file, before, after in (
-        (store / "release.py", f"range(1, {int(NEXT)})", f"range(1, {int(NEXT) + 1})"),
+        (store / "release.py", f'("{HEAD}",)', f'("{HEAD}", "{NEXT}")'),
         (metadata, f"Version: {RELEASE}", f"Version: {NEXT_RELEASE}"),
     ):
         text = file.read_text("utf-8")
         assert before in text
         file.write_text(text.replace(before, after, 1), "utf-8")
     return programs / "leasehold"
-
-
-def test_a_deployment_of_0_1_is_upgraded_in_place(
-    deployment: Deployment, writer: Writer, old: Path, new: Path
-) -> None:
-    """Goal: what is consumed before, after and meanwhile is there once, and Dagster goes on."""
-    deployment.write_settings(OLD_SETTINGS)
-    deployment.done(old, "db", "upgrade")
-    with writer:
-        with deployment.up(old, 2) as up:
-            deployment.wait_for_progress(up, NODES)
-            sentence = deployment.refused(new, "db", "upgrade")
-            assert sentence.startswith("Nodes of an older release, which cannot use the schema")
-            assert any(f"{node} of {KEY}" in sentence for node in NODES)
-            deployment.wait_for_progress(up, NODES)
-            assert "this release needs schema" in deployment.refused(new, "status")
-            assert up.end(signal.SIGINT) == 0, up.text
-        _turn_off(deployment, "demo_janitor")
-        past = _past(deployment)
-        deployment.done(new, "db", "upgrade")
-        assert "install the newer release" in deployment.refused(old, "status")
-        deployment.write_settings(SETTINGS)
-        with deployment.up(new, 2) as up:
-            deployment.wait_for_progress(up, NODES)
-            writer.stop()
-            deployment.wait_for_all(up, writer)
-            assert up.end(signal.SIGINT) == 0, up.text
-    assert_nothing_runs(deployment.home)
-    deployment.assert_all_is_there_once(new, writer)
-    now = _past(deployment)
-    assert now.partitions == past.partitions == set(map(str, range(SHARDS)))
-    assert now.runs > past.runs
-    assert now.assets > past.assets
-    assert now.off == past.off == ["demo_janitor"]
-    assert {name for name, _ in past.sensors} < {name for name, _ in now.sensors}
-    assert len(now.sensors) == len(dict(now.sensors)), "nothing is left under the former location"
-    assert set(dict(now.sensors).values()) == {"leasehold"}
-
-
-@dataclass(frozen=True)
-class Past:
-    """A deployment, as Dagster's own storage knows it.
-
-    Attributes:
-        partitions: those of the stream.
-        runs: their ids.
-        assets: those with events.
-        sensors: those that have ticked or were turned off, and schedules: their code locations.
-        off: those of them that are turned off.
-    """
-
-    partitions: set[str]
-    runs: set[str]
-    assets: set[str]
-    sensors: list[tuple[str, str]]
-    off: list[str]
-
-
-def _past(deployment: Deployment) -> Past:
-    with opened_instance(Settings(home=deployment.home)) as instance:
-        states = instance.all_instigator_state()
-        return Past(
-            partitions=set(instance.get_dynamic_partitions(STREAM)),
-            runs={run.run_id for run in instance.get_runs()},
-            assets={key.to_user_string() for key in instance.all_asset_keys()},
-            sensors=sorted(
-                (each.name, each.origin.repository_origin.code_location_origin.location_name)
-                for each in states
-            ),
-            off=[each.name for each in states if each.status is InstigatorStatus.STOPPED],
-        )
-
-
-def _turn_off(deployment: Deployment, sensor: str) -> None:
-    """Turn a sensor off, as its page in Dagster does."""
-    with opened_instance(Settings(home=deployment.home)) as instance:
-        [state] = [each for each in instance.all_instigator_state() if each.name == sensor]
-        instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
 
 
 def test_nodes_are_upgraded_one_by_one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
@@ -14,13 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from dagster_leasehold.lease_store import schema
 from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import StoreReadOnly
-from dagster_leasehold.lease_store.older_nodes import (
-    OlderNodes,
-    older_nodes,
-    refuse,
-    wait_until_silent,
-)
-from dagster_leasehold.lease_store.release import HEAD, OLDEST, StoredSchema
+from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.lease_store.transactions import Mark, Outcome, Transactions, Work
 
 
@@ -61,35 +54,21 @@ class SqlReadiness:
     def _stored_schema(self) -> StoredSchema:
         return self._transactions.read("schema", lambda tx: schema.stored(tx.connection))
 
-    def upgrade(self, *, force: bool = False) -> None:
+    def upgrade(self) -> None:
         """Bring the schema to this release's version; a newer one that it can use is left alone.
 
-        Nodes of older releases that could not use it must be silent: those that did not leave are
-        watched for T.
-
-        Args:
-            force: upgrade beside them.
-
         Raises:
-            OlderNodesBeat: such nodes beat, or began to while the schema was upgraded.
             SchemaTooNew: a newer release has upgraded it, and this one cannot use it.
+            SchemaTooOld: a version before 0.2.0 made it.
             StoreError: the database refuses, or does not answer.
         """
         try:
             stored = self._stored_schema() if self._exists() else StoredSchema(None)
-            if stored.newer:
+            if stored.newer or stored.unsupported:
                 stored.check(self._place)
                 return
-            watched = not force and stored.revision is not None and stored.revision < OLDEST
-            silent = (
-                wait_until_silent(self._older_nodes, clock=time.monotonic, sleep=time.sleep)
-                if watched
-                else None
-            )
             with self._transactions.patient_engine() as engine:
                 schema.upgrade(engine)
-            if silent is not None:
-                refuse(self._older_nodes().beating(silent))
         except SQLAlchemyError as error:
             raise self._transactions.translated(error) from error
         except OSError as error:
@@ -97,9 +76,6 @@ class SqlReadiness:
                 f"The lease store at {self._place} cannot be created ({error.strerror}): make its "
                 "folder writable, or choose another."
             ) from None
-
-    def _older_nodes(self) -> OlderNodes:
-        return self._transactions.read("older nodes", lambda tx: older_nodes(tx.connection))
 
     def _exists(self) -> bool:
         path = sqlite_path(self._transactions.engine.url)

@@ -36,19 +36,10 @@ def _group() -> None:
 
 
 @app.command()
-def upgrade(
-    url_env: OtherStore = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Upgrade although nodes beat that cannot use the new schema."),
-    ] = False,
-    as_json: Json = False,
-    home: Home = None,
-) -> None:
+def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None) -> None:
     """Upgrade the schema of the lease store to this release; safe to repeat.
 
-    Nodes of a release that can use the new schema go on. It is refused while others beat; those
-    that did not leave are watched for their lease timeout.
+    Nodes of a release that can use the new schema go on. Stop all others first.
     """
     from dagster_leasehold.lease_store import open_store
 
@@ -62,7 +53,7 @@ def upgrade(
         url = target.settings.store_url
     with progress("upgrading the schema"):
         store = open_store(url)
-        store.upgrade(force=force)
+        store.upgrade()
         store.close()
     where = described(url)
     presentation.tell(

@@ -182,15 +182,6 @@ def test_a_replay_after_a_bug(
     assert values(printed("cat visits")) == everything
 
 
-def test_moving_from_a_version_without_tables(home: ConsumedHome, printed: Printed) -> None:
-    create, verify = commands("move-to-tables.md")
-    before = {path: path.read_bytes() for path in home.output.rglob("*.parquet")}
-    assert "the ledger names the same" in joined(printed(create))
-    assert "no violations" in printed(verify)
-    assert {path: path.read_bytes() for path in home.output.rglob("*.parquet")} == before
-    assert "Published 0 batches of 0 records" in printed(create)
-
-
 def test_a_store_that_is_away(
     home: ConsumedHome, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.release import HEAD, REVISIONS
 from dagster_leasehold.lease_store.schema import VERSION_TABLE
 from dagster_leasehold.lease_store.tables import metadata
+from tests.conformance.published import Publisher
 from tests.conformance.world import A, World
 from tests.database_server import DatabaseServer
 
@@ -175,6 +176,46 @@ def test_the_version_table_is_our_own(url: str, engine: Engine) -> None:
     with engine.connect() as connection:
         versions = connection.execute(text("SELECT version_num FROM alembic_version"))
         assert versions.scalars().all() == ["theirs"]
+
+
+def test_a_catalog_that_is_there_is_taken_over(url: str, engine: Engine) -> None:
+    """Another program's tables of this name, made before Iceberg knew views, stay as they are."""
+    execute(
+        engine,
+        "CREATE TABLE iceberg_tables (catalog_name VARCHAR(255) NOT NULL, "
+        "table_namespace VARCHAR(255) NOT NULL, table_name VARCHAR(255) NOT NULL, "
+        "metadata_location VARCHAR(1000), previous_metadata_location VARCHAR(1000), "
+        "PRIMARY KEY (catalog_name, table_namespace, table_name))",
+        "INSERT INTO iceberg_tables VALUES ('their', 'own', 'table', 'there', NULL)",
+    )
+    store = open_store(url, upgrade=True)
+    world = World(store, KEY)
+    world.group()
+    world.join(A)
+    Publisher(world).start()
+    with engine.connect() as connection:
+        rows = connection.execute(
+            text("SELECT table_name, metadata_location, iceberg_type FROM iceberg_tables "
+                 "ORDER BY table_name")
+        )  # fmt: skip
+        assert [tuple(row) for row in rows] == [
+            ("stream", "first.metadata.json", "TABLE"),
+            ("table", "there", None),
+        ]
+    store.close()
+
+
+def test_a_store_of_a_version_before_0_2_is_refused_and_left_alone(
+    url: str, engine: Engine
+) -> None:
+    open_store(url, upgrade=True).close()
+    execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '0009', oldest_revision = NULL")
+    store = open_store(url)
+    for use in (store.groups, store.upgrade):
+        with pytest.raises(SchemaTooOld, match=r"before 0\.2\.0 \(schema 0009\)"):
+            use()
+    assert store.schema_revision() == "0009"
+    store.close()
 
 
 def test_many_processes_create_one_embedded_store(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,15 @@ from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table import group_table
 from dagster_leasehold.assets.places.local_place import LocalPlace
 from dagster_leasehold.lease_store import database_report, open_store
-from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.release import HEAD, REVISIONS, StoredSchema
+from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.doctor import Health, clocks, findings_of
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.supervision import preflight
 from tests import object_store
-from tests.integration.lease_store.test_upgrade_with_rows import upgrade_to
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 
@@ -109,7 +109,7 @@ def test_one_part_that_is_not_well_is_named_beside_the_others(
 def test_a_schema_of_another_release_says_what_to_do(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database_report.schema, "stored", lambda _: StoredSchema("0001"))
+    monkeypatch.setattr(database_report.schema, "stored", lambda _: StoredSchema(None))
     _, parts = examined(home, capsys)
     assert parts["schema"]["health"] == "failed"
     assert "leasehold db upgrade" in parts["schema"]["text"]
@@ -118,16 +118,11 @@ def test_a_schema_of_another_release_says_what_to_do(
 def test_a_file_of_an_older_schema_stays_as_it_is(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Goal: who looks before an upgrade upgrades nothing; the embedded default does at its use."""
-    without_store(home)
-    url = f"sqlite:///{home.settings.home / 'leases.db'}"
-    engine = open_engine(parse_url(url))
-    upgrade_to(engine, REVISIONS[-2])
-    engine.dispose()
+    with closing(sqlite3.connect(home.settings.home / "leases.db")) as connection, connection:
+        connection.execute("UPDATE leasehold_schema SET version_num = '0023'")
+        connection.execute("UPDATE leasehold_schema SET oldest_revision = '0020'")
     code, parts = examined(home, capsys)
-    store = open_store(url)
-    assert store.schema_revision() == REVISIONS[-2]
-    store.close()
+    assert "was made by a version before 0.2.0" in parts["schema"]["text"]
     assert (code, parts["schema"]["health"]) == (1, "failed")
     for part in ("clock", "catalog", "nodes"):
         assert parts[part]["health"] == "warning"
