@@ -79,11 +79,8 @@ def create(
     finally:
         target.store.end_publish_turn(turn)
     differences = comparison.differences
-    verdict = (
-        f"it differs from the ledger: {' '.join(differences[:DIFFERENCES_SHOWN_MAX])}"
-        if differences
-        else "the ledger names the same."
-    )
+    shown = " ".join(differences[:DIFFERENCES_SHOWN_MAX])
+    verdict = f"it differs from the ledger: {shown}" if shown else "the ledger names the same."
     presentation.tell(
         {
             "table": [name.catalog, name.namespace, name.name],
