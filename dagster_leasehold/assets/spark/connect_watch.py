@@ -84,6 +84,7 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 def watch(folder: Path) -> int:
     """Run the server of `folder` until it ends, a signal comes, or nobody uses it any longer."""
+    end_with_parent = _PRCTL and partial(_PRCTL, _SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     server = subprocess.Popen(
         _command(folder),
         stdin=subprocess.DEVNULL,
@@ -93,7 +94,7 @@ def watch(folder: Path) -> int:
         errors="replace",
         bufsize=1,
         # The system kills the server when this process, which has one thread so far, is killed.
-        preexec_fn=_PRCTL and partial(_PRCTL, _SET_PARENT_DEATH_SIGNAL, signal.SIGKILL),  # noqa: PLW1509
+        preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     ending = threading.Event()
 
