@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from functools import partial
 from threading import Event, Thread
 
-from dagster_leasehold.lease_store.progress import Progress, Report, duration
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.rules.progress import Progress, Report, duration
 
 LINE_EVERY_S = 30.0
 BAR_COLUMNS = 24

@@ -13,8 +13,8 @@ from html import escape
 
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.progress import duration
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.orchestration.group_history import Holding, Move, Point, RunRow
 from dagster_leasehold.orchestration.group_view import GroupView, Liveness, total, tree
 from dagster_leasehold.orchestration.presentation import cell, counted, iso

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.lease_store.errors import one_line
-from dagster_leasehold.lease_store.progress import Report
+from dagster_leasehold.lease_store.rules.progress import Report
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.places.place import OutputPlace

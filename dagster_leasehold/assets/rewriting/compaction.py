@@ -33,7 +33,7 @@ from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
-from dagster_leasehold.lease_store.progress import Report
+from dagster_leasehold.lease_store.rules.progress import Report
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, RewriteKind
-from dagster_leasehold.lease_store.progress import Report
+from dagster_leasehold.lease_store.rules.progress import Report
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 

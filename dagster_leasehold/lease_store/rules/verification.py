@@ -21,12 +21,12 @@ from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerHead
-from dagster_leasehold.lease_store.progress import Report
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules import journal_proof, ledger_proof
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.journal_proof import Violation
 from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_order
+from dagster_leasehold.lease_store.rules.progress import Report
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.store import GroupsAndLedger

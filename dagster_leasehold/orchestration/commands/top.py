@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
-from dagster_leasehold.lease_store.progress import duration
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.orchestration.commands.options import GroupName, Home, StreamArgument
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.group_view import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_leasehold.lease_store.progress import Progress, duration, rate_text
+from dagster_leasehold.lease_store.rules.progress import Progress, duration, rate_text
 
 
 class Clock:
