@@ -104,7 +104,7 @@ COMMANDS = {
     ),
     "simulate": Place(
         "simulate",
-        "Simulate a consumer group under virtual time, and check every promise at every step.",
+        "Show who would hold how many shards after each change, and how many shards would move.",
     ),
     "group": Place("group_pausing", "Create, list, change, pause and delete consumer groups."),
     "checkpoint": Place("service_checkpoints", "Show checkpoints, or force one."),
