@@ -114,7 +114,7 @@ class Compactor:
                 progress(min(before + number, total), total)
 
             reports[shard] = self._compact(shard, looked_at)
-            before += ends[shard]
+            before += ends.get(shard, 0)
             progress(before, total)
         return reports
 

@@ -100,7 +100,7 @@ def test_the_copy_is_of_one_moment(source: str, mariadb_url: str, tmp_path: Path
         open_store(target, upgrade=True).close()
         reports: list[int] = []
 
-        def leave(rows: int, url: str = url, reports: list[int] = reports) -> None:
+        def leave(rows: int, _: int, *, url: str = url, reports: list[int] = reports) -> None:
             if not reports:
                 open_store(url).leave(KEY, A, "a-1")
             reports.append(rows)

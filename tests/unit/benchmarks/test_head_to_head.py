@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.rivals.log_feed import SHARDS, record_of, value_of
@@ -81,10 +82,11 @@ def test_a_signal_reaches_every_process_of_a_worker() -> None:
         stdout=subprocess.DEVNULL,
     )
     try:
-        while len(list(marked([mark]))) < 2:
+        while len(processes := list(marked([mark]))) < 2:
             pass
         send(mark, signal.SIGKILL)
         assert worker.wait(10) == -signal.SIGKILL
+        assert psutil.wait_procs(processes, timeout=10)[1] == []
         assert list(marked([mark])) == []
     finally:
         worker.kill()
