@@ -26,7 +26,8 @@ class Note:
     Attributes:
         reason: for people alone; no code reads it.
         facts: what code reads beside the columns, as JSON values: for `group` each changed setting
-            with its values before and after, for `accept` the `parent`.
+            with its values before and after, for `accept` the `parent`, for an `open` that rolled a
+            shard forward to its table the publication (`rolled_forward`).
     """
 
     kind: str

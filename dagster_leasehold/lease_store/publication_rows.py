@@ -155,6 +155,47 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardAhead:
+    """A shard of which the table has more than the ledger, since a backup was restored.
+
+    Attributes:
+        publication: the id of the table's newest publication.
+        publications: how many there were.
+        first: the number of the first batch of which ledger and table say something else.
+        start: the cursor at which that batch begins.
+        version: of the shard's ledger, read before its batches were; 0 for a shard that the ledger
+            does not have.
+        end: the cursor up to which the table has the shard.
+        next_number: the number that the next batch had.
+        epoch: of the shard's last tenure that the table has output of.
+        files: files of the table from `start` on, and those in quarantine that the ledger has.
+    """
+
+    publication: str
+    publications: int
+    shard: ShardId
+    first: int
+    start: str
+    version: int
+    end: str
+    next_number: int
+    epoch: int
+    files: tuple[DataFile, ...]
+
+    @property
+    def records(self) -> int:
+        """The number of records in the files of the table."""
+        return sum(file.records for file in self.files if not file.quarantine)
+
+    def __str__(self) -> str:
+        files = sum(not file.quarantine for file in self.files)
+        return (
+            f"{self.records:,} records in {files:,} files, from {self.start} up to {self.end}, are "
+            f"those of the table; batches of the ledger from number {self.first} on give way"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class ShardBacklog:
     """Committed batches of a shard that are not published, oldest first.
 

@@ -29,6 +29,7 @@ from pathlib import PurePosixPath
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempts_of
 from dagster_leasehold.assets.output.folder_owner import owned
+from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.place import Entry, OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store import failpoints
@@ -134,7 +135,8 @@ def _named_by_table(
 ) -> set[str]:
     """Return the files that snapshots of the group's table name: earlier ones stay readable."""
     publication = store.publication(key)
-    if publication is None or publication.table is None:
+    published = publication is not None and publication.table is not None
+    if not published and not any(output_root.names(METADATA_FOLDER)):
         return set()
     # It loads PyIceberg.
     from dagster_leasehold.assets.output.table.group_table import files_of_table

@@ -11,9 +11,9 @@ from dagster_leasehold.lease_store.memory_store.identity import MemoryIdentity
 from dagster_leasehold.lease_store.memory_store.ledger import MemoryLedger
 from dagster_leasehold.lease_store.memory_store.nodes import MemoryNodes
 from dagster_leasehold.lease_store.memory_store.outbox import MemoryOutbox
-from dagster_leasehold.lease_store.memory_store.publications import MemoryPublications
 from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
 from dagster_leasehold.lease_store.memory_store.rewrites import MemoryRewrites
+from dagster_leasehold.lease_store.memory_store.rolling_forward import MemoryRollingForward
 from dagster_leasehold.lease_store.memory_store.shards import MemoryShards
 from dagster_leasehold.lease_store.memory_store.tenures import MemoryTenures
 from dagster_leasehold.lease_store.memory_store.windows import MemoryWindows
@@ -30,7 +30,7 @@ class MemoryStore(
     MemoryBatches,
     MemoryLedger,
     MemoryRewrites,
-    MemoryPublications,
+    MemoryRollingForward,
     MemoryOutbox,
     MemoryWindows,
     MemoryRetention,

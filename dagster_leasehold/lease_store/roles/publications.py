@@ -46,6 +46,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     PointerMove,
     Publication,
     PublishTurn,
+    ShardAhead,
     ShardBacklog,
     ShardLag,
     TableChange,
@@ -181,5 +182,23 @@ class Publications(Protocol):
 
         Without a pointer, the publication is the pending one, and was found in the table of another
         catalog; versions are not compared then.
+        """
+        ...
+
+    # -- after a backup was restored --------------------------------------------------------------
+
+    def roll_forward(self, turn: PublishTurn, ahead: ShardAhead) -> Changed | TurnOver | Stale:
+        """Have a shard's ledger say what the table has of it, and move its checkpoint there.
+
+        Batches that the table does not have are withdrawn, and the table is not changed by that. A
+        run that has the shard open is fenced. A shard that an unordered group does not have is
+        added to it. The group's newest publication is unknown afterwards, so that nothing is
+        published until its table is adopted: other shards may have to follow.
+
+        `TurnOver`: the turn has passed to another. `Stale`: the shard's ledger has changed since it
+        was compared with the table, or is ahead of it.
+
+        Raises:
+            UnknownShard: an ordered group does not have the shard, and so not what it comes from.
         """
         ...

@@ -3,7 +3,8 @@
 The journal says when a shard was over, when it was reopened, and when another one was free to
 start, was claimed or was opened. A shard that became free while the group was unordered may go
 on; so may one whose parent was reopened while the group was unordered, or whose parent was
-reopened by somebody who accepted just that.
+reopened by somebody who accepted just that. A shard that was rolled forward to its table was not
+read by that: the journal of its reading is lost.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class _Course:
         freed = entry.to_state is ShardState.NOT_ALLOC and entry.from_state in began
         if freed:
             life.free, life.free_in_order = entry.sequence, self.ordered
-        starts = entry.kind == "open" or entry.to_state is ShardState.ALREADY_ALLOC
+        read = entry.kind == "open" and "rolled_forward" not in entry.facts
+        starts = read or entry.to_state is ShardState.ALREADY_ALLOC
         if shard not in self.early and (freed or starts):
             self._check(entry, shard, life)
 

@@ -28,6 +28,15 @@ def unknown_shard(key: GroupKey, shard: ShardId) -> errors.UnknownShard:
     )
 
 
+def shard_never_listed(key: GroupKey, shard: ShardId) -> errors.UnknownShard:
+    """Return the error of a shard that the table has, and an ordered group does not."""
+    return errors.UnknownShard(
+        f"The table has records of shard {shown(shard)}, which group {key} does not know, nor what "
+        "it comes from: start the daemon, so that the source lists its shards, and then repeat "
+        "this."
+    )
+
+
 def group_exists(key: GroupKey) -> errors.GroupExists:
     """Return the error of a group's name that is taken."""
     return errors.GroupExists(

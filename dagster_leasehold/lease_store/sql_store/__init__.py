@@ -15,9 +15,9 @@ from dagster_leasehold.lease_store.sql_store.identity import SqlIdentity
 from dagster_leasehold.lease_store.sql_store.ledger import SqlLedger
 from dagster_leasehold.lease_store.sql_store.nodes import SqlNodes
 from dagster_leasehold.lease_store.sql_store.outbox import SqlOutbox
-from dagster_leasehold.lease_store.sql_store.publishing import SqlPublishing
 from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
+from dagster_leasehold.lease_store.sql_store.rolling_forward import SqlRollingForward
 from dagster_leasehold.lease_store.sql_store.shards import SqlShards
 from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
 from dagster_leasehold.lease_store.sql_store.windows import SqlWindows
@@ -35,7 +35,7 @@ class SqlStore(
     SqlBatches,
     SqlLedger,
     SqlRewrites,
-    SqlPublishing,
+    SqlRollingForward,
     SqlOutbox,
     SqlWindows,
     SqlRetention,

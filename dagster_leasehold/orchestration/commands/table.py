@@ -41,8 +41,9 @@ def create(
         bool,
         typer.Option(
             "--adopt",
-            help="First have the table show what the ledger says is published, and nothing else: "
-            "after one of the two was restored, removed or made anew.",
+            help="First roll a ledger that was restored from a backup forward to the table, then "
+            "have the table show what the ledger says is published, and nothing else: after one of "
+            "the two was restored, removed or made anew.",
         ),
     ] = False,
     as_json: options.Json = False,
@@ -71,7 +72,7 @@ def create(
         lags = target.store.publication_lag(key)
         total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)
         with progress("publishing", "batches", total) as show:
-            report = publisher.adopt(turn) if adopt else publisher.publish(turn)
+            report = publisher.adopt(turn, _tell) if adopt else publisher.publish(turn)
             while report.more:
                 report = report.and_then(publisher.publish(turn))
                 show(report.batches)
@@ -100,6 +101,10 @@ def create(
     )
     if differences:
         raise typer.Exit(1)
+
+
+def _tell(sentence: str) -> None:
+    typer.echo(sentence, err=True)
 
 
 def _turn(target: Target, name: TableName, publisher: Publisher) -> PublishTurn:

@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
+from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.errors import IntentConflict, LeaseLost
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
+from dagster_leasehold.lease_store.publication_rows import PublishTurn, ShardAhead
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.sql_store import SqlStore
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.ledger_output import ledger_paths, ledger_records
 from tests.mariadb import MariaDB
+from tests.unit.assets.output.table.restored_scene import Restored
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 pytestmark = [pytest.mark.long, pytest.mark.mariadb]
@@ -185,3 +190,68 @@ def test_a_run_that_was_open_in_the_dump_cannot_skip_what_was_lost(
     home.consume("run-3")
     assert committed(home) == expected(20)
     assert verify(home.store, KEY) == []
+
+
+# -- with a published table ---------------------------------------------------------------------
+
+LEASEHOLD, LAKE = "leasehold", "lake"
+
+
+@pytest.fixture(params=[LEASEHOLD, LAKE])
+def scene(tmp_path: Path, mariadb_url: str, request: pytest.FixtureRequest) -> Restored:
+    """A stream whose table is in the lease database, or in a SQL catalog of its own."""
+    catalog = CatalogSettings()
+    if request.param == LAKE:
+        properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": "none"}
+        catalog = CatalogSettings(LAKE, properties)
+    return Restored(tmp_path, catalog, database_url=mariadb_url)
+
+
+def trimmed_after_backup(scene: Restored, backups: Backups) -> None:
+    """Restore a backup once the source has trimmed what was consumed and published since it."""
+    scene.consume(8)
+    scene.publish()
+    dump = backups.dump()
+    scene.consume(8)
+    scene.publish()
+    scene.trim()
+    backups.restore(dump)
+    assert {head.check_point for head in scene.home.store.heads(KEY).values()} == {"8"}
+
+
+def test_a_restored_ledger_follows_its_table(scene: Restored, backups: Backups) -> None:
+    """Nothing is consumed twice, and records that the source has trimmed survive."""
+    trimmed_after_backup(scene, backups)
+    scene.publish("adopt")
+    scene.check(16)
+    scene.consume(4)
+    scene.publish()
+    scene.check(20)
+    assert scene.publisher().comparison.compare().differences == ()
+
+
+def test_a_process_that_ends_while_it_rolls_forward_loses_and_doubles_nothing(
+    scene: Restored, backups: Backups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends after the first of two shards; the command is repeated."""
+    trimmed_after_backup(scene, backups)
+    kind, rolled = type(scene.home.store), list[ShardId]()
+    forward = kind.roll_forward
+
+    def roll_forward(store: SqlStore, turn: PublishTurn, ahead: ShardAhead) -> object:
+        if rolled:
+            raise KeyboardInterrupt
+        rolled.append(ahead.shard)
+        return forward(store, turn, ahead)
+
+    monkeypatch.setattr(kind, "roll_forward", roll_forward)
+    with pytest.raises(KeyboardInterrupt):
+        scene.publish("adopt")
+    monkeypatch.undo()
+    with pytest.raises(TableUnavailable, match="table create --adopt"):
+        scene.publish()
+    scene.publish("adopt")
+    scene.check(16)
+    scene.consume(4)
+    scene.publish()
+    scene.check(20)

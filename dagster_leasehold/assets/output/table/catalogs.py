@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from typing_extensions import override
 
 from dagster_leasehold.assets.errors import PublicationRefused, TableMetadataGone
+from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
 from dagster_leasehold.lease_store import failpoints
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 Published = Settled | TurnOver | Stale
+METADATA_SUFFIX = ".metadata.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,17 @@ class TableCatalog(Protocol):
 
         Raises:
             TableUnavailable: the catalog does not answer.
+        """
+        ...
+
+    def newest_state(self, name: TableName | None) -> OpenTable | None:
+        """Return a state of the table that is newer than the one that `find` returns, if any.
+
+        There is one if the catalog was restored from a backup together with the ledger, or if a
+        publisher was killed before it committed. Its batches are committed in both cases.
+
+        Raises:
+            TableUnavailable: metadata cannot be read.
         """
         ...
 
@@ -135,6 +148,32 @@ class LeaseDatabaseCatalog(TableCatalog):
         return None if pointer is None else self._load(pointer.location)
 
     @override
+    def newest_state(self, name: TableName | None) -> OpenTable | None:
+        """Look at the metadata files that are not older than the one that the pointer names.
+
+        Of files with the same number of publications, the one of the highest epoch was committed,
+        if any was: an earlier turn stages nothing that counts after it. A group that goes on with
+        a restored pointer writes newer files, so that those of before are not considered any more.
+        """
+        pointer = None if name is None else self.store.table_pointer(name)
+        dated = self.io.dated(METADATA_FOLDER)
+        since = 0 if pointer is None else dated.get(pointer.location, 0)
+        newest, best = None, (0, 0)
+        if pointer is not None and pointer.location in dated:
+            best = _rank(self._load(pointer.location))
+        for at, modified in dated.items():
+            if modified < since or not at.endswith(METADATA_SUFFIX):
+                continue
+            try:
+                table = OpenTable(self._read(at), at)
+            except FileNotFoundError:
+                continue  # a publisher removed it
+            rank = _rank(table)
+            if rank[0] > best[0] or (newest is not None and rank > best):
+                newest, best = table, rank
+        return newest
+
+    @override
     def create(
         self, turn: PublishTurn, name: TableName, metadata: TableMetadata
     ) -> OpenTable | TurnOver:
@@ -197,23 +236,32 @@ class LeaseDatabaseCatalog(TableCatalog):
         return self.store.drop_publication(turn, publication)
 
     def _load(self, at: str) -> OpenTable:
-        from pyiceberg.serializers import FromInputFile
-
         if self._seen is None or self._seen.at != at:
             try:
-                metadata = FromInputFile.table_metadata(self.io.new_input(at))
+                metadata = self._read(at)
             except FileNotFoundError as error:
                 raise TableMetadataGone(at) from error
             self._seen = OpenTable(metadata, at)
         return self._seen
 
+    def _read(self, at: str) -> TableMetadata:
+        from pyiceberg.serializers import FromInputFile
+
+        return FromInputFile.table_metadata(self.io.new_input(at))
+
     def _write(self, metadata: TableMetadata, version: int) -> str:
         from pyiceberg.serializers import ToOutputFile
 
-        name = f"{version:05d}-{self.new_name()}.metadata.json"
+        name = f"{version:05d}-{self.new_name()}{METADATA_SUFFIX}"
         at = f"{metadata.location}/{METADATA_FOLDER}/{name}"
         ToOutputFile.table_metadata(metadata, self.io.new_output(at))
         return at
+
+
+def _rank(table: OpenTable) -> tuple[int, int]:
+    """Return what tells which of two states of a table is the newer one."""
+    mark = mark_of(table.metadata)
+    return (0, 0) if mark is None or not mark.states else (mark.number, mark.epoch)
 
 
 def _version(location: str) -> int:

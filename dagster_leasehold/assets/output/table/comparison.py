@@ -155,7 +155,7 @@ class TableComparison:
         sentences = [_sentence(entry, first[entry]) for entry in lasting]
         sentences += [
             f"The file {path}, which the table names, does not exist."
-            for path in self._absent(sides.lookups)
+            for path in self.absent(sides.lookups)
         ]
         if lasting and len(unequal) > DIFFERENCES_MAX:
             sentences.append("More files differ than these.")
@@ -186,17 +186,16 @@ class TableComparison:
             for file in batch.files
             if (file.path, file.records) in missing
         }
-        if absent := self._absent(list(added)):
-            more = f", and {len(absent) - NAMED_MAX:,} more" if len(absent) > NAMED_MAX else ""
+        if absent := self.absent(list(added)):
             raise TableUnavailable(
                 f"The table {_shown(self.name)} cannot follow the ledger: {len(absent):,} files "
-                f"that it lacks do not exist ({', '.join(absent[:NAMED_MAX])}{more}). The table is "
+                f"that it lacks do not exist ({named(absent)}). The table is "
                 "left as it is. Restore the files from a backup, or replay their batches."
             )
         surplus = {path for (path, _), often in differences.items() if often < 0}
         return tuple(added.values()), tuple(sorted(surplus)), changes
 
-    def _absent(self, paths: Sequence[str]) -> list[str]:
+    def absent(self, paths: Sequence[str]) -> list[str]:
         """Return those of these files that do not exist."""
         sizes = self.place.sizes(paths) if paths else ()
         return [path for path, size in zip(paths, sizes, strict=True) if size is None]
@@ -323,6 +322,12 @@ def _at_most(most: int | None, items: Iterator[_Item]) -> Iterator[_Item]:
 def _sentence(entry: FileEntry, more: int) -> str:
     side = "is missing in the table" if more > 0 else "is too much in the table"
     return f"The file {entry[0]} of {entry[1]} records {side}."
+
+
+def named(paths: Sequence[str]) -> str:
+    """Return the first of some paths, and the number of the others."""
+    more = f", and {len(paths) - NAMED_MAX:,} more" if len(paths) > NAMED_MAX else ""
+    return ", ".join(paths[:NAMED_MAX]) + more
 
 
 def _shown(name: TableName) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.assets.output.file_names import shard_and_batches
 from dagster_leasehold.assets.output.table.schemas import shard_field, time_field
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile as LedgerFile
@@ -115,8 +116,43 @@ class FileForm:
         return begin if begin == end else None
 
 
+def ledger_file(schema: Schema, root: str, entry: DataFile) -> tuple[ShardId | None, LedgerFile]:
+    """Return a file of a manifest as the ledger names it, and its shard.
+
+    The shard is None for a file of another program that tells none, or has records of several.
+
+    Args:
+        schema: the table's newest.
+        root: the location of the stream's output.
+        entry: the file.
+    """
+    lower, upper = entry.lower_bounds or {}, entry.upper_bounds or {}
+    path = entry.file_path.removeprefix(f"{root}/")
+    named = shard_and_batches(path.rsplit("/", 1)[-1])
+    shard, column = named[0] if named else None, shard_field(schema)
+    if column is not None and (first := lower.get(column.field_id)) is not None:
+        shard = ShardId(first.decode()) if first == upper.get(column.field_id) else None
+    time = time_field(schema)
+    begin = end = None
+    untimed: int | None = entry.record_count
+    if time is not None:
+        begin, end = _moment(lower.get(time.field_id)), _moment(upper.get(time.field_id))
+        untimed = (entry.null_value_counts or {}).get(time.field_id)
+    records, size = entry.record_count, entry.file_size_in_bytes
+    file = LedgerFile(
+        path, records, size, first_event_time=begin, last_event_time=end, untimed=untimed
+    )
+    return shard, file
+
+
 def _microseconds(moment: datetime) -> int:
     return (moment - _EPOCH) // _MICROSECOND
+
+
+def _moment(bound: bytes | None) -> datetime | None:
+    if bound is None:
+        return None
+    return _EPOCH + int.from_bytes(bound, "little", signed=True) * _MICROSECOND
 
 
 def _bound(value: int) -> bytes:

@@ -96,8 +96,22 @@ def files_of_table(
 ) -> set[str]:
     """Return the data files that a snapshot of a group's table names, as the ledger names them.
 
+    Those of a newer state count, too: the ledger may have been restored from a backup.
+
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.
     """
+    io = PlaceIO(place, location_of(place))
+    opened = open_catalog(catalog.name, catalog.properties, store, io, lambda: "")
+    publication = store.publication(key)
+    name = None if publication is None else publication.table
+    if name is None and catalog.properties:
+        raise TableUnavailable(
+            f"The output of {key} has metadata of a table, and its ledger knows of no table: it "
+            "was made anew, or restored from a backup. Publish it with `leasehold table create "
+            "--adopt` first, lest files of the table be removed."
+        )
+    newest = opened.newest_state(name)
     published = find_table(store, key, catalog, place)
-    return set() if published is None else data_files(published[1], published[0])
+    states = (None if published is None else published[0], newest)
+    return {path for table in states if table is not None for path in data_files(io, table)}

@@ -18,17 +18,18 @@ Who removes may be frozen as well, between any two of its steps, while others pu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.output.table.catalogs import OpenTable
+from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.place import OutputPlace
 
 if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.manifest import DataFile, ManifestFile
 
 
 def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
@@ -45,10 +46,13 @@ def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
     ]
 
 
-def unnamed(io: PlaceIO, table: OpenTable, files: Collection[str]) -> list[str]:
-    """Return those of these files of metadata that the table does not name."""
-    root = f"{table.metadata.location}/"
-    named = {location.removeprefix(root) for location in _metadata_files(io, table)}
+def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) -> list[str]:
+    """Return those of these files of metadata that no state of the table names."""
+    named = {
+        location.removeprefix(f"{table.metadata.location}/")
+        for table in tables
+        for location in _metadata_files(io, table)
+    }
     return [path for path in files if path not in named]
 
 
@@ -72,15 +76,26 @@ def current_files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[str, int]]:
         OSError: a manifest cannot be read.
     """
     root = f"{table.metadata.location}/"
+    for file in current_entries(io, table):
+        yield file.file_path.removeprefix(root), file.record_count
+
+
+def current_entries(io: PlaceIO, table: OpenTable) -> Iterator[DataFile]:
+    """Yield each file of the newest snapshot as its manifest has it.
+
+    Raises:
+        OSError: a manifest cannot be read.
+    """
     current = table.metadata.current_snapshot()
     for manifest in current.manifests(io) if current else ():
         for entry in manifest.fetch_manifest_entry(io):
-            file = entry.data_file
-            yield file.file_path.removeprefix(root), file.record_count
+            yield entry.data_file
 
 
 def _metadata_files(io: PlaceIO, table: OpenTable) -> Iterator[str]:
     yield table.at
+    if (mark := mark_of(table.metadata)) and mark.states:
+        yield mark.states
     for version in table.metadata.metadata_log:
         yield version.metadata_file
     for snapshot in table.metadata.snapshots:

@@ -16,7 +16,7 @@ keeps the records needs no operator, and one that adds or deletes some stops pub
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.publication_rows import Publication, TableName
@@ -40,14 +40,21 @@ class Mark:
     Attributes:
         publication: its id.
         sequence: the sequence number of its snapshot.
+        number: how many publications there were with it; 0 for one of a release before states.
+        epoch: of the turn to publish.
+        states: the location of the file that tells how far the table has each shard; empty for one
+            of a release before them. See `shard_states`.
     """
 
     publication: str
     sequence: int
+    number: int = 0
+    epoch: int = 0
+    states: str = ""
 
     def __str__(self) -> str:
         """Return it as the property has it."""
-        return json.dumps({"publication": self.publication, "sequence": self.sequence})
+        return json.dumps(asdict(self))
 
 
 def mark_of(metadata: TableMetadata) -> Mark | None:
@@ -56,8 +63,7 @@ def mark_of(metadata: TableMetadata) -> Mark | None:
     One whose newest publication is of a release before marks bears its id in a snapshot alone.
     """
     if (stored := metadata.properties.get(MARK_PROPERTY)) is not None:
-        values = json.loads(stored)
-        return Mark(values["publication"], values["sequence"])
+        return Mark(**json.loads(stored))
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     snapshot = metadata.current_snapshot()
     while snapshot is not None:
@@ -111,6 +117,12 @@ def table_trouble(
     if publication.records is None:
         return None
     return _other_records(table, publication.records, metadata, io)
+
+
+def rolled_back(metadata: TableMetadata, mark: Mark) -> bool:
+    """Return True if a table was rolled back behind its mark, as far as its snapshots tell."""
+    named = (each for each in metadata.snapshots if each.sequence_number == mark.sequence)
+    return _rolled_back(metadata, mark, next((each.snapshot_id for each in named), None))
 
 
 def _other_records(table: str, published: int, metadata: TableMetadata, io: FileIO) -> str | None:

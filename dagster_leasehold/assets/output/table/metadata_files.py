@@ -51,6 +51,28 @@ class PlaceIO(FileIO):
                 raise
             folder.sync_folder()
 
+    def read(self, location: str) -> bytes | None:
+        """Return the content of a file; None if there is none.
+
+        Raises:
+            TableUnavailable: it cannot be read.
+        """
+        with _reached(location, "read"):
+            return self._at(location).content()
+
+    def dated(self, folder: str) -> dict[str, int]:
+        """Return the locations of the files below a folder, each with the time of its last change.
+
+        Raises:
+            TableUnavailable: they cannot be listed.
+        """
+        with _reached(f"{self._location}/{folder}", "listed"):
+            return {
+                f"{self._location}/{entry.path}": entry.modified_ns
+                for entry in self._place.entries(folder)
+                if not entry.folder
+            }
+
     @override
     def new_input(self, location: str) -> InputFile:
         return _Input(location, self._at(location))

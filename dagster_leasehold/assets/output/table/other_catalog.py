@@ -31,6 +31,7 @@ from dagster_leasehold.assets.output.table.catalogs import (
 )
 from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+from dagster_leasehold.assets.output.table.shard_states import states_location
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging, made
 from dagster_leasehold.assets.table_settings import SECRET_PROPERTY
 from dagster_leasehold.lease_store import failpoints
@@ -69,6 +70,11 @@ class OtherCatalog(TableCatalog):
     def find(self, name: TableName) -> OpenTable | None:
         table = self._table(name)
         return None if table is None else OpenTable(table.metadata, table.metadata_location)
+
+    @override
+    def newest_state(self, name: TableName | None) -> OpenTable | None:
+        del name
+        return None  # the catalog is never behind itself
 
     @override
     def create(
@@ -139,10 +145,13 @@ class OtherCatalog(TableCatalog):
             return self.store.drop_publication(turn, publication)
         if _has(table.metadata, publication):
             return self._settle(turn, table, publication)
+        request = self._kept_request(table, publication)
         outcome = self.store.drop_publication(turn, publication)
         if isinstance(outcome, Settled):
             # Its manifests stay for as long as any that nothing names.
             self.io.discard([self._request_at(table, publication)])
+            if request is not None and not _can_arrive(request, table.metadata):
+                self.io.discard([states_location(table.metadata.location, publication.id)])
         return outcome
 
     def _send(

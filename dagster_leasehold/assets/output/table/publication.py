@@ -19,7 +19,7 @@ from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.marks import REMEDY
 from dagster_leasehold.assets.output.table.staging import Operation
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.publication_rows import (
     ChangeKind,
     PublishedRange,
@@ -72,12 +72,16 @@ class PublicationPlan:
         ranges: the batches by shard.
         changes: the numbers of the changes.
         rejected: a sentence for each change that is not carried out as it is.
+        spans: the first and the last batch of each range.
+        withdrawn: the shards of which some batches are withdrawn.
     """
 
     snapshots: tuple[SnapshotPlan, ...] = ()
     ranges: tuple[PublishedRange, ...] = ()
     changes: tuple[int, ...] = ()
     rejected: tuple[str, ...] = ()
+    spans: tuple[tuple[Batch, Batch], ...] = ()
+    withdrawn: frozenset[ShardId] = frozenset()
 
     @property
     def batches(self) -> int:
@@ -123,7 +127,14 @@ def plan_publication(
         )
         snapshots.append(_of_batches(waiting))
     numbers = tuple(each.sequence for each in changes)
-    return PublicationPlan(tuple(snapshots), ranges, numbers, tuple(rejected))
+    return PublicationPlan(
+        tuple(snapshots),
+        ranges,
+        numbers,
+        tuple(rejected),
+        tuple((each.batches[0], each.batches[-1]) for each in waiting) if ranges else (),
+        frozenset(each.shard for each in changes if each.kind is ChangeKind.WITHDRAWAL),
+    )
 
 
 def _possible(

@@ -33,6 +33,7 @@ from dagster_leasehold.assets.output.table.marks import (
     PUBLICATION_KEY,
     REMEDY,
     Mark,
+    mark_of,
     table_records,
     table_trouble,
 )
@@ -44,6 +45,14 @@ from dagster_leasehold.assets.output.table.publication import (
     plan_publication,
 )
 from dagster_leasehold.assets.output.table.publish_turns import LOST, MADE, STALE, PublishReport
+from dagster_leasehold.assets.output.table.rolling_forward import RollingForward
+from dagster_leasehold.assets.output.table.schemas import columns_of_table
+from dagster_leasehold.assets.output.table.shard_states import (
+    read_states,
+    states_after,
+    states_location,
+    write_states,
+)
 from dagster_leasehold.assets.output.table.staging import (
     Operation,
     SnapshotContent,
@@ -53,6 +62,7 @@ from dagster_leasehold.assets.output.table.staging import (
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -173,15 +183,23 @@ class Publisher:
                 # Each time there are more of them, and a change less that takes some out.
                 missing |= lacking.paths
 
-    def adopt(self, turn: PublishTurn) -> PublishReport:
+    def adopt(
+        self, turn: PublishTurn, tell: Callable[[str], None] = lambda _: None
+    ) -> PublishReport:
         """Have the table show what counts as published, whoever changed it, in one snapshot.
 
-        What it lacks is put in, and what the ledger does not name is taken out; the snapshot before
-        is kept under a tag then. A table that is gone, or whose metadata is, is made anew. No file
-        of records is written or removed.
+        A ledger that was restored from a backup is rolled forward to the table first. What the
+        table lacks then is put in, and what the ledger does not name is taken out; the snapshot
+        before is kept under a tag. A table that is gone, or whose metadata is, is made anew. No
+        file of records is written or removed.
+
+        Args:
+            turn: of publishing.
+            tell: is given a sentence about each shard before it is rolled forward.
 
         Raises:
-            TableUnavailable: the catalog or the output cannot be reached.
+            TableUnavailable: the catalog or the output cannot be reached, or files of the table do
+                not exist.
             StoreError: the lease store does not answer.
         """
         gone = ""
@@ -194,11 +212,28 @@ class Publisher:
             outcome = self._catalog.drop(turn, table, now.pending)
             if report := self._after(outcome):
                 return report
+        rolling = RollingForward(self.comparison, tell)
+        newest = self._catalog.newest_state(self._name)
+        ahead = rolling.shards(newest)
+        if newest is None or not (ahead or table is None or rolling.on_the_way(newest)):
+            ahead = rolling.shards(table)
+        elif table is None and not gone:
+            made = self._catalog.create(turn, self._name, newest.metadata)
+            if isinstance(made, TurnOver):
+                return LOST
+            table = made
+        else:
+            # Its next state takes the place of the one that the restored pointer names.
+            at = table.at if table is not None else gone
+            table, gone = OpenTable(newest.metadata, at), ""
+            self._agreement.agree([columns_of_table(newest.metadata)])
+        if rolling.carry_out(turn, ahead) is not None:
+            return LOST
         added, removed, changes = self.comparison.corrections(table)
         gone_files = dict.fromkeys(removed)
         snapshot = SnapshotPlan(Operation.OVERWRITE, added, gone_files, without_deletes=True)
         plan = PublicationPlan((snapshot,), changes=changes)
-        return self._carry_out(turn, table, plan, more=True, instead_of=gone)
+        return self._carry_out(turn, table, plan, more=True, adopts=True, instead_of=gone)
 
     def _after(self, outcome: Published) -> PublishReport | None:
         """Return the report on a pending publication that could not be settled or dropped."""
@@ -231,7 +266,8 @@ class Publisher:
         # In this order: see `table.maintenance`.
         old = old_metadata(self._place, older_than)
         table = self._catalog.find(self._name) if old else None
-        orphans = unnamed(self._io, table, old) if table else ()
+        newest = self._catalog.newest_state(self._name) if old else None
+        orphans = unnamed(self._io, filter(None, (table, newest)), old) if table else ()
         publication = self._store.publication(self._key)
         if publication is None or publication.epoch != turn.epoch or publication.pending:
             return 0
@@ -246,6 +282,7 @@ class Publisher:
         plan: PublicationPlan,
         *,
         more: bool,
+        adopts: bool = False,
         instead_of: str = "",
     ) -> PublishReport:
         """Stage a plan behind a table as it was seen, and commit it.
@@ -255,6 +292,7 @@ class Publisher:
             table: None where there is none.
             plan: the next publication.
             more: True if there is more to publish than the plan.
+            adopts: True if the table is made to follow the ledger in all of its shards.
             instead_of: where the pointer is, if the metadata there is gone; the table begins anew.
         """
         owned(self._store, self._place)
@@ -270,10 +308,12 @@ class Publisher:
             if table.metadata.snapshots:
                 return MADE
         _check_location(table, self._name, self._location)
-        planned, staging = self._staged(table, plan, columns)
+        planned, staging = self._staged(turn, table, plan, columns, adopts=adopts)
         failpoints.reach(Failpoint.AFTER_STAGE)
         outcome = self._catalog.publish(turn, self._name, table, staging, planned)
         if isinstance(outcome, Settled):
+            if (before := mark_of(table.metadata)) is not None and before.states:
+                self._io.discard([before.states])
             note(batches=plan.batches, records=plan.records, snapshot=planned.snapshot)
             counts = (plan.batches, plan.records, len(plan.changes))
             return PublishReport(*counts, more, snapshot=planned.snapshot, rejected=plan.rejected)
@@ -312,7 +352,13 @@ class Publisher:
 
     @span("stage")
     def _staged(
-        self, table: OpenTable, plan: PublicationPlan, columns: list[Column]
+        self,
+        turn: PublishTurn,
+        table: OpenTable,
+        plan: PublicationPlan,
+        columns: list[Column],
+        *,
+        adopts: bool,
     ) -> tuple[PlannedPublication, Staging]:
         """Write the snapshots of a publication, and return them with what the store notes of it."""
         number = self._new_id().hex
@@ -356,7 +402,11 @@ class Publisher:
             staging.add(content, empty=True)
         current = staging.metadata.current_snapshot()
         assert current is not None
-        mark = Mark(number, current.sequence_number or 0)
+        at = states_location(table.metadata.location, number)
+        mark = Mark(number, current.sequence_number or 0, self._next_number(), turn.epoch, at)
+        before_plan = None if adopts else mark_of(table.metadata)
+        self._write_states(at, before_plan, plan)
+        staging.written.append(at)
         staging.set_properties({MARK_PROPERTY: str(mark)})
         if before and any(each.without_deletes and each.removed for each in plan.snapshots):
             # What an adoption takes out may be nowhere else.
@@ -368,6 +418,20 @@ class Publisher:
             number, current.snapshot_id, base, plan.ranges, plan.changes, records
         )
         return planned, staging
+
+    def _next_number(self) -> int:
+        publication = self._store.publication(self._key)
+        return 1 if publication is None else publication.number + 1
+
+    def _write_states(self, at: str, before: Mark | None, plan: PublicationPlan) -> None:
+        """Write how far the table will have each shard; see `shard_states`."""
+        states = None
+        if before is not None and before.states:
+            try:
+                states = read_states(self._io, before.states)
+            except LogCorrupt:
+                states = None  # they are looked up in the ledger
+        write_states(self._io, at, states_after(self._store, self._key, states, plan))
 
     def _snapshot_id(self) -> int:
         return self._new_id().int >> 66

@@ -10,7 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.output.table.columns import Column, Columns, ColumnType
+from dagster_leasehold.assets.output.table.columns import (
+    Column,
+    Columns,
+    ColumnType,
+    columns_of,
+    stored_schema,
+)
 from dagster_leasehold.assets.table_settings import PARTITION_FORM
 
 if TYPE_CHECKING:
@@ -46,6 +52,14 @@ def evolved(schema: Schema | None, columns: Columns, last_id: int) -> Schema:
         return schema
     number = 0 if schema is None else schema.schema_id + 1
     return IcebergSchema(*fields, schema_id=number)
+
+
+def columns_of_table(metadata: TableMetadata) -> Columns:
+    """Return the columns of a table's newest schema, as runs would agree on them."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    schema = schema_to_pyarrow(metadata.schema(), include_field_ids=False)
+    return columns_of(stored_schema(schema))
 
 
 def name_mapping(schema: Schema) -> str:

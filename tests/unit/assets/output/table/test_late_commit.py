@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 from pyiceberg.catalog import load_catalog
@@ -31,7 +31,13 @@ def lake(folder: Path) -> CatalogSettings:
     return CatalogSettings("lake", properties)
 
 
-def send_unanswered(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
+class Publishes(Protocol):
+    """Whatever publishes to a table in a SQL catalog."""
+
+    def publish(self) -> object: ...
+
+
+def send_unanswered(scene: Publishes, monkeypatch: pytest.MonkeyPatch) -> Callable[[], object]:
     """Publish with a request that gets no answer; return what lets it arrive at the catalog."""
     commit, late = SqlCatalog.commit_table, list[tuple[Any, ...]]()
 

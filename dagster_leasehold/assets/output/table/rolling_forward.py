@@ -1,0 +1,240 @@
+"""A ledger that was restored from a backup is compared with its table, shard by shard.
+
+The states of the table (`shard_states`) say up to which cursor it has each shard. A shard whose
+checkpoint lies behind that, or whose files are others, follows the table:
+
+1. The batches from the first one on whose files the table does not have give way. In the restored
+   ledger they were replaced since, or they were consumed once more after the restoration.
+2. All files of the table that the batches before it do not name take their place.
+3. What is in quarantine is in no table: files that the ledger knows stay, others are lost to it.
+
+A shard that has been consumed beyond the table keeps its ledger, which the table then follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.output.table.catalogs import OpenTable
+from dagster_leasehold.assets.output.table.comparison import TableComparison, named
+from dagster_leasehold.assets.output.table.data_files import ledger_file
+from dagster_leasehold.assets.output.table.maintenance import current_entries
+from dagster_leasehold.assets.output.table.marks import Mark, mark_of, rolled_back
+from dagster_leasehold.assets.output.table.shard_states import ShardState, States, read_states
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile, LedgerHead
+from dagster_leasehold.lease_store.outcomes import Stale, TurnOver
+from dagster_leasehold.lease_store.publication_rows import Publication, PublishTurn, ShardAhead
+from dagster_leasehold.lease_store.rules.rolling_forward import may_follow, unsettled_id
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
+
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
+
+TOLD_MAX = 20
+"""The most shards of which a sentence each is told."""
+
+
+@dataclass(slots=True)
+class _Shard:
+    """One shard of the table, while the ledger's batches are taken in order.
+
+    Attributes:
+        state: of the shard in the table.
+        head: of its ledger; None where the ledger does not have it.
+        files: those of the table that no batch has named so far.
+        border: the first batch that gives way.
+        quarantined: files of records in quarantine, of batches that give way.
+    """
+
+    state: ShardState
+    head: LedgerHead | None
+    files: dict[str, DataFile] = field(default_factory=dict[str, DataFile])
+    border: Batch | None = None
+    quarantined: list[DataFile] = field(default_factory=list[DataFile])
+    _joined: list[Batch] = field(default_factory=list[Batch])
+    _left: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+
+    def take(self, batch: Batch) -> None:
+        """Take the next batch.
+
+        Batches that share a merged file stay or give way together.
+        """
+        if self.border is None:
+            if not any(self._left.values()):
+                self._keep()
+            self._joined.append(batch)
+            if all(file.quarantine or file.path in self.files for file in batch.files):
+                for file in batch.files:
+                    self._left[file.quarantine] = max(self._left[file.quarantine], file.batches)
+                for kind, left in self._left.items():
+                    self._left[kind] = max(left - batch.batches, 0)
+                return
+            self.border = self._joined[0]
+        else:
+            self._joined.append(batch)
+        for each in self._joined:
+            self.quarantined += [replace(file, batches=1) for file in each.files if file.quarantine]
+        self._joined.clear()
+
+    def _keep(self) -> None:
+        for batch in self._joined:
+            for file in batch.files:
+                self.files.pop(file.path, None)
+        self._joined.clear()
+
+    def ahead(self, shard: ShardId, mark: Mark) -> ShardAhead | None:
+        """Return what the table has more, once all batches are taken; None if nothing."""
+        self._keep()
+        state, head = self.state, self.head
+        if self.border is not None:
+            first, start = self.border.sequence, self.border.start
+        else:
+            check_point = None if head is None else head.check_point
+            if check_point == state.end and not self.files:
+                return None
+            first = 0 if head is None else head.next_number
+            start = state.start if check_point is None else check_point
+        return ShardAhead(
+            mark.publication,
+            mark.number,
+            shard,
+            first,
+            start,
+            0 if head is None else head.version,
+            state.end,
+            state.next_number,
+            state.epoch,
+            (*self.files.values(), *self.quarantined),
+        )
+
+
+def shards_ahead(
+    store: LedgerAndRewrites,
+    key: GroupKey,
+    io: PlaceIO,
+    table: OpenTable,
+    *,
+    mark: Mark,
+    states: States,
+) -> list[ShardAhead]:
+    """Return the shards of which a table has more than the ledger; unknown ones come first.
+
+    Args:
+        store: has the ledger.
+        key: the group.
+        io: reads the table's metadata.
+        table: the table.
+        mark: of the table.
+        states: those that the mark names.
+
+    Raises:
+        TableUnavailable: a file of the table tells no shard.
+    """
+    heads = store.heads(key)
+    shards = {
+        shard: _Shard(state, head)
+        for shard, state in states.items()
+        for head in [heads.get(shard)]
+        if head is None or may_follow(head.check_point, state.end)
+    }
+    if not shards:
+        return []
+    for shard, file in _files(io, table):
+        if shard in shards:
+            shards[shard].files[file.path] = file
+    for batch in store.each_batch(key):
+        if batch.shard in shards:
+            shards[batch.shard].take(batch)
+    ahead = [one for shard, each in shards.items() if (one := each.ahead(shard, mark))]
+    return sorted(ahead, key=lambda each: (each.shard in heads, each.shard))
+
+
+def _files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[ShardId, DataFile]]:
+    from pyiceberg.manifest import DataFileContent
+
+    schema, root = table.metadata.schema(), table.metadata.location.rstrip("/")
+    for entry in current_entries(io, table):
+        if entry.content != DataFileContent.DATA:
+            continue
+        shard, file = ledger_file(schema, root, entry)
+        if shard is None:
+            raise TableUnavailable(
+                f"The ledger cannot follow its table: the file {file.path}, which another program "
+                "wrote, has records of several shards. Nothing was changed. Roll the table back "
+                "to a snapshot before it, and repeat this."
+            )
+        yield shard, file
+
+
+@dataclass(frozen=True, slots=True)
+class RollingForward:
+    """Rolls the ledger of a group forward to its table, after a backup was restored.
+
+    Attributes:
+        comparison: of ledger and table.
+        tell: is given a sentence about each shard before anything is changed.
+    """
+
+    comparison: TableComparison
+    tell: Callable[[str], None]
+
+    def on_the_way(self, table: OpenTable) -> bool:
+        """Return True if some shards were rolled forward to this state, and then it was ended."""
+        mark = mark_of(table.metadata)
+        return mark is not None and self._publication().last == unsettled_id(mark.publication)
+
+    def shards(self, table: OpenTable | None) -> list[ShardAhead]:
+        """Return the shards of which a table has more than the ledger.
+
+        Raises:
+            LogCorrupt: the states of the table are damaged.
+            TableUnavailable: the metadata cannot be read, or files of the table do not exist.
+        """
+        mark = None if table is None else mark_of(table.metadata)
+        if table is None or mark is None or mark.publication == self._publication().last:
+            return []
+        states = read_states(self.comparison.io, mark.states)
+        if states is None or rolled_back(table.metadata, mark):
+            self.tell("The table does not tell how far it has each shard: the ledger stays.")
+            return []
+        store, key = self.comparison.store, self.comparison.key
+        ahead = shards_ahead(store, key, self.comparison.io, table, mark=mark, states=states)
+        paths = [file.path for each in ahead for file in each.files if not file.quarantine]
+        if absent := self.comparison.absent(paths):
+            raise TableUnavailable(
+                f"The ledger cannot follow the table: {len(absent):,} files that the table names "
+                f"do not exist ({named(absent)}). Nothing was changed. Restore the files from a "
+                f"backup. To have the table follow the ledger instead, remove {mark.states}."
+            )
+        return ahead
+
+    def carry_out(self, turn: PublishTurn, ahead: Sequence[ShardAhead]) -> TurnOver | None:
+        """Roll shards forward, each in its own transaction; what is done stays done.
+
+        Raises:
+            TableUnavailable: a run has changed the ledger of a shard meanwhile.
+            UnknownShard: an ordered group does not have one of them.
+        """
+        for each in ahead[:TOLD_MAX]:
+            self.tell(f"Shard {each.shard} is rolled forward: {each}.")
+        if len(ahead) > TOLD_MAX:
+            self.tell(f"So are {len(ahead) - TOLD_MAX:,} shards more.")
+        for each in ahead:
+            outcome = self.comparison.store.roll_forward(turn, each)
+            if isinstance(outcome, TurnOver):
+                return outcome
+            if isinstance(outcome, Stale):
+                raise TableUnavailable(
+                    f"Shard {each.shard} was consumed while it was compared with the table, and "
+                    "not all shards are rolled forward yet. Stop the nodes, and repeat this."
+                )
+        return None
+
+    def _publication(self) -> Publication:
+        publication = self.comparison.store.publication(self.comparison.key)
+        assert publication is not None, "Whoever has the turn has a publication."
+        return publication

@@ -1,0 +1,151 @@
+"""Pure rules for a ledger that was restored from a backup, and is behind its table.
+
+The table has whole batches that the ledger has lost, or that it has since consumed once more. They
+come back as they are in the table: what the ledger says otherwise is withdrawn, and one committed
+batch takes its place, with the files of the table. It is committed under a tenure of its own, so
+that whatever had the shard open is fenced, and the proofs of journal and ledger hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchState,
+    BatchStatistics,
+    DataFile,
+    ShardTotals,
+)
+from dagster_leasehold.lease_store.publication_rows import Publication, ShardAhead
+from dagster_leasehold.lease_store.rules.cursors import in_order
+from dagster_leasehold.lease_store.rules.transitions import Step, closed, forced, opened
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+
+HOLDER = NodeName("roll-forward")
+"""Stands for a node where the journal and the ledger name one: no node has consumed anything."""
+FILES_PER_ROW = 1_000
+"""The most files that a ledger row takes: a statement has a largest size."""
+UNSETTLED = "rolling-forward"
+"""The beginning of the id that stands for the newest publication until all shards are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolledForward:
+    """All that rolling one shard forward writes.
+
+    Attributes:
+        step: the shard's row and its journal.
+        batches: new rows of the ledger, in order; all of them are in the table.
+    """
+
+    step: Step
+    batches: tuple[Batch, ...]
+
+    @property
+    def next_number(self) -> int:
+        """The number of the shard's next batch."""
+        return self.batches[-1].sequence + 1
+
+    def totals(self, before: ShardTotals) -> ShardTotals:
+        """Return the shard's totals with the new batches."""
+        for batch in self.batches:
+            before = before.after(batch.statistics)
+        return before
+
+
+def may_roll_forward(row: ShardLease, version: int, ahead: ShardAhead) -> bool:
+    """Return True if a ledger is as it was compared with the table, and not ahead of it."""
+    return version == ahead.version and may_follow(row.check_point, ahead.end)
+
+
+def may_follow(check_point: str | None, end: str) -> bool:
+    """Return True if a shard can follow a table that has it up to a cursor."""
+    return check_point is None or in_order(check_point, end)
+
+
+def roll_forward(
+    row: ShardLease,
+    ahead: ShardAhead,
+    members: Collection[NodeName],
+    *,
+    next_number: int,
+    at: datetime,
+) -> RolledForward:
+    """Return what becomes of a shard whose table is ahead.
+
+    Args:
+        row: the shard's.
+        ahead: the content of the table.
+        members: nodes of the group, for a shard in transfer.
+        next_number: of the shard's next batch, after a batch that is intended is given up.
+        at: the time; for people only.
+    """
+    run = f"{HOLDER}-{ahead.publication}"
+    reason = f"the table is ahead of the ledger since a backup was restored: {ahead}"
+    fenced = forced(row, ahead.start, members, reason)
+    epoch = max(fenced.after.consumer_epoch, ahead.epoch)
+    opening = opened(replace(fenced.after, consumer_epoch=epoch), run)
+    moved = replace(opening.after, check_point=ahead.end)
+    closing = closed(moved, (), reason)
+    facts = {"rolled_forward": ahead.publication, "first": ahead.first}
+    open_note = replace(opening.notes[-1], reason=reason, to_owner=HOLDER, facts=facts)
+    step = Step(row, closing.after, (*fenced.notes, open_note, *closing.notes))
+    return RolledForward(step, _batches(moved, ahead, next_number, at))
+
+
+def _batches(
+    row: ShardLease, ahead: ShardAhead, next_number: int, at: datetime
+) -> tuple[Batch, ...]:
+    """Return the rows of one range; the last has the range, and the others begin and end with it.
+
+    So a checkpoint that is forced to the beginning of the range takes all of them back.
+    """
+    parts = [
+        ahead.files[first : first + FILES_PER_ROW]
+        for first in range(0, max(len(ahead.files), 1), FILES_PER_ROW)
+    ]
+    end = max(next_number + len(parts), ahead.next_number)
+    return tuple(
+        Batch(
+            shard=row.shard,
+            sequence=end - left,
+            start=ahead.start,
+            end=ahead.end if left == 1 else ahead.start,
+            state=BatchState.COMMITTED,
+            epoch=row.consumer_epoch,
+            run=row.consumer_run,
+            holder=HOLDER,
+            files=files,
+            statistics=_statistics(files),
+            committed_at=at,
+        )
+        for left, files in zip(range(len(parts), 0, -1), parts, strict=True)
+    )
+
+
+def _statistics(files: Collection[DataFile]) -> BatchStatistics:
+    firsts = [file.first_event_time for file in files if file.first_event_time is not None]
+    lasts = [file.last_event_time for file in files if file.last_event_time is not None]
+    return BatchStatistics(
+        records=None,
+        bytes=None,
+        written=sum(file.records for file in files if not file.quarantine),
+        quarantined=sum(file.records for file in files if file.quarantine),
+        first_event_time=min(firsts, default=None),
+        last_event_time=max(lasts, default=None),
+    )
+
+
+def unsettled(publication: Publication, ahead: ShardAhead) -> Publication:
+    """Return a publication that fits no table, until the table is adopted with all its shards."""
+    number = max(publication.number, ahead.publications)
+    return replace(publication, last=unsettled_id(ahead.publication), number=number)
+
+
+def unsettled_id(publication: str) -> str:
+    """Return what stands for the newest publication of a group on its way to a table's."""
+    return f"{UNSETTLED}-{publication}"
