@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dagster_leasehold.assets.output.table.marks import MARK_PROPERTY, Mark
 from dagster_leasehold.assets.places.address import output_place
@@ -17,6 +21,7 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatisti
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import ReadRange
+from tests.rest_catalog import give_token, rest_catalog
 from tests.unit.assets.output.table.test_adoption import Scene, expected
 from tests.unit.orchestration.consumed_home import KEY, NODE
 
@@ -79,6 +84,14 @@ def restored_scene(folder: Path, kind: str) -> Restored:
         return Restored(folder)
     properties = {"type": "sql", "uri": f"sqlite:///{folder}/lake.db", "warehouse": "none"}
     return Restored(folder, CatalogSettings("lake", properties))
+
+
+@contextmanager
+def restored_in_a_service(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Restored]:
+    """The scene with its table in a catalog that is asked over HTTP."""
+    give_token(monkeypatch)
+    with rest_catalog(folder) as uri:
+        yield Restored(folder, CatalogSettings("lake", {"type": "rest", "uri": uri}))
 
 
 def grown(scene: Restored) -> Path:

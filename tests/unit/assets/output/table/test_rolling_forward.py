@@ -6,6 +6,7 @@ output again afterwards, and consumption goes on behind them.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -24,14 +25,21 @@ from tests.unit.assets.output.table.restored_scene import (
     clean,
     compact,
     grown,
+    restored_in_a_service,
     restored_scene,
 )
 from tests.unit.orchestration.consumed_home import KEY, NODE
 
 
-@pytest.fixture(params=KINDS)
-def scene(tmp_path: Path, request: pytest.FixtureRequest) -> Restored:
-    return restored_scene(tmp_path, request.param)
+@pytest.fixture(params=[*KINDS, "service"])
+def scene(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Generator[Restored]:
+    if request.param != "service":
+        yield restored_scene(tmp_path, request.param)
+        return
+    with restored_in_a_service(tmp_path, monkeypatch) as scene:
+        yield scene
 
 
 def test_records_that_the_source_has_trimmed_survive(scene: Restored) -> None:
