@@ -1,7 +1,6 @@
-"""Parsing of whole columns of values in Arrow, with the results that Spark's functions have.
+"""Parsing of whole columns of values: of JSON with msgspec, of CSV with Python's reader.
 
-`field_types` reads a schema, `columns` parses a column piece by piece, `json_values` and
-`csv_lines` are the two formats, and `spark_texts` is what Spark reads out of a single text. Each
-format has a fast way, for pieces whose records are all as one would expect, and an exact one, which
-takes a record at a time and follows Spark into every corner. Called by `parsing` alone.
+`field_types` reads a schema, `columns` takes a column piece by piece, `json_values` and `csv_lines`
+are the two formats, and `texts` reads what is written as text: the fields of CSV, and the dates
+and times of JSON. Called by `parsing` alone.
 """

@@ -1,19 +1,10 @@
-"""A column of values parsed piece by piece: the fast way where it can be had, else one by one.
-
-A format says which records are plain; those go through Arrow's own readers, many at once. Of a
-piece that such a reader refuses, the records that look wrong are set aside. If it refuses the
-others as well, they are cut, and what is refused again is parsed record by record, as the records
-are that look wrong or are not plain. So a bad record makes few others slow.
-"""
+"""A column of values parsed piece by piece: what a format gives for each record, and its error."""
 
 from __future__ import annotations
 
-import gc
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,26 +19,24 @@ _pc: Any = pyarrow.compute
 
 PIECE_RECORDS = 8192
 PIECE_BYTES = 8 * 1024 * 1024
-CUTS = 16
-CUT_RECORDS_MIN = 64
 
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """The fields of some records, in their order.
+class Column:
+    """One field of some records.
 
     Attributes:
-        columns: one for each field, null where a record is bad.
-        bad: true for the records that could not be parsed.
+        values: the field of each record, in order.
+        bad: true for the records whose value does not fit the field; None if all do.
     """
 
-    columns: Sequence[pa.Array]
-    bad: Mask
+    values: pa.Array
+    bad: Mask | None = None
 
 
-class ValueFormat(ABC):
+class ValueFormat(Protocol):
     """A format that values are parsed from.
 
     Attributes:
@@ -58,25 +47,12 @@ class ValueFormat(ABC):
     fields: pa.Schema
     complaint: str
 
-    @abstractmethod
-    def plain(self, texts: pa.Array) -> pa.Array:
-        """Return for each text if the fast way may take it; those beside it are as safe as it."""
+    def parse(self, values: Sequence[bytes | None]) -> tuple[Sequence[Column], Mask]:
+        """Return the fields of some records, and which of the records have none.
 
-    @abstractmethod
-    def fast(self, texts: pa.Array) -> Parsed | None:
-        """Return the records of plain texts; None if they have to be parsed one by one."""
-
-    def sound(self, texts: pa.Array) -> Mask:
-        """Return which plain texts look right, after the fast way has refused them together."""
-        return np.ones(len(texts), np.bool_)
-
-    @abstractmethod
-    def exact(self, text: str) -> Sequence[object]:
-        """Return the fields of one record.
-
-        Raises:
-            ValueError, ArithmeticError: it cannot be parsed.
+        Each value is text in UTF-8; None is a bad record.
         """
+        ...
 
 
 def parse_column(
@@ -93,14 +69,13 @@ def parse_column(
     no_text = pa.scalar(f"{column} is not text in UTF-8")
     complaint = pa.scalar(f"{column} {form.complaint}")
     for piece in _pieces(values):
-        texts, unreadable = _texts(piece)
-        parsed = _readable(_parse(texts, form))
-        for parts, part in zip(columns, parsed.columns, strict=True):
+        made, bad, not_text = _parsed(piece, form)
+        for parts, part in zip(columns, made, strict=True):
             parts.append(part)
-        error = pa.nulls(len(texts), pa.string())
-        if parsed.bad.any():
-            error = _pc.if_else(pa.array(parsed.bad), complaint, error)
-            error = _pc.if_else(pa.array(unreadable), no_text, error)
+        error = pa.nulls(len(piece), pa.string())
+        if bad.any():
+            error = _pc.if_else(pa.array(bad), complaint, error)
+            error = _pc.if_else(pa.array(not_text), no_text, error)
         errors.append(error)
     fields = [
         pa.chunked_array(parts, field.type)
@@ -109,44 +84,56 @@ def parse_column(
     return fields, pa.chunked_array(errors, pa.string())
 
 
-def rows_parsed(fields: pa.Schema, rows: Sequence[Sequence[object] | None]) -> Parsed:
-    """Return rows of fields as columns; None stands for a bad record."""
-    nothing = (None,) * len(fields)
-    columns = zip(*(nothing if row is None else row for row in rows), strict=True)
-    bad = np.fromiter((row is None for row in rows), np.bool_, len(rows))
-    if not rows or not len(fields):
-        return Parsed([pa.nulls(len(rows), field.type) for field in fields], bad)
-    made = [pa.array(values, field.type) for values, field in zip(columns, fields, strict=True)]
-    return Parsed(made, bad)
+def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], Any]) -> Column:
+    """Return values in a column of a type, null where they do not fit it.
 
-
-def typed(
-    texts: pa.Array,
-    kind: pa.DataType,
-    fast: Callable[[pa.Array, pa.DataType], pa.Array | None],
-    exact: Callable[[str], object],
-) -> tuple[pa.Array, Mask]:
-    """Return a column of texts in its type, and which of them have no value of that type."""
-    values = fast(texts, kind)
-    if values is not None:
-        return values, np.zeros(len(texts), np.bool_)
-    made: list[object] = []
-    bad = np.zeros(len(texts), np.bool_)
-    for at, text in enumerate(texts.to_pylist()):
+    Args:
+        values: what the column is made of; None stands for null.
+        kind: the type.
+        converted: makes of one value what Arrow takes for the type; it raises ValueError or
+            ArithmeticError for what does not fit.
+    """
+    made: list[Any] = []
+    bad = np.zeros(len(values), np.bool_)
+    for at, value in enumerate(values):
         try:
-            made.append(None if text is None else exact(text))
+            made.append(None if value is None else converted(value))
         except (ValueError, ArithmeticError):
             made.append(None)
             bad[at] = True
-    return pa.array(made, kind), bad
+    return Column(pa.array(made, kind), bad)
 
 
-def without_bad(columns: Sequence[pa.Array], bad: Mask) -> Parsed:
-    """Return columns with nulls in place of all fields of bad records."""
+def _parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, Mask]:
+    """Return the fields of a piece, which records are bad, and which of these are not text."""
+    values = piece.to_pylist()
+    not_text = np.zeros(len(values), np.bool_)
+    try:
+        piece.cast(pa.string())
+    except pa.ArrowInvalid:
+        for at, value in enumerate(values):
+            if value is not None and not _is_text(value):
+                values[at], not_text[at] = None, True
+    columns, bad = form.parse(values)
+    for column in columns:
+        if column.bad is not None:
+            bad |= column.bad
+        mask = unreadable(column.values)
+        if mask is not None:
+            bad |= mask.to_numpy(zero_copy_only=False)
+    made = [column.values for column in columns]
     if bad.any():
         good = pa.array(~bad)
-        columns = [_pc.if_else(good, column, pa.scalar(None, column.type)) for column in columns]
-    return Parsed(columns, bad)
+        made = [_pc.if_else(good, each, pa.scalar(None, each.type)) for each in made]
+    return made, bad, not_text
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _values(records: pa.Table, column: str) -> pa.ChunkedArray:
@@ -170,95 +157,3 @@ def _pieces(values: pa.ChunkedArray) -> Iterator[pa.Array]:
         records = max(1, min(PIECE_RECORDS, len(chunk) * PIECE_BYTES // size))
         for start in range(0, len(chunk), records):
             yield chunk.slice(start, records)
-
-
-def _texts(values: pa.Array) -> tuple[pa.Array, Mask]:
-    """Return values as texts, and which of them are no UTF-8; these are null."""
-    unreadable = np.zeros(len(values), np.bool_)
-    try:
-        return values.cast(pa.string()), unreadable
-    except pa.ArrowInvalid:
-        texts: list[str | None] = []
-        for at, value in enumerate(values.to_pylist()):
-            try:
-                texts.append(None if value is None else value.decode())
-            except UnicodeDecodeError:
-                texts.append(None)
-                unreadable[at] = True
-        return pa.array(texts, pa.string()), unreadable
-
-
-def _parse(texts: pa.Array, form: ValueFormat) -> Parsed:
-    plain = form.plain(texts).fill_null(False)
-    return _parse_by(plain.to_numpy(zero_copy_only=False), texts, form, _parse_plain)
-
-
-def _readable(parsed: Parsed) -> Parsed:
-    """Return records, of which those with a value that not every reader can read are bad."""
-    bad = parsed.bad.copy()
-    for mask in map(unreadable, parsed.columns):
-        if mask is not None:
-            bad |= mask.to_numpy(zero_copy_only=False)
-    return without_bad(parsed.columns, bad)
-
-
-def _parse_by(
-    fast: Mask, texts: pa.Array, form: ValueFormat, parse: Callable[[pa.Array, ValueFormat], Parsed]
-) -> Parsed:
-    """Return records of which some may be parsed in a fast way, and the others one by one."""
-    good = int(fast.sum())
-    if good == len(texts):
-        return parse(texts, form)
-    rest = _parse_one_by_one(texts.filter(pa.array(~fast)), form)
-    if not good:
-        return rest
-    first = parse(texts.filter(pa.array(fast)), form)
-    # Where each record stands among those of the fast way, which come first, and the others.
-    order = np.where(fast, np.cumsum(fast) - 1, good + np.cumsum(~fast) - 1)
-    both = _joined([first, rest])
-    return Parsed([column.take(pa.array(order)) for column in both.columns], both.bad[order])
-
-
-def _parse_plain(texts: pa.Array, form: ValueFormat) -> Parsed:
-    parsed = form.fast(texts)
-    return parsed or _parse_by(form.sound(texts), texts, form, _parse_cut)
-
-
-def _parse_cut(texts: pa.Array, form: ValueFormat) -> Parsed:
-    records = max(CUT_RECORDS_MIN, -(-len(texts) // CUTS))
-    cuts = [texts.slice(start, records) for start in range(0, len(texts), records)]
-    return _joined([form.fast(cut) or _parse_one_by_one(cut, form) for cut in cuts])
-
-
-def _parse_one_by_one(texts: pa.Array, form: ValueFormat) -> Parsed:
-    rows: list[Sequence[object] | None] = []
-    with _no_collection():
-        for text in texts.to_pylist():
-            try:
-                rows.append(None if text is None else form.exact(text))
-            except (ValueError, ArithmeticError, RecursionError):
-                rows.append(None)
-        return rows_parsed(form.fields, rows)
-
-
-@contextmanager
-def _no_collection() -> Generator[None]:
-    """Let Python look for no cycles, which records have none of.
-
-    It would walk the many values of one large record again and again.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _joined(parts: Sequence[Parsed]) -> Parsed:
-    columns = [
-        pa.concat_arrays([each.columns[at] for each in parts])
-        for at in range(len(parts[0].columns))
-    ]
-    return Parsed(columns, np.concatenate([each.bad for each in parts]))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
 
 PART = "spark worker"
-ARROW_PARSERS = ("numpy", "msgspec")
+PARSERS = ("numpy", "msgspec")
 OPTIONS = "pydantic"
 PAGE = "docs/how-to/spark-cluster.md"
 # Spark looks before our own job does, and refuses in these words.
@@ -111,7 +111,6 @@ def look_into_worker(session: object, modules: Sequence[str]) -> Versions:
 
 def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
     """Return what workers need for streams: the words and the modules, each with the streams."""
-    from dagster_leasehold.assets.arrow_transform import ArrowTransform
     from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_kind
 
     needs: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
@@ -123,9 +122,9 @@ def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]]
                 library = source_kind(source).library
                 modules = (library, OPTIONS) if library else (OPTIONS,)
                 needs[f"the source {source} of", modules].append(str(stream.name))
-        if isinstance(stream.transform, ArrowTransform):
+        if stream.transform is not None:
             words = "parse_json and parse_csv in the transform of"
-            needs[words, ARROW_PARSERS].append(str(stream.name))
+            needs[words, PARSERS].append(str(stream.name))
     return needs
 
 

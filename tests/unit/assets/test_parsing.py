@@ -61,20 +61,15 @@ def errors(result: pa.Table) -> list[str | None]:
     return result.column("quarantine_error").to_pylist()
 
 
-@pytest.mark.parametrize(
-    "number", ["1769846400000", "1769846400000000", "1769846400000000000", "-1769846400000"]
-)
-def test_a_number_of_no_year_up_to_9999_goes_to_quarantine(number: str) -> None:
-    """Goal: milliseconds and what is smaller, where seconds are meant, never become another time.
-
-    Some counts of microseconds would come out as a time of our days if they overflowed.
-    """
-    values = [b'{"at":%s}', b'{"all":[1769846400,%s]}', b'{"in":{"x":{"at":%s}}}']
-    table = pa.table({"value": [b'{"at":1769846400}', *(v % number.encode() for v in values)]})
+@pytest.mark.parametrize("number", ["1769846400", "1769846400000", "1769846400000000", "-1"])
+def test_a_number_in_a_field_of_times_goes_to_quarantine(number: str) -> None:
+    """Goal: milliseconds never become another time where seconds are meant, nor the reverse."""
+    values = [b'{"at":%s}', b'{"all":["2026-01-31T08:00:00Z",%s]}', b'{"in":{"x":{"at":%s}}}']
+    good = b'{"at":"2026-01-31T08:00:00Z"}'
+    table = pa.table({"value": [good, *(value % number.encode() for value in values)]})
     schema = "at TIMESTAMP, all ARRAY<TIMESTAMP>, in MAP<STRING, STRUCT<at: TIMESTAMP>>"
     result = parse_json(table, schema)
     assert errors(result) == [None, NO_OBJECT, NO_OBJECT, NO_OBJECT]
-    # Python's times can hold what is left.
     assert [at and at.year for at in result.column("at").to_pylist()] == [2026, None, None, None]
 
 
@@ -97,15 +92,24 @@ def test_times_of_all_kinds_are_of_the_years_1_to_9999() -> None:
             assert len(result.column(column).to_pylist()) == len(lines)
 
 
-def test_a_map_with_a_repeated_key_goes_to_quarantine() -> None:
+def test_of_a_repeated_key_the_last_one_counts() -> None:
+    """Goal: no map has a key twice, which DuckDB refuses to read."""
     values = [
         b'{"tags":{"x":1,"y":2}}',
-        b'{"tags":{"x":1,"x":1}}',
+        b'{"tags":{"x":1,"x":2}}',
         b'{"in":[{"tags":{"x":1,"y":2,"x":3}}]}',
         b'{"tags":{"x":1},"tags":{"x":2}}',
         b'{"tags":{"\\u0078":1,"x":2}}',
     ]
     schema = "tags MAP<STRING, INT>, in ARRAY<STRUCT<tags: MAP<STRING, INT>>>"
     result = parse_json(pa.table({"value": values}), schema)
-    assert errors(result) == [None, NO_OBJECT, NO_OBJECT, None, NO_OBJECT]
-    assert result.column("tags").to_pylist() == [[("x", 1), ("y", 2)], None, None, [("x", 2)], None]
+    assert errors(result) == [None] * 5
+    tags = result.column("tags").to_pylist()
+    assert [tag and dict(tag) for tag in tags] == [
+        {"x": 1, "y": 2},
+        {"x": 2},
+        None,
+        {"x": 2},
+        {"x": 2},
+    ]
+    assert result.column("in")[2].as_py() == [{"tags": [("x", 3), ("y", 2)]}]
