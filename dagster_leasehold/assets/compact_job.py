@@ -10,7 +10,7 @@ from pydantic import Field
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.folder_owner import owned
-from dagster_leasehold.assets.partitions import compact_job_name, compact_op_name
+from dagster_leasehold.assets.partitions import compact_job_name, compact_op_name, listed_shards
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
@@ -19,6 +19,7 @@ from dagster_leasehold.assets.run_process import run_ended, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.rules.progress import ProgressLines
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.tracing import span
 
@@ -77,6 +78,8 @@ def _compact(
     stream: ShardStream,
     deployment: Deployment,
 ) -> None:
+    shown = listed_shards(config.shards) or "all"
+    context.log.info(f"Compacting shards {shown} of {stream.name}.")
     run, store, key = context.run.run_id, deployment.store(), stream.key
     tag_run(context.instance, run, stream)
     shards = [ShardId(shard) for shard in config.shards]
@@ -91,7 +94,8 @@ def _compact(
     snapshot = store.snapshot(key)
     left: dict[ShardId, str] = {}
     if config.node is None:
-        reports = compactor.compact(shards or [lease.shard for lease in snapshot.shards])
+        lines = ProgressLines("Compacting", "batches", context.log.info, time.monotonic)
+        reports = compactor.compact(shards or [lease.shard for lease in snapshot.shards], lines)
     else:
         yielding = Yielding(
             stream,

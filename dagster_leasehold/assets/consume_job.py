@@ -1,18 +1,22 @@
 """The job of a stream whose runs serve several shards of one node in one Spark session."""
 
 import time
-from contextlib import suppress
 
 import dagster as dg
 
 from dagster_leasehold.assets import shard_run
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
-from dagster_leasehold.assets.consuming.run_progress import PROGRESS_TAG, RunProgress
+from dagster_leasehold.assets.consuming.run_progress import RunProgress, read_text
 from dagster_leasehold.assets.consuming.run_requests import RequestBox
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name, spark_key
-from dagster_leasehold.assets.run_process import run_ended, tag_run
+from dagster_leasehold.assets.partitions import (
+    consume_job_name,
+    consume_op_name,
+    listed_shards,
+    spark_key,
+)
+from dagster_leasehold.assets.run_process import run_ended, show_on_run, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -49,6 +53,8 @@ def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefi
         required_resource_keys={spark_key(stream)},
     )
     def consume(context: dg.OpExecutionContext, config: ConsumeConfig) -> None:
+        shards = listed_shards(config.shards)
+        context.log.info(f"Consuming shards {shards} of {stream.name} on {config.node}.")
         try:
             spark: SparkResource = getattr(context.resources, spark_key(stream))
             _consume(context, config, spark, stream, deployment)
@@ -93,6 +99,9 @@ def _consume(
             ended=lambda run: run_ended(context.instance, run),
         )
         done.add(reports, seconds=seconds)
+        show_on_run(
+            context.instance, run_id, [report.shard for report in reports], read_text(reports)
+        )
         delivered = done.deliver(context)
         if failure := done.failure():
             fail(failure)
@@ -112,8 +121,7 @@ def _follow(stream: ShardStream, instance: dg.DagsterInstance, run_id: str) -> F
         return {} if run is None else dict(run.tags)
 
     def show(progress: RunProgress) -> None:
-        # What is only for people to look at ends no run, whatever the storage's driver raises.
-        with suppress(Exception):
-            instance.add_run_tags(run_id, {PROGRESS_TAG: progress.sentence})
+        shards = [report.shard for report in progress.reports]
+        show_on_run(instance, run_id, shards, progress.sentence)
 
     return Follow(stream.pace, time.sleep, RequestBox(tags), show)

@@ -15,6 +15,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.lag import Lags
 
+_KINDS = {"local_log": "file"}
+"""Kinds of sources by other names, for which Dagster has an icon."""
 SHARDS_SHOWN_MAX = 20
 """The most shards that an observation lists, those with most to read: it is stored for good."""
 
@@ -33,7 +35,7 @@ def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
         log_asset_key(stream),
         description=f"The log that {stream.name} is read from: the shards between their bounds, "
         f"and how far {stream.key} has come. The sensor of the shard list observes it.",
-        kinds={kind} if kind else None,
+        kinds={_KINDS.get(kind, kind)} if kind else None,
         group_name=stream.group_name,
         owners=stream.owners,
         tags=stream.tags,

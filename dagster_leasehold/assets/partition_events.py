@@ -9,12 +9,11 @@ import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, joint_results
 from dagster_leasehold.assets.event_storage import stored_together
-from dagster_leasehold.assets.partitions import asset_key
+from dagster_leasehold.assets.partitions import asset_key, listed_shards
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 SHOWN_CAUSES_MAX = 5
-SHOWN_SHARDS_MAX = 10
 _REPORTED_ALREADY = "__source_asset_observation__"
 """Dagster's own mark of results whose events were logged by the op itself."""
 
@@ -101,7 +100,4 @@ def causes_of(failed: Mapping[ShardId, str]) -> str:
 
 
 def _listed(shards: Sequence[ShardId]) -> str:
-    if len(shards) == 1:
-        return f"Shard {shards[0]}"
-    rest = ", …" if len(shards) > SHOWN_SHARDS_MAX else ""
-    return f"Shards {', '.join(shards[:SHOWN_SHARDS_MAX])}{rest}"
+    return f"{'Shard' if len(shards) == 1 else 'Shards'} {listed_shards(shards)}"

@@ -6,21 +6,26 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
+from dagster._core.definitions.target import ANONYMOUS_ASSET_JOB_PREFIX
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 
+SHOWN_SHARDS_MAX = 10
+SHARDS_TAG_LENGTH = 35
+# Dagster's pages leave out tags that begin with ".dagster/".
 PARTITION_TAG = "dagster/partition"
 RANGE_START_TAG = "dagster/asset_partition_range_start"
 RANGE_END_TAG = "dagster/asset_partition_range_end"
 NODE_TAG = "leasehold/node"
 STREAM_TAG = "leasehold/stream"
-WORK_MAX_TAG = "leasehold/work_max_s"
+SHOWN_SHARDS_TAG = "leasehold/shards"
+RECORDS_TAG = "leasehold/records"
+WORK_MAX_TAG = ".dagster/leasehold_work_max_s"
 SHARE_TAG = "leasehold/share_of"
 """Names the run of a range that asked for this one; see `assets.range_shares`."""
 SHARDS_TAG = ".dagster/leasehold_shards"
-"""Names the partitions of such a run; hidden like `PROCESS_TAG`."""
+"""Names the partitions of such a run."""
 PROCESS_TAG = ".dagster/leasehold_process"
-"""Too long for people: Dagster's pages leave out tags that begin so."""
 EARLIER_PROCESS_TAG = "leasehold/process"
 """Its name in runs of 0.1."""
 
@@ -86,6 +91,33 @@ def consume_op_name(stream: ShardStream) -> str:
     underscore, so that no other name can look like this one.
     """
     return f"consume__{definition_name(stream)}"
+
+
+def listed_shards(shards: Sequence[str]) -> str:
+    """Return the first shards for people, such as `0, 1, 2, …`."""
+    rest = ", …" if len(shards) > SHOWN_SHARDS_MAX else ""
+    return f"{', '.join(shards[:SHOWN_SHARDS_MAX])}{rest}"
+
+
+def shards_tag(shards: Sequence[str]) -> dict[str, str]:
+    """Return the tag that shows the shards of a run; Dagster's pages cut it after 50 characters."""
+    shown = 1
+    while shown < len(shards) and len(", ".join(shards[: shown + 1])) <= SHARDS_TAG_LENGTH:
+        shown += 1
+    text, rest = ", ".join(shards[:shown]), len(shards) - shown
+    return {SHOWN_SHARDS_TAG: f"{text} and {rest:,} more" if rest > 0 else text} if shards else {}
+
+
+def automation_job(stream: ShardStream) -> dg.UnresolvedAssetJobDefinition:
+    """Return a job by which a sensor that launches other jobs names the asset that they make.
+
+    Dagster lists a sensor on an asset's page only if it targets an asset selection or a job of
+    assets. Jobs with this prefix are shown nowhere; nothing launches this one.
+    """
+    return dg.define_asset_job(
+        f"{ANONYMOUS_ASSET_JOB_PREFIX}_{definition_name(stream)}",
+        selection=dg.AssetSelection.assets(asset_key(stream)),
+    )
 
 
 def compact_job_name(stream: ShardStream) -> str:

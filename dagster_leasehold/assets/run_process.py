@@ -9,12 +9,18 @@ process numbers) can see that it is gone.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager, suppress
 
 import dagster as dg
 
-from dagster_leasehold.assets.partitions import EARLIER_PROCESS_TAG, PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.partitions import (
+    EARLIER_PROCESS_TAG,
+    PROCESS_TAG,
+    RECORDS_TAG,
+    STREAM_TAG,
+    shards_tag,
+)
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
@@ -34,6 +40,18 @@ def tag_run(
     """Note on a run the stream that it works on and the process that carries it out."""
     note = note or process_note()
     instance.add_run_tags(run, {STREAM_TAG: stream.name, PROCESS_TAG: f"{note}{_OF}{run}"})
+
+
+def show_on_run(
+    instance: dg.DagsterInstance, run: str, shards: Sequence[str], records: str = ""
+) -> None:
+    """Show in a run's tags its shards and how many records it has read.
+
+    Tags are for people only, so that no error of Dagster's storage ends the run.
+    """
+    tags = shards_tag(shards) | ({RECORDS_TAG: records} if records else {})
+    with suppress(Exception):
+        instance.add_run_tags(run, tags)
 
 
 @contextmanager

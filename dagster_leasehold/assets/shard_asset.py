@@ -1,6 +1,8 @@
 """The asset of a stream: materializing a partition consumes that shard from its checkpoint."""
 
+import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import dagster as dg
 from pydantic import Field
@@ -9,6 +11,7 @@ from dagster_leasehold.assets.backfill_siblings import Siblings
 from dagster_leasehold.assets.checks import check_specs
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.placement import Placer
+from dagster_leasehold.assets.consuming.run_progress import CatchUpLines
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.log_asset import log_asset_key
@@ -23,6 +26,7 @@ from dagster_leasehold.assets.partitions import (
     SHARE_TAG,
     asset_key,
     asset_op_name,
+    listed_shards,
     node_of_launcher,
     output_key,
     shard_partitions,
@@ -30,7 +34,7 @@ from dagster_leasehold.assets.partitions import (
 )
 from dagster_leasehold.assets.range_shares import RangeShares, asked_shards, check_asker
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
-from dagster_leasehold.assets.run_process import part_of_run, run_ended
+from dagster_leasehold.assets.run_process import part_of_run, run_ended, show_on_run
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
 from dagster_leasehold.assets.shard_run import ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -39,6 +43,8 @@ from dagster_leasehold.assets.table_metadata import definition_metadata
 from dagster_leasehold.lease_store import tracing
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.progress import ProgressLines
+from dagster_leasehold.shard_sources.lag import lags_of
 
 
 class ShardConfig(dg.Config):
@@ -58,6 +64,11 @@ class ShardConfig(dg.Config):
     replay_from: str | None = Field(default=None, alias=FROM)
     replay_to: str | None = Field(default=None, alias=TO)
     quarantined: bool = False
+
+    @property
+    def consumes(self) -> bool:
+        """True if nothing asks for a replay."""
+        return self.replay_from is None and self.replay_to is None and not self.quarantined
 
 
 def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
@@ -111,6 +122,10 @@ def _materialize(
     check_asker(context.instance, context.run)
     # Dagster knows a share's first partition alone.
     more = [shard for shard in asked_shards(context.run) if shard not in shards]
+    shown = listed_shards([*shards, *more])
+    work = "Consuming" if config.consumes else "Replaying"
+    context.log.info(f"{work} shards {shown} of {stream.name}.")
+    show_on_run(context.instance, context.run.run_id, [*shards, *more])
     rounds: Iterable[Sequence[ShardId]] = [[*shards, *more]]
     if SHARE_TAG not in context.run.tags:
         rounds = siblings.rounds(shards)
@@ -118,6 +133,7 @@ def _materialize(
             rounds = shares.rounds(rounds)
     with shares.ending_with_run():
         done = _make(context, config, spark, stream, deployment, shards=shards, rounds=rounds)
+    show_on_run(context.instance, context.run.run_id, (), done.read)
     more += siblings.shards
     own = [shard for shard in (*shards, *more) if shard not in shares.delivered]
     failed = done.refusals(own)
@@ -157,7 +173,7 @@ def _make(
     rounds: Iterable[Sequence[ShardId]],
 ) -> ShardRun | ReplayedPartitions:
     """Consume or replay partitions, round by round, as the config says."""
-    if config.replay_from is None and config.replay_to is None and not config.quarantined:
+    if config.consumes:
         return _consume(context, config, spark, stream, deployment, rounds=rounds)
     span = ReplaySpan.parse(config.replay_from, config.replay_to, quarantined=config.quarantined)
     run_id = context.run.run_id
@@ -177,6 +193,7 @@ def _consume(
     run_id = context.run.run_id
     done = ShardRun(stream, deployment.store(), run_id)
     wanted = config.node or _named_node(context.run)
+    lines = ProgressLines("Consuming", "records", context.log.info, time.monotonic)
     placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=wanted)
     for shards in rounds:
         for some in placer.portions(shards, stream.shards_per_run):
@@ -194,11 +211,21 @@ def _consume(
                         incarnation=placement.incarnations[node],
                         run=run_id,
                         shards=held,
+                        after_commit=CatchUpLines(
+                            lines, partial(_unread, stream, deployment, held)
+                        ),
                         tell=context.log.warning,
                         ended=lambda run: run_ended(context.instance, run),
                     )
                 done.add(reports, seconds=seconds)
     return done
+
+
+def _unread(stream: ShardStream, deployment: Deployment, shards: Sequence[ShardId]) -> int | None:
+    leases = deployment.store().snapshot(stream.key).shards
+    lags = lags_of(stream.source, [lease for lease in leases if lease.shard in shards])
+    numbers = lags.records.values()
+    return None if None in numbers else sum(number or 0 for number in numbers)
 
 
 def _shards_asked_for(context: dg.AssetExecutionContext, stream: ShardStream) -> list[ShardId]:

@@ -24,6 +24,7 @@ from dagster_leasehold.assets.table_metadata import agreed_schema
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.rules.isolation import sentence
+from dagster_leasehold.lease_store.rules.progress import ProgressLines
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.shard_sources.lag import lags_of, unread_times
 
@@ -45,6 +46,11 @@ class ReplayedPartitions:
     reports: Mapping[ShardId, ReplayReport]
     seconds: float
     now: Callable[[], datetime] = utc_now
+
+    @property
+    def read(self) -> str:
+        """The number of records that the replay has read, for people."""
+        return f"{sum(report.records for report in self.reports.values()):,}"
 
     def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
         """Return why shards kept their old output, for those that did."""
@@ -132,6 +138,7 @@ def replay_partitions(
             run=run,
             ended=lambda other: run_ended(context.instance, other),
             tell=context.log.warning,
+            progress=ProgressLines("Replaying", "batches", context.log.info, time.monotonic),
         )
     # One line for all shards: Dagster stores each line as an event.
     context.log.info("\n".join(_outcome(report) for report in reports.values()))

@@ -11,6 +11,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, check_shard
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.consuming.run_progress import read_text
 from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.materialization import (
     CommittedRange,
@@ -126,6 +127,11 @@ class ShardRun:
             lag_seconds=report.lag_seconds if report else 0,
             blocked=report.blocked if report else "",
         )
+
+    @property
+    def read(self) -> str:
+        """The number of records that the run has read, for people."""
+        return read_text(self._reports.values())
 
     def summary(self) -> str:
         """Return the run's results over all shards, in one line, with the first few errors."""

@@ -41,7 +41,7 @@ COMPACT_AFTER_S = 3_600.0
 VACUUM_AFTER_S = 24 * 3_600.0
 VACUUM_AFTER_MIN_S = 60.0
 GROUP_NAME_DEFAULT = "streams"
-KINDS_DEFAULT = frozenset({"pyspark", "parquet"})
+KINDS_DEFAULT = frozenset({"pyspark", "iceberg", "parquet"})
 
 Transform = Callable[["DataFrame"], "DataFrame"]
 

@@ -33,6 +33,14 @@ RAW_COLUMNS: Columns = [
     {"name": "attributes", "type": {"map": ["string", "string"]}},
 ]
 """The columns of a table without a transform. Arrow, which could tell, takes 0.3 s to load."""
+_DESCRIBED = {
+    "shard_id": "The shard that the record was read from.",
+    "cursor": "The position of the record in its shard; its form is that of the source.",
+    "event_time": "The time of the record, as its source has it.",
+    "key": "The key of the record, as bytes; null where it has none.",
+    "value": "The content of the record, as bytes.",
+    "attributes": "Further fields of the record, such as the headers of a Kafka message.",
+}
 
 
 def definition_metadata(stream: ShardStream, deployment: Deployment) -> dict[str, Any]:
@@ -85,6 +93,14 @@ def observed_snapshot(observation: dg.AssetObservation) -> str:
 
 
 def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metadata for a table's columns."""
-    shown = [dg.TableColumn(each["name"], type_text(each["type"])) for each in columns]
+    """Return the metadata for a table's columns; those of the source have a description."""
+    shown = [
+        dg.TableColumn(
+            each["name"],
+            type_text(each["type"]),
+            # A transform may give another column the same name, then mostly with another type.
+            _DESCRIBED[each["name"]] if each in RAW_COLUMNS else None,
+        )
+        for each in columns
+    ]
     return {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(shown))}

@@ -16,7 +16,12 @@ from dagster_leasehold.assets.shard_stream import (
     ShardStream,
     WatermarkOf,
 )
-from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy, hourly_asset
+from dagster_leasehold.assets.windows.hourly_asset import (
+    HOURLY_KINDS,
+    LateAction,
+    LatePolicy,
+    hourly_asset,
+)
 from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, shown
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.orchestration.build import build_definitions
@@ -100,7 +105,7 @@ class HourlyAssetComponent(dg.Component, dg.Model, dg.Resolvable):
     group_name: str | None = None
     owners: list[str] | None = None
     tags: Mapping[str, str] = Field(default={})
-    kinds: list[str] = Field(default=sorted(KINDS_DEFAULT))
+    kinds: list[str] = Field(default=sorted(HOURLY_KINDS))
 
     @override
     @classmethod

@@ -10,9 +10,8 @@ from functools import partial
 from threading import Event, Thread
 
 from dagster_leasehold.lease_store.rules.liveness import Clock
-from dagster_leasehold.lease_store.rules.progress import Progress, Report, duration
+from dagster_leasehold.lease_store.rules.progress import LINE_EVERY_S, Progress, Report, duration
 
-LINE_EVERY_S = 30.0
 BAR_COLUMNS = 24
 JOIN_S = 5.0
 

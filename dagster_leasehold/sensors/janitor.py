@@ -12,7 +12,7 @@ import dagster as dg
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.output.folder_owner import owned
-from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -94,6 +94,7 @@ def build_janitor_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_janitor",
+        asset_selection=dg.AssetSelection.assets(asset_key(stream)),
         minimum_interval_seconds=EVERY_THIRD_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Fails runs of {stream.name} whose process is gone, frees the shards that "

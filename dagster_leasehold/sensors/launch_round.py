@@ -371,6 +371,7 @@ def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[s
     return {
         partitions.NODE_TAG: launch.node,
         partitions.STREAM_TAG: stream.name,
+        **partitions.shards_tag(launch.shards),
         # A run that hangs ends by itself before; this is for one that cannot even do that. Dagster
         # has a tag of its own for it, and compares the clocks of two hosts.
         partitions.WORK_MAX_TAG: str(round(work_max_s) + OVERTIME_S),

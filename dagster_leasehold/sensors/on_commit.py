@@ -17,7 +17,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch, OnCommit
 from dagster_leasehold.assets.deployment import Deployment, instance_address
-from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.users_code import users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError, without_secrets
@@ -222,6 +222,7 @@ def build_on_commit_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_on_commit",
+        asset_selection=dg.AssetSelection.assets(asset_key(stream)),
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Calls the hook of {stream.name} for each committed batch, in order per "

@@ -127,6 +127,7 @@ def build_outbox_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_outbox",
+        asset_selection=dg.AssetSelection.assets(asset_key(stream)),
         minimum_interval_seconds=EVERY_THIRD_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Reports what runs of {stream.name} committed but could not report, because "

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment, instance_address
-from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_check import check_table, is_news
 from dagster_leasehold.assets.table_metadata import observed_snapshot, table_observation
@@ -229,6 +229,7 @@ def build_publish_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_publish",
+        asset_selection=dg.AssetSelection.assets(asset_key(stream)),
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Appends what was committed of {stream.name} to its table, in order, at most "

@@ -13,7 +13,7 @@ from threading import Lock
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
-from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.partitions import automation_job, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.connect_watch import note_user
 from dagster_leasehold.lease_store.errors import LeaseholdError, UnknownGroup
@@ -139,7 +139,7 @@ def build_rebalance_sensor(
 
     @dg.sensor(
         name=name,
-        job=job,
+        jobs=[job, automation_job(stream)],
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=_description(stream, deployment),

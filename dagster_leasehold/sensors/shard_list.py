@@ -13,8 +13,8 @@ from functools import partial
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.log_asset import log_observation
-from dagster_leasehold.assets.partitions import definition_name, shard_partitions
+from dagster_leasehold.assets.log_asset import log_asset_key, log_observation
+from dagster_leasehold.assets.partitions import asset_key, definition_name, shard_partitions
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
@@ -132,6 +132,7 @@ def build_shard_list_sensor(
 
     @dg.sensor(
         name=f"{definition_name(stream)}_shard_list",
+        asset_selection=dg.AssetSelection.assets(asset_key(stream), log_asset_key(stream)),
         minimum_interval_seconds=EVERY_THIRD_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=f"Writes the shards of {stream.name} and their lineage into the lease tables, "

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SHARDS, WAVES, WAVE = ("0", "1", "2", "3"), 2, 60
 CONSUMED_S, SHOWN_MS = 240.0, 60_000
+SCREENSHOT_VARIABLE = "LEASEHOLD_SCREENSHOT"
+"""Where it is set, tests write the pictures of the docs anew."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
 from tests.ui.browsing import no_run_works
+from tests.ui.conftest import SCREENSHOT_VARIABLE
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 KEY = GroupKey.parse("default", "demo")
 SHARDS, RECORDS, NEWER = 8, 300, 50
 CONSUMED_S, GREEN_S, LAUNCHED_MS = 400.0, 300.0, 120_000
-SCREENSHOT_VARIABLE = "LEASEHOLD_SCREENSHOT"
 
 pytestmark = [
     pytest.mark.long,

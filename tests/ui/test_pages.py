@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from dagster_leasehold.orchestration.commands.report import report_of
 from dagster_leasehold.orchestration.group_view import GroupReader
 from dagster_leasehold.orchestration.report_page import page as report_page
 from tests.acceptance.replayed_stream import STREAM
-from tests.dagster_deployment import wait_for
-from tests.ui.conftest import CONSUMED_S, SHARDS, Scene
+from tests.dagster_deployment import ROOT, wait_for
+from tests.ui.conftest import CONSUMED_S, SCREENSHOT_VARIABLE, SHARDS, Scene
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -46,6 +47,47 @@ def test_shards_are_the_assets_partitions_and_green(scene: Scene, page: Page) ->
     page.get_by_text(f"{len(SHARDS)} Partitions Selected").wait_for()
     page.get_by_text(f"Materialized ({len(SHARDS)})").wait_for()
     page.get_by_text("Failed (0)").wait_for()
+
+
+def test_the_asset_names_its_automation_its_kinds_and_its_columns(scene: Scene, page: Page) -> None:
+    page.set_viewport_size({"width": 1400, "height": 900})
+    page.goto(f"{scene.url}/assets/{STREAM}?view=overview")
+    for text in ("Iceberg", "PySpark", "6 sensors"):
+        page.get_by_text(text, exact=True).first.wait_for()
+    page.get_by_text("The position of the record in its shard").first.wait_for()
+    if os.environ.get(SCREENSHOT_VARIABLE):
+        page.get_by_text("file://").first.evaluate("address => address.style.display = 'none'")
+        page.screenshot(path=ROOT / "docs" / "images" / "asset.png")
+    page.get_by_text("6 sensors", exact=True).first.click()
+    for sensor in ("rebalance", "publish", "shard_list"):
+        page.get_by_text(f"{STREAM}_{sensor}", exact=True).first.wait_for()
+
+
+def test_the_list_of_runs_shows_shards_and_records_alone(scene: Scene, page: Page) -> None:
+    page.goto(f"{scene.url}/runs")
+    page.get_by_text("leasehold/shards:").first.wait_for()
+    page.get_by_text("leasehold/records:").first.wait_for()
+    shown = page.locator("body").inner_text()
+    assert "leasehold/work_max" not in shown
+    assert ".dagster/" not in shown
+
+
+def test_a_runs_first_line_comes_within_two_seconds_of_its_step(scene: Scene) -> None:
+    query = """{ runsOrError(filter: {pipelineName: "consume_%s"}) { ... on Runs { results {
+        eventConnection { events { __typename ... on MessageEvent { timestamp message } } }
+    } } } }"""
+    runs = scene.deployment.graphql(query % STREAM)["runsOrError"]["results"]
+    assert runs
+    for run in runs:
+        events = run["eventConnection"]["events"]
+        start, line = (
+            int(next(each["timestamp"] for each in events if matches(each)))
+            for matches in (
+                lambda each: each["__typename"] == "ExecutionStepStartEvent",
+                lambda each: each["message"].startswith("Consuming shards "),
+            )
+        )
+        assert line - start <= 2_000, "milliseconds"
 
 
 def test_records_lag_and_throughput_are_plotted(scene: Scene, page: Page) -> None:

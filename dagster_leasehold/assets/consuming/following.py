@@ -14,13 +14,14 @@ from dagster_leasehold.assets.consuming.batch_planning import PlannedBatch
 from dagster_leasehold.assets.consuming.batch_sizes import FILLED, fill_of
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
 from dagster_leasehold.assets.consuming.open_shards import OpenShard, OpenShards
-from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress
+from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunProgress, records_read
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.pace import LOOK_MAX_S, DueTimes, Pace, reached_head
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.lease_store.rules.progress import Progress
 from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_for
 
 ANSWER_S = 1.0
@@ -77,6 +78,7 @@ class Following:
         self._seen: dict[ShardId, _Shard] = {}
         self._look_s = self._answer_s = clock()
         self._show_s = clock() + SHOW_EVERY_S
+        self._read = Progress(clock)
 
     @property
     def idle(self) -> bool:
@@ -87,11 +89,13 @@ class Following:
         """Return the state of the run, whose shards have come as far as the reports say."""
         now_s, due_s = self._clock(), self._due.due_s
         lags = [seen.lag for seen in self._seen.values()]
+        self._read(records_read(reports) or 0)
         return RunProgress(
             reports=tuple(reports),
             unread=None if None in lags else sum(lag or 0 for lag in lags),
             waits_s=self._due.waits_s(now_s),
             next_s=None if due_s == math.inf else max(0.0, due_s - now_s),
+            rate=self._read.rate,
         )
 
     def show_due(self) -> bool:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport
+from dagster_leasehold.lease_store.ledger_rows import BatchCommit
+from dagster_leasehold.lease_store.rules.progress import ProgressLines, duration, rate_text
 
-PROGRESS_TAG = "leasehold/progress"
 SHOW_EVERY_S = 30.0
+NOW_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,34 +23,64 @@ class RunProgress:
         waits_s: the longest that one of them may have waited, in seconds; None where nothing is
             unread, or nobody knows since when.
         next_s: the time until the next batch, in seconds; None while nothing is unread.
+        rate: records read per second over about the last minute.
     """
 
     reports: tuple[ConsumptionReport, ...]
     unread: int | None
     waits_s: float | None
     next_s: float | None
+    rate: float = 0.0
 
     @property
     def sentence(self) -> str:
         """The progress as one line: Dagster's pages cut tags after about fifty characters."""
-        records = _sum(each.records for each in self.reports)
-        batches = _count(sum(each.batches for each in self.reports), "batch", "batches")
-        return f"{batches if records is None else f'{records:,}'} read, {self._ahead}"
+        return f"{read_text(self.reports)} read, {self._ahead}"
 
     @property
     def _ahead(self) -> str:
         if self.next_s is None:
             return "nothing unread"
         unread = "some" if self.unread is None else f"{self.unread:,}"
+        if self.next_s < NOW_S and self.unread and (rate := rate_text(self.rate)):
+            return f"{unread} unread, {rate}, {duration(self.unread / self.rate)} left"
         waits = "" if self.waits_s is None else f" for {self.waits_s:.0f} s"
-        commit = "now" if self.next_s < 0.5 else f"in {self.next_s:.0f} s"
+        commit = "now" if self.next_s < NOW_S else f"in {self.next_s:.0f} s"
         return f"{unread} unread{waits}, commit {commit}"
+
+
+@dataclass(slots=True)
+class CatchUpLines:
+    """Lines of a run that catches up: the records that it has read, the rate and the rest.
+
+    Attributes:
+        lines: the lines.
+        unread: returns the number of unread records, or None where the source cannot tell.
+    """
+
+    lines: ProgressLines
+    unread: Callable[[], int | None]
+    _read: int = 0
+
+    def __call__(self, commits: Sequence[BatchCommit]) -> None:
+        """Record commits; only a line that is due asks the source."""
+        self._read += sum(commit.statistics.records or 0 for commit in commits)
+        unread = self.unread() if self.lines.due else None
+        self.lines(self._read, None if unread is None else self._read + unread)
+
+
+def records_read(reports: Iterable[ConsumptionReport]) -> int | None:
+    """Return the records that a run has read; None where a transform hides their number."""
+    numbers = [report.records for report in reports]
+    return None if None in numbers else sum(number or 0 for number in numbers)
+
+
+def read_text(reports: Collection[ConsumptionReport]) -> str:
+    """Return for people the number of records that a run has read, or else of its batches."""
+    records = records_read(reports)
+    batches = sum(report.batches for report in reports)
+    return _count(batches, "batch", "batches") if records is None else f"{records:,}"
 
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
-
-
-def _sum(values: Iterable[int | None]) -> int | None:
-    numbers = list(values)
-    return None if None in numbers else sum(number or 0 for number in numbers)

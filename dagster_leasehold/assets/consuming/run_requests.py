@@ -1,12 +1,13 @@
 """The wishes of others that a run which follows its shards answers within a second.
 
 They are tags of the run, written by whoever asks, and read by the run between two batches. They
-save work and waiting; what keeps a shard safe is its lease.
+save work and waiting; what keeps a shard safe is its lease. Their names begin with
+`.dagster/leasehold_`, so that Dagster's pages leave them out:
 
-* `leasehold/take`: the launcher found work in more shards of the run's node, which join the run.
-* `leasehold/let_go/<shard>`: somebody materializes the shard by hand, and waits for it.
-* `leasehold/finish`: other shards of the node wait for a run, so that this one ends at the head.
-* `leasehold/stop`: the stream's definition has changed, so that the run ends at its checkpoint.
+* `take`: the launcher found work in more shards of the run's node, which join the run.
+* `let_go/<shard>`: somebody materializes the shard by hand, and waits for it.
+* `finish`: other shards of the node wait for a run, so that this one ends at the head.
+* `stop`: the stream's definition has changed, so that the run ends at its checkpoint.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from dagster_leasehold.lease_store.errors import InvalidIdentifier
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 
-TAKE_TAG = "leasehold/take"
-LET_GO_TAG = "leasehold/let_go/"
-FINISH_TAG = "leasehold/finish"
-STOP_TAG = "leasehold/stop"
+TAKE_TAG = ".dagster/leasehold_take"
+LET_GO_TAG = ".dagster/leasehold_let_go/"
+FINISH_TAG = ".dagster/leasehold_finish"
+STOP_TAG = ".dagster/leasehold_stop"
 _OFFER = " (offer "
 OFFER_ID_LENGTH = 8
 _LOG = logging.getLogger(__name__)

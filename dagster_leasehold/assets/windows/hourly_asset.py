@@ -18,13 +18,7 @@ from dagster_leasehold.assets.partitions import asset_key, spark_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import run_ended
-from dagster_leasehold.assets.shard_stream import (
-    KINDS_DEFAULT,
-    ShardStream,
-    Transform,
-    check_prefix,
-    prefix_parts,
-)
+from dagster_leasehold.assets.shard_stream import ShardStream, Transform, check_prefix, prefix_parts
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
@@ -32,6 +26,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError,
 from dagster_leasehold.lease_store.times import time_text
 
 KEY_FORMAT = "%Y-%m-%d-%H:%M"
+HOURLY_KINDS = frozenset({"pyspark", "parquet"})
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,199}")
 
 
@@ -82,7 +77,7 @@ class HourlyAsset:
     group_name: str | None = None
     owners: Sequence[str] | None = None
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    kinds: AbstractSet[str] = KINDS_DEFAULT
+    kinds: AbstractSet[str] = HOURLY_KINDS
 
     def __post_init__(self) -> None:
         where = f"Hourly asset {shown(self.name)}"
@@ -138,7 +133,7 @@ def hourly_asset(
     group_name: str | None = None,
     owners: Sequence[str] | None = None,
     tags: Mapping[str, str] | None = None,
-    kinds: AbstractSet[str] = KINDS_DEFAULT,
+    kinds: AbstractSet[str] = HOURLY_KINDS,
 ) -> HourlyAsset:
     """Declare an asset with one partition per hour of event time, made from a stream's output.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,6 +12,8 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 RATE_OVER_S = 60.0
 """A rate is that of the last minute: work that has slowed down must not promise its old end."""
 MARK_EVERY_S = 0.5
+LINE_EVERY_S = 30.0
+"""The time between two lines about work that no terminal shows."""
 _RATE_UNITS = ((1.0, "s"), (60.0, "min"), (3_600.0, "h"))
 
 
@@ -75,6 +78,40 @@ class Progress:
         if (left_s := self.remaining_s) is not None:
             parts.append(f"{duration(left_s)} left")
         return ", ".join(parts)
+
+
+@dataclass(slots=True)
+class ProgressLines:
+    """Lines about long work, one every 30 s; calling it records the number done so far.
+
+    Attributes:
+        work: its name, in a word or two.
+        unit: what is counted, as a plural.
+        tell: takes a line.
+        clock: monotonic seconds.
+    """
+
+    work: str
+    unit: str
+    tell: Callable[[str], object]
+    clock: Clock
+    _progress: Progress = field(init=False)
+    _told_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._progress, self._told_s = Progress(self.clock), self.clock()
+
+    @property
+    def due(self) -> bool:
+        """True if the next call tells a line."""
+        return self.clock() >= self._told_s + LINE_EVERY_S
+
+    def __call__(self, done: int, total: int | None = None, /) -> None:
+        """Record the number done so far, and tell a line if one is due."""
+        self._progress(done, total)
+        if self.due:
+            self._told_s = self.clock()
+            self.tell(f"{self.work}: {self._progress.text(self.unit)}")
 
 
 def rate_text(per_second: float) -> str:

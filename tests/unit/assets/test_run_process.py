@@ -9,12 +9,19 @@ import pytest
 from dagster._core.storage.tags import TagType, get_tag_type
 
 from dagster_leasehold.assets import run_process
-from dagster_leasehold.assets.partitions import PROCESS_TAG, STREAM_TAG
+from dagster_leasehold.assets.consuming.run_requests import (
+    FINISH_TAG,
+    LET_GO_TAG,
+    STOP_TAG,
+    TAKE_TAG,
+)
+from dagster_leasehold.assets.partitions import PROCESS_TAG, STREAM_TAG, WORK_MAX_TAG
 from dagster_leasehold.assets.run_process import (
     ended_runs,
     noted_process,
     process_gone,
     process_note,
+    show_on_run,
     tag_run,
 )
 from tests.unit.sensors.streams import scripted_stream
@@ -112,3 +119,29 @@ def test_a_run_that_is_executed_again_is_not_taken_for_the_one_that_died():
         tags = getattr(instance.get_run_by_id(dead.run_id), "tags", {})
     assert noted_process(dg.DagsterRun(job_name="job", tags=tags)) == ""
     assert PROCESS_TAG in tags
+
+
+@pytest.mark.parametrize(
+    "tag", [WORK_MAX_TAG, PROCESS_TAG, TAKE_TAG, f"{LET_GO_TAG}0", FINISH_TAG, STOP_TAG]
+)
+def test_what_processes_tell_each_other_is_hidden_on_dagsters_pages(tag: str) -> None:
+    assert get_tag_type(tag) is TagType.HIDDEN
+
+
+def test_a_run_shows_its_shards_and_records() -> None:
+    with dg.DagsterInstance.ephemeral() as instance:
+        run = instance.create_run_for_job(dg.job(name="job")(lambda: None))
+        show_on_run(instance, run.run_id, ["0", "2"], "12,345 read, nothing unread")
+        show_on_run(instance, run.run_id, (), "12,400")
+        shown = instance.get_run_by_id(run.run_id)
+    assert shown is not None
+    assert shown.tags["leasehold/shards"] == "0, 2"
+    assert shown.tags["leasehold/records"] == "12,400"
+
+
+def test_a_storage_that_refuses_tags_ends_no_run() -> None:
+    class Refusing:
+        def add_run_tags(self, *_: object) -> None:
+            raise ConnectionError("away")
+
+    show_on_run(Refusing(), "run", ["0"], "7")  # type: ignore[arg-type]

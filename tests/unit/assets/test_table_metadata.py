@@ -59,6 +59,7 @@ def test_a_definition_tells_the_columns_that_no_transform_makes(tmp_path: Path) 
         ("value", "binary"),
         ("attributes", "map of string to string"),
     ]
+    assert all(each.description for each in shown.schema.columns)
     assert SCHEMA not in definition(replace(stream, transform=lambda frame: frame), str(tmp_path))
 
 

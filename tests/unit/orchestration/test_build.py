@@ -9,6 +9,11 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.assets.job.asset_job import (
+    IMPLICIT_ASSET_JOB_NAME,
+    is_reserved_asset_job_name,
+)
+from dagster._core.remote_representation.external_data import RepositorySnap
 
 from dagster_leasehold.assets.checks import LAG, NO_GAP, NOT_BLOCKED, QUARANTINE_RATE
 from dagster_leasehold.assets.lease_asset import JOURNAL_VERIFIED
@@ -61,6 +66,26 @@ def test_an_asset_of_the_user_may_be_called_as_the_table(settings):
     merged = dg.Definitions.merge(build_definitions([stream], settings), theirs)
     job = merged.resolve_implicit_global_asset_job_def()
     assert {"orders_eu_table", "table__orders_eu"} <= {node.name for node in job.graph.nodes}
+
+
+def test_the_asset_names_the_sensors_that_work_on_it(settings):
+    """Method: what Dagster's page of the asset asks for, on what a code server sends it."""
+    stream, _ = scripted_stream(name="orders.eu")
+    repository = build_definitions([stream], settings).get_repository_def()
+    snap = RepositorySnap.from_def(repository)
+    key = dg.AssetKey(["orders.eu"])
+    (node,) = [each for each in snap.asset_nodes if each.asset_key == key]
+    jobs = {name for name in node.job_names if name != IMPLICIT_ASSET_JOB_NAME}
+    by_job = {each.name for each in snap.sensors if jobs & set(each.target_dict)}
+    by_asset = {
+        each.name
+        for each in snap.sensors
+        if each.asset_selection and key in each.asset_selection.resolve(repository.asset_graph)
+    }
+    what = ("shard_list", "rebalance", "janitor", "outbox", "publish")
+    assert by_job | by_asset == {f"orders_eu_{each}" for each in what}
+    assert all(is_reserved_asset_job_name(name) for name in jobs), "no page lists such a job"
+    assert {*node.tags} >= {f"dagster/kind/{kind}" for kind in ("pyspark", "iceberg", "parquet")}
 
 
 class Session(dg.ConfigurableResource):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dagster_leasehold.assets.partitions import WORK_MAX_TAG
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import OVERTIME_S, run_request
@@ -13,6 +14,7 @@ def test_tags_of_a_run_are_few_and_short_however_many_shards_it_serves() -> None
     assert request.tags == {
         "leasehold/node": "node-a",
         "leasehold/stream": stream.name,
-        "leasehold/work_max_s": str(round(stream.run_budget_s + stream.stall_limit_s) + OVERTIME_S),
+        "leasehold/shards": "shard-0, shard-1, shard-2, shard-3 and 996 more",
+        WORK_MAX_TAG: str(round(stream.run_budget_s + stream.stall_limit_s) + OVERTIME_S),
         "dagster/max_retries": "0",
     }
