@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -18,7 +19,8 @@ NO_GAP = "no_gap"
 LAG = "lag"
 QUARANTINE_RATE = "quarantine_rate"
 QUARANTINE_RATE_MAX = 0.01
-NOT_BLOCKED = "not_blocked"
+STORED_FOR = timedelta(days=1)
+"""The time after which an outcome is stored again although it is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,12 @@ class ShardCheck:
     def severity(self) -> dg.AssetCheckSeverity:
         """An error where data is missing, a warning where somebody should look."""
         return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
+
+    def repeats(self, stored: ShardCheck | None) -> bool:
+        """Return True if an outcome that is stored says the same, but for numbers of a success."""
+        if stored is None or stored.passed is not self.passed:
+            return False
+        return self.passed or stored.description == self.description
 
     def evaluation(self, stream: ShardStream, shard: str | None) -> dg.AssetCheckEvaluation:
         """Return the outcome as an event about one partition, or about all of them together."""
@@ -55,7 +63,6 @@ def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
         NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
         LAG: _lag_rule(stream),
         QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
-        NOT_BLOCKED: "The shard is not held at a record at which every run hangs or crashes.",
     }
     partitions = shard_partitions(stream)
     with warnings.catch_warnings():
@@ -77,7 +84,6 @@ def check_shard(
     gaps: Sequence[Gap],
     lag: int | None,
     lag_seconds: float | None = None,
-    blocked: str = "",
 ) -> list[ShardCheck]:
     """Return the outcomes of all checks of one shard after a run.
 
@@ -87,20 +93,8 @@ def check_shard(
         gaps: the shard's gaps that nobody has acknowledged.
         lag: the shard's unread records, or None where the source cannot tell.
         lag_seconds: the age of the oldest of them, or None likewise.
-        blocked: the sentence on a record that blocks it; empty where none does.
     """
-    return [
-        _no_gap(committed, gaps),
-        _lag(stream, lag, lag_seconds),
-        _quarantine_rate(committed),
-        blocked_check(blocked),
-    ]
-
-
-def blocked_check(sentence: str) -> ShardCheck:
-    """Return the outcome for a shard that a record blocks, or for one where the text is empty."""
-    description = sentence or "No record stops the runs of this shard."
-    return ShardCheck(NOT_BLOCKED, not sentence, description, {}, blocking=True)
+    return [_no_gap(committed, gaps), _lag(stream, lag, lag_seconds), _quarantine_rate(committed)]
 
 
 def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck:
@@ -182,3 +176,18 @@ def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
             )
         )
     return results
+
+
+def is_news(
+    instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation, now: datetime
+) -> bool:
+    """Return True if an outcome is not the last that Dagster stored, or if that one is old."""
+    record = instance.get_latest_asset_check_evaluation_record(evaluation.asset_check_key)
+    if record is None or record.event is None:
+        return True
+    last = record.evaluation
+    # A run that is to make the check, or that failed before it, left an event without an outcome.
+    if not isinstance(last, dg.AssetCheckEvaluation):
+        return True
+    changed = (last.passed, last.description) != (evaluation.passed, evaluation.description)
+    return changed or now.timestamp() - record.event.timestamp >= STORED_FOR.total_seconds()

@@ -82,7 +82,7 @@ def _consume(
     run_id = context.run.run_id
     tag_run(context.instance, run_id, stream)
     done = shard_run.ShardRun(stream, deployment.store(), run_id)
-    every_s = shard_run.FOLLOWING_REPORT_EVERY_S if config.follow else shard_run.REPORT_EVERY_S
+    progress = shard_run.ProgressReports(done, context, time.monotonic)
     marks = {"job": "consume", "run": run_id, "node": config.node}
     with span("run", stream.key, **marks, shards=len(config.shards)):
         reports, seconds = consume_shards(
@@ -93,7 +93,8 @@ def _consume(
             incarnation=config.incarnation,
             run=run_id,
             shards=[ShardId(shard) for shard in config.shards],
-            after_commit=shard_run.ProgressReports(done, context, time.monotonic, every_s),
+            after_commit=progress.after_commit,
+            between_batches=progress.between_batches,
             follow=_follow(stream, context.instance, run_id) if config.follow else None,
             tell=context.log.warning,
             ended=lambda run: run_ended(context.instance, run),
@@ -102,13 +103,12 @@ def _consume(
         show_on_run(
             context.instance, run_id, [report.shard for report in reports], read_text(reports)
         )
-        delivered = done.deliver(context)
+        done.deliver(context)
         if failure := done.failure():
             fail(failure)
     # One line for all shards: Dagster stores each line as an event.
-    context.log.info(
-        f"{delivered} of {len(reports)} shards had something to commit: {done.summary()}"
-    )
+    busy = sum(report.batches > 0 for report in reports)
+    context.log.info(f"{busy} of {len(reports)} shards had something to commit: {done.summary()}")
     if failure:
         raise dg.Failure(failure, allow_retries=False)
 

@@ -34,18 +34,20 @@ class PartitionResults(Protocol):
 
 
 def report_partition(
-    context: RunContext,
-    stream: ShardStream,
-    done: PartitionResults,
-    shard: ShardId,
-    *,
-    checked: bool = True,
+    context: RunContext, stream: ShardStream, done: PartitionResults, shard: ShardId
 ) -> None:
     """Record a materialization of a partition, and the outcomes of its checks."""
-    key = asset_key(stream)
-    context.log_event(dg.AssetMaterialization(key, partition=shard, metadata=done.metadata(shard)))
-    for check in done.checks(shard) if checked else ():
+    report_materialization(context, stream, shard, done.metadata(shard))
+    for check in done.checks(shard):
         log_check(context, check.evaluation(stream, shard))
+
+
+def report_materialization(
+    context: RunContext, stream: ShardStream, shard: ShardId, metadata: Mapping[str, Any]
+) -> None:
+    """Record a materialization of a partition."""
+    key = asset_key(stream)
+    context.log_event(dg.AssetMaterialization(key, partition=shard, metadata=metadata))
 
 
 def partition_results(

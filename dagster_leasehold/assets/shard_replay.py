@@ -23,7 +23,6 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.table_metadata import agreed_schema
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.rules.isolation import sentence
 from dagster_leasehold.lease_store.rules.progress import ProgressLines
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.shard_sources.lag import lags_of, unread_times
@@ -92,10 +91,6 @@ class ReplayedPartitions:
         for gap in store.gaps(key, acknowledged=False):
             gaps.setdefault(gap.shard, []).append(gap)
         leases = [lease for lease in store.snapshot(key).shards if lease.shard in self.reports]
-        blocked = {
-            lease.shard: sentence(key, lease.shard, lease.check_point, lease.suspicion)
-            for lease in leases
-        }
         lags = lags_of(self.stream.source, leases)
         ages = lags.seconds(unread_times(self.stream.source, lags.behind), self.now())
         return {
@@ -105,7 +100,6 @@ class ReplayedPartitions:
                 gaps=gaps.get(shard, []),
                 lag=lags.records.get(shard),
                 lag_seconds=ages.get(shard),
-                blocked=blocked.get(shard, ""),
             )
             for shard in self.reports
         }

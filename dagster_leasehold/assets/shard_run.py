@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from dagster_leasehold.assets.checks import ShardCheck, check_shard
+from dagster_leasehold.assets.checks import LAG, QUARANTINE_RATE, ShardCheck, check_shard
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.consuming.run_progress import read_text
 from dagster_leasehold.assets.event_storage import stored_together
@@ -23,7 +24,7 @@ from dagster_leasehold.assets.partition_events import (
     RunContext,
     causes_of,
     log_check,
-    report_partition,
+    report_materialization,
 )
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -38,8 +39,7 @@ from dagster_leasehold.lease_store.tracing import note, span
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
-FOLLOWING_REPORT_EVERY_S = 300.0
-"""The interval of reports of a run that follows its shards, which goes on for long."""
+"""The interval of a run's reports while records arrive, from the second one of a tenure on."""
 SHOWN_CAUSES_MAX = 5
 
 
@@ -60,6 +60,7 @@ class ShardRun:
         self._mirror_error = ""
         self._schema: dict[str, Any] = {}
         self._gaps: dict[ShardId, list[Gap]] = {}
+        self._outcomes: dict[ShardId, dict[str, ShardCheck]] = {}
 
     def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
         """Take over the reports of one consumer, which worked for `seconds`."""
@@ -125,7 +126,6 @@ class ShardRun:
             gaps=self._gaps.get(shard, []),
             lag=report.lag_after if report else 0,
             lag_seconds=report.lag_seconds if report else 0,
-            blocked=report.blocked if report else "",
         )
 
     @property
@@ -190,11 +190,15 @@ class ShardRun:
                 log_check(context, check.evaluation(self._stream, shard))
 
     @span("report")
-    def deliver(self, context: RunContext) -> int:
+    def deliver(self, context: RunContext, begun: Iterable[ShardId] = ()) -> int:
         """Report the commits, shard by shard, then flag them; return the number of shards.
 
-        May be called again and again: each batch is in one report.
+        Can be called again and again: each batch is in one report, and the outcome of a check is
+        stored when it changes. The outcomes of shards that the run has `begun` are stored anew:
+        others may have reported on them since.
         """
+        for shard in begun:
+            self._outcomes.pop(shard, None)
         delivered = self.undelivered()
         if delivered:
             failpoints.reach(Failpoint.BEFORE_REPORT)
@@ -206,12 +210,33 @@ class ShardRun:
 
     def _report(self, context: RunContext, delivered: Sequence[ShardId]) -> None:
         for shard in delivered:
-            report_partition(context, self._stream, self, shard, checked=shard in self._reports)
-        blocked = {shard for shard, report in self._reports.items() if report.blocked}
-        for shard in (self._reports.keys() & self._gaps.keys() | blocked) - set(delivered):
-            # A shard that is held commits nothing, and must be seen to fail all the same.
-            for check in self.checks(shard):
+            report_materialization(context, self._stream, shard, self.metadata(shard))
+        # A shard that holds at a gap commits nothing, and its check must fail all the same.
+        others = {
+            shard
+            for shard, report in self._reports.items()
+            if report.batches or shard in self._gaps
+        }
+        for shard in (*delivered, *(others - set(delivered))):
+            for check in self._changed_checks(shard):
                 log_check(context, check.evaluation(self._stream, shard))
+
+    def _changed_checks(self, shard: ShardId) -> list[ShardCheck]:
+        """Return the checks whose outcomes are known now and differ from what was stored last."""
+        stored = self._outcomes.setdefault(shard, {})
+        unknown: set[str] = set()
+        if shard not in self._reports:
+            # The run is still at work on it, and has not asked its source.
+            unknown.add(LAG)
+        if self.committed(shard) is None:
+            unknown |= {QUARANTINE_RATE} & stored.keys()
+        changed = [
+            check
+            for check in self.checks(shard)
+            if check.name not in unknown and not check.repeats(stored.get(check.name))
+        ]
+        stored.update({check.name: check for check in changed})
+        return changed
 
     def mark_delivered(self) -> None:
         """Flag everything that was reported."""
@@ -237,27 +262,43 @@ _EXPLAINED = {
 
 @dataclass(slots=True)
 class ProgressReports:
-    """Reports a run's commits while it goes on, now and then, so that a long run shows progress.
+    """Reports of a run's commits while it is at work.
+
+    The first commit of a tenure is reported at once: it is the first one of its shard in the
+    deployment, or the first after a pause, a failure or a move. What follows is reported at most
+    every `every_s`, also if no further commit comes.
 
     Attributes:
         done: the results of the run so far.
         context: of the run.
         clock: monotonic seconds.
-        every_s: the interval from the first report on, in seconds.
+        every_s: the interval of the reports, in seconds.
     """
 
     done: ShardRun
     context: RunContext
     clock: Callable[[], float]
     every_s: float = REPORT_EVERY_S
-    _due_s: float | None = None
+    _epochs: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
+    _waiting: bool = False
+    _due_s: float = -math.inf
 
-    def __call__(self, commits: Sequence[BatchCommit]) -> None:
-        """Take note of a commit; the first one starts the count."""
-        if not commits:
-            return
-        if self._due_s is None:
-            self._due_s = self.clock() + REPORT_EVERY_S
-        elif self.clock() >= self._due_s:
-            self.done.deliver(self.context)
-            self._due_s = self.clock() + self.every_s
+    def after_commit(self, commits: Sequence[BatchCommit]) -> None:
+        """Report these commits now or later."""
+        epochs = {commit.tenure.shard: commit.tenure.epoch for commit in commits}
+        begun = [shard for shard, epoch in epochs.items() if self._epochs.get(shard) != epoch]
+        self._epochs |= epochs
+        self._waiting |= bool(commits)
+        if begun:
+            self._deliver(begun)
+        else:
+            self.between_batches()
+
+    def between_batches(self) -> None:
+        """Report the commits that wait for it, if the interval is over."""
+        if self._waiting and self.clock() >= self._due_s:
+            self._deliver(())
+
+    def _deliver(self, begun: Sequence[ShardId]) -> None:
+        self.done.deliver(self.context, begun)
+        self._waiting, self._due_s = False, self.clock() + self.every_s

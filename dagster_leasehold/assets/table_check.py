@@ -7,13 +7,13 @@ has to succeed whatever became of the catalog.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import dagster as dg
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
-from dagster_leasehold.assets.checks import ShardCheck, joint_results
+from dagster_leasehold.assets.checks import STORED_FOR, ShardCheck, joint_results
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import TooManyFiles
 from dagster_leasehold.assets.partitions import asset_key, definition_name
@@ -27,8 +27,6 @@ FILES_MAX = 100_000
 DIFFERENCES_SHOWN_MAX = 5
 COMPARED = "compared"
 """The metadata that says when table and ledger were compared."""
-STORED_FOR = timedelta(days=1)
-"""The time after which an outcome is stored again although it is the same."""
 
 _MADE = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
@@ -109,18 +107,3 @@ def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
     metadata[COMPARED] = dg.MetadataValue.timestamp(utc_now())
     passed = " ".join(("Table and ledger agree, file by file.", *outcome.notes))
     return ShardCheck(TABLE, not number, sentence if number else passed, metadata, blocking=True)
-
-
-def is_news(
-    instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation, now: datetime
-) -> bool:
-    """Return True if an outcome is not the last that Dagster stored, or if that one is old."""
-    record = instance.get_latest_asset_check_evaluation_record(evaluation.asset_check_key)
-    if record is None or record.event is None:
-        return True
-    last = record.evaluation
-    # A run that is to make the check, or that failed before it, left an event without an outcome.
-    if not isinstance(last, dg.AssetCheckEvaluation):
-        return True
-    changed = (last.passed, last.description) != (evaluation.passed, evaluation.description)
-    return changed or now.timestamp() - record.event.timestamp >= STORED_FOR.total_seconds()

@@ -21,6 +21,7 @@ from dagster_leasehold.assets.partitions import (
     output_key,
     spark_key,
 )
+from dagster_leasehold.assets.progress_check import build_progress_check
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_check import build_table_check
@@ -81,6 +82,7 @@ def build_definitions(
     jobs: list[dg.JobDefinition] = []
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
+    checks: list[dg.AssetChecksDefinition] = []
     resources: dict[str, Any] = {}
     # Dagster copies sensors while it loads them, and warns of a parameter that it set itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
@@ -103,12 +105,13 @@ def build_definitions(
         schedules.append(build_schedule(stream, deployment, job))
         resources[spark_key(stream)] = spark_of(settings)
         resources[output_key(stream)] = committed_input(stream, deployment)
+        checks += [build_progress_check(stream, deployment), build_table_check(stream, deployment)]
     for window in hourly:
         assets.append(build_hourly_asset(window, deployment))
         sensors.append(build_watermark_sensor(window, deployment))
     return dg.Definitions(
         assets=assets,
-        asset_checks=[build_table_check(stream, deployment) for stream in streams],
+        asset_checks=checks,
         jobs=jobs,
         sensors=sensors,
         schedules=schedules,

@@ -16,7 +16,7 @@ from enum import StrEnum
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.isolation import sentence
+from dagster_leasehold.lease_store.rules.obstacles import last_error, live_nodes, obstacle
 from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
@@ -84,7 +84,9 @@ class ShardRow:
         epoch: of its newest tenure.
         run: the run that has it open; empty if none has.
         parents: the shards that it came from.
-        blocked: a sentence on the record that blocks it; empty where none does.
+        obstacle: a sentence on what keeps it from making progress; empty if nothing does.
+        last_error: the error of its last run that failed since its last commit; empty without one.
+        last_error_s: the age of that error in seconds; None where it is unknown.
     """
 
     shard: ShardId
@@ -99,7 +101,9 @@ class ShardRow:
     epoch: int
     run: str
     parents: tuple[ShardId, ...]
-    blocked: str = ""
+    obstacle: str = ""
+    last_error: str = ""
+    last_error_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,10 @@ class GroupView:
             f"No node of {self.snapshot.group.key} is alive ({last}): nothing is consumed until a "
             "deployment runs again."
         )
+
+    def obstacles(self) -> list[str]:
+        """Return a sentence for each shard that makes no progress; none if `death` has one."""
+        return [] if self.death() else [row.obstacle for row in self.shards if row.obstacle]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +184,27 @@ class GroupReader:
         while self._points[-1].at_s - self._points[0].at_s > RATE_WINDOW_S:
             self._points.popleft()
         leases = sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard))
-        shards = tuple(self._shard_row(lease, lags, seconds) for lease in leases)
+        alive = live_nodes(snapshot, ages)
+        shards = tuple(self._shard_row(lease, lags, seconds, alive) for lease in leases)
         return GroupView(snapshot, node_rows(snapshot, ages), shards, lags.trouble)
 
     def _shard_row(
-        self, lease: ShardLease, lags: Lags, seconds: Mapping[ShardId, float]
+        self,
+        lease: ShardLease,
+        lags: Lags,
+        seconds: Mapping[ShardId, float],
+        alive: Mapping[NodeName, bool],
     ) -> ShardRow:
         shard, lag = lease.shard, lags.records.get(lease.shard)
         in_transfer = lease.lease_owner != lease.consumer_owner
+        failed_at = None if lease.suspicion is None else lease.suspicion.error_at
+        hindrance = obstacle(
+            self.key,
+            lease,
+            nodes=alive,
+            unread=lags.unread(shard),
+            source_error=lags.error_of(shard),
+        )
         return ShardRow(
             shard,
             lease.state,
@@ -197,7 +218,9 @@ class GroupReader:
             lease.consumer_epoch,
             lease.consumer_run,
             lease.parents,
-            sentence(self.key, shard, lease.check_point, lease.suspicion),
+            "" if hindrance is None else hindrance.sentence,
+            last_error(lease),
+            None if failed_at is None else max(0.0, (self.now() - failed_at).total_seconds()),
         )
 
     def _rate(self, shard: ShardId) -> float | None:

@@ -21,6 +21,8 @@ from dagster_leasehold.orchestration.presentation import cell, counted, iso
 
 ROWS_MAX = 500
 """The most moves and runs that a page lists, the newest ones."""
+OBSTACLES_MAX = 20
+"""The most shards without progress that a page explains."""
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1_000, 110, 10, 8, 24
 LINE_HEIGHT = 180
 ROW_HEIGHTS = ((60, 16.0), (400, 7.0), (2_000, 3.0))
@@ -198,6 +200,7 @@ def _verdicts(report: Report) -> str:
     waiting = sum(not gap.acknowledged for gap in report.gaps)
     if waiting:
         verdicts.append((False, f"{counted(waiting, 'gap')} not acknowledged."))
+    verdicts += [(False, line) for line in report.view.obstacles()[:OBSTACLES_MAX]]
     if report.view.trouble:
         verdicts.append((False, f"The lag is unknown: {report.view.trouble}"))
     return "".join(
@@ -271,10 +274,11 @@ def _shards(view: GroupView) -> str:
             row.lag_seconds,
             row.epoch,
             row.run[:8],
+            row.last_error,
         )
         for row in view.shards
     )
-    columns = "shard, state, node, next, >checkpoint, >lag, >age in s, >epoch, run"
+    columns = "shard, state, node, next, >checkpoint, >lag, >age in s, >epoch, run, last error"
     return _table(columns, rows, filtered=True)
 
 

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.definition_mark import definition_mark
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import LeaseLost
+from dagster_leasehold.lease_store.errors import LeaseLost, SourceError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -33,7 +33,6 @@ from dagster_leasehold.sensors.active_runs import (
     active_runs,
     queued_shards,
 )
-from dagster_leasehold.sensors.blocked_shards import BlockedShards
 from dagster_leasehold.sensors.following_runs import FollowingRuns
 from dagster_leasehold.sensors.launch_choice import (
     IdleShard,
@@ -44,8 +43,9 @@ from dagster_leasehold.sensors.launch_choice import (
     choose_launches,
     work_left,
 )
+from dagster_leasehold.sensors.obstacle_reports import ObstacleReports, obstacles_of
 from dagster_leasehold.sensors.source_watch import QuietShard
-from dagster_leasehold.shard_sources.lag import bounds_of
+from dagster_leasehold.shard_sources.lag import bounds_of, bounds_step
 from dagster_leasehold.shard_sources.source import ShardBounds
 
 FINISHED_PER_ROUND_MAX = 100
@@ -87,12 +87,14 @@ class LaunchRounds:
     _history: LaunchHistory = field(default_factory=LaunchHistory)
     _reads: ReadMemory = field(init=False)
     _following: FollowingRuns = field(init=False)
-    _blocked: BlockedShards = field(default_factory=BlockedShards)
+    _obstacles: ObstacleReports = field(init=False)
+    _source_errors: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
     _steps: FailingSteps = field(init=False)
 
     def __post_init__(self) -> None:
         self.definition = definition_mark(self.stream)
         self._steps = FailingSteps(self.clock)
+        self._obstacles = ObstacleReports(self.stream, self.clock)
         self._reads = ReadMemory(self.stream.commit_interval_s, self.stream.limits.records_max)
         self._following = FollowingRuns(
             self.definition, self.stream.shards_per_run, self.clock, self.new_id
@@ -105,11 +107,19 @@ class LaunchRounds:
             SourceError: the source cannot tell what its shards hold.
             StoreError: the lease store does not answer.
         """
-        self.quiet = {}
+        self.quiet, self._source_errors = {}, {}
         if report.snapshot.group.paused:
             return Round(notes=("the group is paused: nothing is launched",))
-        notes: list[str] = []
         self._steps.begin()
+        try:
+            return self._run(instance, report)
+        finally:
+            obstacles = obstacles_of(report, quiet=self.quiet, source_errors=self._source_errors)
+            see = partial(self._obstacles.see, instance, obstacles)
+            self._steps.attempt("reporting the check of progress", see, None)
+
+    def _run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
+        notes: list[str] = []
         self._history.keep(
             {row.shard for row in report.snapshot.shards if row.state is not ShardState.OVER}
         )
@@ -118,7 +128,6 @@ class LaunchRounds:
         self._history.forget(self._following.missed)
         if outdated := self._following.stop_outdated(instance):
             notes.append(f"runs asked to end, because the definition is new: {outdated}")
-        self._blocked.see(instance, self.stream, report.progress.values(), self._steps)
         apart = _apart(active, report.progress)
         ready = self._ready(report, active, notes)
         joined = self._join(instance, report, ready, notes, {run.run_id for run in apart})
@@ -216,7 +225,7 @@ class LaunchRounds:
         # The least recently served first: what is probed one by one comes round in its turn.
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
-        bounds = bounds_of(self.stream.source, places, self._steps)
+        bounds = self._bounds(places)
         works = self._works(report, places, bounds)
         finishing = [shard for shard, work in works.items() if work is Work.FINISH]
         finished = sum(
@@ -261,6 +270,17 @@ class LaunchRounds:
             notes.append(f"nothing to read in {_count(len(idle))} that no run serves")
         notes.append(f"active runs: {len(active)}")
         return ready
+
+    def _bounds(self, places: Mapping[ShardId, str | None]) -> dict[ShardId, ShardBounds]:
+        """Return the bounds of shards, and note the errors of those that the source hides."""
+        try:
+            bounds = bounds_of(self.stream.source, places, self._steps)
+        except SourceError as error:
+            self._source_errors = dict.fromkeys(places, str(error))
+            raise
+        errors = {shard: self._steps.error_of(bounds_step(shard)) for shard in places}
+        self._source_errors = {shard: error for shard, error in errors.items() if error}
+        return bounds
 
     def _due(self, idle: IdleShard) -> bool:
         if idle.bounds.finished:

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from dagster_leasehold.assets.checks import is_news
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.table_check import check_table, is_news
+from dagster_leasehold.assets.table_check import check_table
 from dagster_leasehold.assets.table_metadata import observed_snapshot, table_observation
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey

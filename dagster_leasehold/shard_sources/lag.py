@@ -40,6 +40,14 @@ class Lags:
     trouble: str = ""
     bounds: Mapping[ShardId, ShardBounds] = field(default_factory=dict[ShardId, ShardBounds])
 
+    def unread(self, shard: ShardId) -> bool:
+        """Return False if a shard is known to be read to its end."""
+        return self.records.get(shard) != 0
+
+    def error_of(self, shard: ShardId) -> str:
+        """Return the sentence on a shard for which the source did not answer, or an empty text."""
+        return "" if shard in self.bounds else self.trouble
+
     def seconds(self, times: Mapping[ShardId, datetime], now: datetime) -> dict[ShardId, float]:
         """Return the age of the oldest unread record of each shard, where it is known.
 
@@ -143,6 +151,11 @@ def unread_times(source: ShardSource, behind: Mapping[ShardId, str]) -> dict[Sha
     return {shard: time for answer in answers for shard, time in answer.items()}
 
 
+def bounds_step(shard: ShardId) -> str:
+    """Return the name of the step of `bounds_of` for a shard."""
+    return f"asking for the bounds of shard {shard}"
+
+
 def bounds_of(
     source: ShardSource, cursors: Mapping[ShardId, str | None], steps: FailingSteps
 ) -> dict[ShardId, ShardBounds]:
@@ -160,7 +173,7 @@ def bounds_of(
     def ask(shards: list[ShardId]) -> dict[ShardId, ShardBounds]:
         return bounds_for(source, {shard: cursors[shard] for shard in shards})
 
-    items = {f"asking for the bounds of shard {shard}": shard for shard in cursors}
+    items = {bounds_step(shard): shard for shard in cursors}
     answers = steps.attempt_all(items, ask, raises=(SourceRefused, SourceThrottled))
     return {shard: bounds for answer in answers for shard, bounds in answer.items()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -10,7 +11,7 @@ from dagster_leasehold.lease_store.errors import LeaseLost, UnknownShard
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
-from tests.conformance.world import A, B, World, X, a_commit
+from tests.conformance.world import NOON, A, B, World, X, a_commit
 
 SUSPECTED = Suspicion(failure="it hangs", records=8, left=8)
 
@@ -50,6 +51,33 @@ def test_what_says_nothing_of_records_is_not_counted(ready: World) -> None:
         assert opened.failures == 0
         ready.intend(opened.tenure, "0", "8")
         assert ready.store.close_tenures([opened.tenure], reason="the source is away") == {X}
+    assert ready.shard(X).tries == 0
+
+
+def test_the_last_error_stays_with_a_shard_until_the_next_commit(ready: World) -> None:
+    for number, gave_up in enumerate((False, True)):
+        at = NOON + timedelta(minutes=number)
+        error = f"The source is away ({number})."
+        tenure = ready.open(A, X, f"run-{number}").tenure
+        ready.intend(tenure, "0", "8")
+        ready.store.close_tenure(tenure, reason=error, gave_up=gave_up, failed_at=at)
+        suspicion = ready.store.progress(ready.key, [A])[X].suspicion
+        assert suspicion is not None
+        assert (suspicion.error, suspicion.error_at) == (error, at)
+        assert suspicion == ready.shard(X).suspicion
+        assert not suspicion.isolating
+    tenure = ready.open(A, X, "run-2").tenure
+    assert ready.shard(X).suspicion is not None, "a run that begins has mended nothing yet"
+    assert isinstance(ready.consume(tenure, "0", "8"), Changed)
+    assert ready.shard(X).suspicion is None
+
+
+def test_shards_that_fail_together_keep_one_error(ready: World) -> None:
+    tenure = ready.open(A, X).tenure
+    closed = ready.store.close_tenures([tenure], reason="It is away.", failed_at=NOON)
+    assert closed == {X}
+    suspicion = ready.shard(X).suspicion
+    assert suspicion == Suspicion(error="It is away.", error_at=NOON)
     assert ready.shard(X).tries == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, OutcomeUnknown, StoreError
 from dagster_leasehold.lease_store.heartbeat import Heartbeat
@@ -43,7 +44,14 @@ class TrustsForTheWholeTimeout(Heartbeat):
 class ReleasesWithoutToken(MemoryStore):
     """Whoever closes a shard closes it, whosever tenure it is."""
 
-    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
+    def close_tenure(
+        self,
+        tenure: Tenure,
+        *,
+        reason: str,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
+    ) -> None:
         rows = self._groups[tenure.key]
         row = rows.shard(tenure.shard)
         if row.consumer_run:

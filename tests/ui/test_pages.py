@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_leasehold.assets.checks import LAG, NO_GAP, NOT_BLOCKED, QUARANTINE_RATE
+from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
+from dagster_leasehold.assets.progress_check import PROGRESS
 from dagster_leasehold.assets.table_check import TABLE
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.commands.report import report_of
@@ -101,7 +102,7 @@ def test_records_lag_and_throughput_are_plotted(scene: Scene, page: Page) -> Non
 def test_checks_have_succeeded(scene: Scene, page: Page) -> None:
     page.goto(f"{scene.url}/assets/{STREAM}?view=checks")
     page.get_by_text("Checks (5)").wait_for()
-    for check in (NO_GAP, LAG, NOT_BLOCKED, QUARANTINE_RATE, TABLE):
+    for check in (NO_GAP, LAG, PROGRESS, QUARANTINE_RATE, TABLE):
         page.get_by_text(check, exact=True).first.wait_for()
     page.get_by_text("Succeeded").nth(2).wait_for()
 

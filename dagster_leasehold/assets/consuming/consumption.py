@@ -91,6 +91,7 @@ class Consumer:
             made. By default the stream's.
         stop_requested: asked between batches; once true, the run ends at that checkpoint.
         after_commit: called with every batch right after its commit.
+        between_batches: called between batches, about once a second while the run waits.
         replaces: for a shard, the run that had it open and is known to have ended.
         bootstrap: for a shard that the node pins, the cursor at which it begins, once.
         follow: the way to wait for more records; None to end once all shards are read.
@@ -112,6 +113,7 @@ class Consumer:
         budget_s: float | None = None,
         stop_requested: Callable[[], bool] = lambda: False,
         after_commit: Callable[[Sequence[BatchCommit]], None] | None = None,
+        between_batches: Callable[[], object] = lambda: None,
         replaces: Mapping[ShardId, str] | None = None,
         bootstrap: Mapping[ShardId, str] | None = None,
         follow: Follow | None = None,
@@ -130,7 +132,8 @@ class Consumer:
         self._budget_s = stream.run_budget_s if budget_s is None else budget_s
         self._stop_requested = stop_requested
         self._after_commit = after_commit
-        self._open = OpenShards(store)
+        self._between_batches = between_batches
+        self._open = OpenShards(store, now)
         self._log = LogOfGroup(store, stream.key, stream.source)
         self._columns = ColumnAgreement(store, stream.key)
         gaps = GapHandling(store, stream.source)
@@ -204,6 +207,7 @@ class Consumer:
             self._sweep(due=due)
         if not due and following is not None and self._open:
             following.wait()
+        self._between_batches()
         if following is not None and self._follow is not None and following.show_due():
             self._follow.show(following.progress(self._open.reports_so_far()))
 

@@ -57,7 +57,6 @@ class ConsumptionReport:
         quarantined: committed records that could not be parsed.
         written: records in committed output.
         error: what went wrong, as one sentence; empty when nothing did.
-        blocked: the sentence on a record that blocks the shard; empty where none does.
         open_by: the run that has the shard open, if `stopped` is `open_by_other`.
     """
 
@@ -76,7 +75,6 @@ class ConsumptionReport:
     quarantined: int = 0
     written: int = 0
     error: str = ""
-    blocked: str = ""
     open_by: str = ""
 
     def with_batch(self, end: str, statistics: BatchStatistics) -> Self:

@@ -39,6 +39,7 @@ def consume_shards(
     run: str,
     shards: Sequence[ShardId],
     after_commit: Callable[[Sequence[BatchCommit]], None] = lambda _: None,
+    between_batches: Callable[[], None] = lambda: None,
     follow: Follow | None = None,
     tell: Callable[[str], None] = _LOG.warning,
     ended: Callable[[str], bool] = lambda _: False,
@@ -46,7 +47,8 @@ def consume_shards(
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; return a report per shard, and the duration in seconds.
 
-    `after_commit` is called with every batch right after its commit. With `follow`, the run
+    `after_commit` is called with every batch right after its commit, and `between_batches` about
+    once a second while the run is at none. With `follow`, the run
     waits for more records once all are read; without, it ends then. `tell` takes a sentence for
     people while the run goes on, such as after `starved_after_s` seconds in which Spark runs no
     task; `ended` tells if another run is known to have ended.
@@ -90,6 +92,7 @@ def consume_shards(
             after_commit=lambda commits: guard.call(
                 "Dagster's storage to take events", lambda: after_commit(commits)
             ),
+            between_batches=lambda: guard.call("Dagster's storage to take events", between_batches),
             bootstrap=bootstrap_cursors(pulse, node),
             follow=follow and _guarded(follow, guard),
             unfinished_by=on_spark.succeed,

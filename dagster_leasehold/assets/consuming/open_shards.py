@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TypeVar
 
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
@@ -14,8 +15,9 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
-from dagster_leasehold.lease_store.rules.isolation import Suspicion, sentence
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.shard_sources.source import ShardBounds
 
@@ -91,6 +93,7 @@ class OpenShards:
 
     Args:
         store: where tenures are looked at and closed.
+        now: the time of a failure, for people.
 
     Attributes:
         reports: the reports of the shards that were let go.
@@ -98,8 +101,9 @@ class OpenShards:
             whose tenure may still be open: everybody takes it for served until the run ends.
     """
 
-    def __init__(self, store: Tenures) -> None:
+    def __init__(self, store: Tenures, now: Callable[[], datetime] = utc_now) -> None:
         self._store = store
+        self._now = now
         self._open: dict[ShardId, OpenShard] = {}
         self._ended: dict[ShardId, Tenure] = {}
         self._store_silent = False
@@ -198,21 +202,28 @@ class OpenShards:
         if not each:
             return
         with span("close", shards=len(each), reason=reason.value):
-            closed = self._closed_together(each, error or reason.value)
+            closed = self._closed_together(each, reason, error)
             for open_ in each:
                 if open_.tenure.shard in closed:
                     self.end(open_, reason, error)
                 else:
                     self.stop(open_, reason, error)
 
-    def _closed_together(self, each: Sequence[OpenShard], reason: str) -> set[ShardId]:
+    def _closed_together(
+        self, each: Sequence[OpenShard], reason: StopReason, error: str
+    ) -> set[ShardId]:
         closed: set[ShardId] = set()
         for gave_up in (False, True):
             tenures = [open_.tenure for open_ in each if open_.gave_up is gave_up]
             if len(tenures) < 2 or self._store_silent:
                 continue
             try:
-                closed |= self._store.close_tenures(tenures, reason=reason, gave_up=gave_up)
+                closed |= self._store.close_tenures(
+                    tenures,
+                    reason=error or reason.value,
+                    gave_up=gave_up,
+                    failed_at=self._failed_at(reason, gave_up=gave_up),
+                )
             except LeaseholdError as unanswered:
                 _LOG.warning("%d shards could not be let go: %s", len(tenures), unanswered)
                 self._store_silent = isinstance(unanswered, StoreError)
@@ -222,18 +233,35 @@ class OpenShards:
     def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
         """Let a shard go at its checkpoint."""
         open_.consumer = open_.consumer.stop(reason.value)
-        lost = self._close(open_.tenure, error or reason.value, gave_up=open_.gave_up)
+        lost = self._close(
+            open_.tenure,
+            error or reason.value,
+            gave_up=open_.gave_up,
+            failed_at=self._failed_at(reason, gave_up=open_.gave_up),
+        )
         if lost is None:
             self.end(open_, reason, error)
         else:
             self.lose(open_, str(lost))
 
-    def _close(self, tenure: Tenure, reason: str, *, gave_up: bool = False) -> LeaseLost | None:
+    def _failed_at(self, reason: StopReason, *, gave_up: bool) -> datetime | None:
+        return self._now() if gave_up or reason is StopReason.FAILED else None
+
+    def _close(
+        self,
+        tenure: Tenure,
+        reason: str,
+        *,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
+    ) -> LeaseLost | None:
         """Close a tenure, and return the error if it was over already."""
         try:
             # A store that did not answer once would make every further shard wait as long.
             if not self._store_silent:
-                self._store.close_tenure(tenure, reason=reason, gave_up=gave_up)
+                self._store.close_tenure(
+                    tenure, reason=reason, gave_up=gave_up, failed_at=failed_at
+                )
         except LeaseLost as lost:
             return lost
         except LeaseholdError as unanswered:
@@ -278,8 +306,7 @@ class OpenShards:
         if reason in (StopReason.FAILED, StopReason.LEASE_LOST):
             fail(error)
         open_.consumer = open_.consumer.stop(reason.value).stopped()
-        blocked = sentence(open_.tenure.key, shard, open_.cursor, open_.suspicion)
-        self.reports[shard] = replace(open_.report, stopped=reason, error=error, blocked=blocked)
+        self.reports[shard] = replace(open_.report, stopped=reason, error=error)
         self._ended[shard] = open_.tenure
         del self._open[shard]
 

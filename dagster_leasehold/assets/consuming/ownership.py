@@ -18,6 +18,7 @@ from dagster_leasehold.lease_store.rules.lineage import why_waiting
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.times import utc_now
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,5 +204,7 @@ def close_ended_tenure(
     if not isinstance(opened, Opened):
         return False
     failpoints.reach(Failpoint.DURING_BURIAL)
-    store.close_tenure(opened.tenure, reason=f"run {ended} ended without closing it")
+    store.close_tenure(
+        opened.tenure, reason=f"Run {ended} ended without closing it.", failed_at=utc_now()
+    )
     return True

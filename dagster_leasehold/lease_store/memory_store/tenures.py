@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from typing_extensions import override
 
@@ -107,23 +108,37 @@ class MemoryTenures(MemoryRows, Tenures):
             return {row.shard for row in still}
 
     @override
-    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
+    def close_tenure(
+        self,
+        tenure: Tenure,
+        *,
+        reason: str,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
+    ) -> None:
         with self._rows("close_tenure", tenure.key) as rows:
             row = held(rows, tenure)
-            step = transitions.closed(row, rows.members, reason, gave_up=gave_up)
+            step = transitions.closed(
+                row, rows.members, reason, gave_up=gave_up, failed_at=failed_at
+            )
             self._write(rows, [step], str(tenure.holder))
             if row.state is ShardState.TRANSFER:
                 rows.bump()
 
     @override
     def close_tenures(
-        self, tenures: Sequence[Tenure], *, reason: str, gave_up: bool = False
+        self,
+        tenures: Sequence[Tenure],
+        *,
+        reason: str,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
     ) -> set[ShardId]:
         if not tenures:
             return set()
         with self._rows("close_tenure", tenures[0].key) as rows:
             steps = [
-                transitions.closed(row, rows.members, reason, gave_up=gave_up)
+                transitions.closed(row, rows.members, reason, gave_up=gave_up, failed_at=failed_at)
                 for row in _held_still(rows, tenures)
             ]
             self._write(rows, steps, str(tenures[0].holder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -67,10 +68,19 @@ class Tenures(Protocol):
         """
         ...
 
-    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
+    def close_tenure(
+        self,
+        tenure: Tenure,
+        *,
+        reason: str,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
+    ) -> None:
         """End a tenure; a shard in transfer goes to the next node at once (edge 6).
 
-        With `gave_up` its try of the intended range has failed, and `reason` says how.
+        With `gave_up` its try of the intended range has failed, and `reason` says how. With
+        `failed_at` its run failed with the shard at that time, and the row keeps `reason` as the
+        shard's last error until the next commit.
 
         Raises:
             LeaseLost: the tenure is over.
@@ -78,7 +88,12 @@ class Tenures(Protocol):
         ...
 
     def close_tenures(
-        self, tenures: Sequence[Tenure], *, reason: str, gave_up: bool = False
+        self,
+        tenures: Sequence[Tenure],
+        *,
+        reason: str,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
     ) -> set[ShardId]:
         """End tenures of one group in one transaction; return the shards that were let go.
 

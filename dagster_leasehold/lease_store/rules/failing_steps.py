@@ -117,6 +117,11 @@ class FailingSteps:
         now_s = self.clock()
         return sum(failure.due_s > now_s for failure in self._failures.values())
 
+    def error_of(self, step: str) -> str:
+        """Return how a step failed last; empty if it did not."""
+        failure = self._failures.get(step)
+        return failure.sentence if failure else ""
+
     def wait_s(self, step: str) -> float:
         """Return the seconds until a step is due again; 0 when it may be taken now."""
         failure = self._failures.get(step)

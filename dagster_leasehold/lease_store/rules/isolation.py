@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Literal
 
@@ -37,7 +38,9 @@ OnPoison = Literal["hold", "quarantine"]
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """The knowledge of the records behind a shard's checkpoint, after tries that failed.
+    """The knowledge of the records behind a shard's checkpoint, after runs that failed.
+
+    The next commit ends it, unless a record is still being searched for.
 
     Attributes:
         failure: how the last try failed; empty where its run was killed.
@@ -47,6 +50,8 @@ class Suspicion:
         held: it failed as often as it may, and the shard waits there.
         quarantined: the records of the first range that went to quarantine.
         skip: an operator wants the held record in quarantine.
+        error: the error of the last run that failed with the shard, whatever its cause.
+        error_at: the time of that failure, for people.
     """
 
     failure: str = ""
@@ -56,6 +61,8 @@ class Suspicion:
     held: bool = False
     quarantined: int = 0
     skip: bool = False
+    error: str = ""
+    error_at: datetime | None = None
 
     @property
     def isolating(self) -> bool:
@@ -70,6 +77,10 @@ class Suspicion:
     def because(self, failure: str) -> Suspicion:
         """Return the suspicion after a try that failed like this."""
         return replace(self, failure=failure[:FAILURE_LENGTH_MAX])
+
+    def failed(self, error: str, at: datetime) -> Suspicion:
+        """Return the suspicion after a run that failed, be it the fault of a record or not."""
+        return replace(self, error=error[:FAILURE_LENGTH_MAX], error_at=at)
 
     def within(self, size: int, *, alone: bool = False) -> Suspicion:
         """Return the suspicion once a range of this size, from the checkpoint on, has failed."""
@@ -161,9 +172,16 @@ def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion |
 
 def suspicion_values(suspicion: Suspicion | None) -> dict[str, Any] | None:
     """Return a suspicion as the shard's row stores it."""
-    return None if suspicion is None else asdict(suspicion)
+    if suspicion is None:
+        return None
+    at = suspicion.error_at
+    return asdict(suspicion) | {"error_at": None if at is None else at.isoformat()}
 
 
 def suspicion_from(stored: Mapping[str, Any] | None) -> Suspicion | None:
     """Return what `suspicion_values` was made of."""
-    return None if stored is None else Suspicion(**stored)
+    if stored is None:
+        return None
+    at = stored.get("error_at")
+    others = {name: value for name, value in stored.items() if name != "error_at"}
+    return Suspicion(**others, error_at=None if at is None else datetime.fromisoformat(at))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields, replace
+from datetime import datetime
 
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
@@ -208,16 +209,24 @@ def opening(
 
 
 def closed(
-    shard: ShardLease, members: Collection[NodeName], reason: str, *, gave_up: bool = False
+    shard: ShardLease,
+    members: Collection[NodeName],
+    reason: str,
+    *,
+    gave_up: bool = False,
+    failed_at: datetime | None = None,
 ) -> Step:
     """The end of a tenure; a shard in transfer goes to the next node, if that is still there.
 
-    If it `gave_up` a range, that counts as a failed try, and `reason` is what failed.
+    If it `gave_up` a range, that counts as a failed try, and `reason` is what failed. So it is
+    where its run failed with the shard, at `failed_at`, for any cause.
     """
     step = _closed(shard, members, reason)
     suspicion = shard.suspicion
     if gave_up:
         suspicion = (suspicion or Suspicion()).because(reason)
+    if failed_at is not None:
+        suspicion = (suspicion or Suspicion()).failed(reason, failed_at)
     tries = shard.tries if gave_up else max(0, shard.tries - 1)
     return replace(step, after=replace(step.after, tries=tries, suspicion=suspicion))
 

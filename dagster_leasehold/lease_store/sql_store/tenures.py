@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from typing_extensions import override
@@ -160,20 +161,32 @@ class SqlTenures(SqlVerbs, Tenures):
         return self._write("announce", work)
 
     @override
-    def close_tenure(self, tenure: Tenure, *, reason: str, gave_up: bool = False) -> None:
+    def close_tenure(
+        self,
+        tenure: Tenure,
+        *,
+        reason: str,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
+    ) -> None:
         def work(tx: Transaction, *, moving: bool) -> None:
             row = self._held(tx, tenure)
             if row.state is ShardState.TRANSFER and not moving:
                 raise _Moving
             members = self._members(tx, tenure.key) if moving else set[NodeName]()
-            step = transitions.closed(row, members, reason, gave_up=gave_up)
+            step = transitions.closed(row, members, reason, gave_up=gave_up, failed_at=failed_at)
             self._carry_out(tx, tenure.key, [step], str(tenure.holder))
 
         self._held_still("close_tenure", tenure.key, tenure.shard, work)
 
     @override
     def close_tenures(
-        self, tenures: Sequence[Tenure], *, reason: str, gave_up: bool = False
+        self,
+        tenures: Sequence[Tenure],
+        *,
+        reason: str,
+        gave_up: bool = False,
+        failed_at: datetime | None = None,
     ) -> set[ShardId]:
         if not tenures:
             return set()
@@ -181,7 +194,7 @@ class SqlTenures(SqlVerbs, Tenures):
 
         def work(tx: Transaction) -> set[ShardId]:
             steps = [
-                transitions.closed(row, set(), reason, gave_up=gave_up)
+                transitions.closed(row, set(), reason, gave_up=gave_up, failed_at=failed_at)
                 for row in self._held_rows(tx, tenures)
             ]
             if not steps:

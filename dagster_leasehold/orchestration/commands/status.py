@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.store import LeaseStore
 
 
+ERROR_SHOWN = 40
+"""The most characters of a shard's last error in its row."""
+
+
 def status(
     stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
 ) -> None:
@@ -77,14 +81,18 @@ def status(
     sentences = (*([death] if death else ()), *refusals, *([note] if note else ()))
     for line in (*sentences, *mixed_releases(snapshot), *stranded(snapshot)):
         say(str(line))
+    failed = any(row.last_error for row in view.shards)
+    columns = "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents"
     show_table(
         f"Shards of {key}",
-        "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents",
-        map(_shown_shard, view.shards),
+        columns + ", last error" * failed,
+        (
+            (*_shown_shard(row), _last_error(row))[: len(columns.split(",")) + failed]
+            for row in view.shards
+        ),
     )
-    for row in view.shards:
-        if row.blocked:
-            say(row.blocked)
+    for line in view.obstacles():
+        say(line)
     if published is not None:
         say(publication_sentence(published, lag))
     if hooks:
@@ -102,8 +110,8 @@ def status(
 def _shard_facts(row: ShardRow) -> dict[str, Any]:
     """Return a shard as JSON has it; a single reading knows no rate."""
     facts: dict[str, Any] = plain(row)
-    age = facts["lag_seconds"]
-    facts["lag_seconds"] = None if age is None else round(age, 3)
+    for name in ("lag_seconds", "last_error_s"):
+        facts[name] = None if facts[name] is None else round(facts[name], 3)
     del facts["rate"], facts["caught_up_s"]
     return facts
 
@@ -115,6 +123,15 @@ def _shown_shard(row: ShardRow) -> tuple[object, ...]:
     lag = ", ".join(part for part in parts if part is not None)
     names = (row.shard, row.state, row.consumer_owner, row.next_owner, row.check_point)
     return (*names, lag, row.epoch, row.run[:8], ", ".join(row.parents))
+
+
+def _last_error(row: ShardRow) -> str:
+    """Return the age and the beginning of a shard's last error; all of it is below the table."""
+    if not row.last_error:
+        return ""
+    age = "" if row.last_error_s is None else f"{duration(row.last_error_s)} ago: "
+    text = row.last_error
+    return age + (text if len(text) <= ERROR_SHOWN else f"{text[: ERROR_SHOWN - 1]}…")
 
 
 def _shown_node(row: NodeRow) -> tuple[object, ...]:

@@ -40,8 +40,8 @@ REST_PER_READING = 1.0
 KEY_WAIT_S = 0.2
 NODES_SHARE = 0.3
 """The share of the lines that nodes take at most."""
-BLOCKED_SHOWN = 2
-"""The most sentences on blocked shards; `leasehold status` has all of them."""
+OBSTACLES_SHOWN = 2
+"""The most sentences on shards without progress; `leasehold status` has all of them."""
 KEYS = "q quit · / filter · s sort · r reverse · t tree · ↑ ↓ PgUp PgDn Home End scroll"
 ESCAPES = {
     "[A": "up",
@@ -227,8 +227,8 @@ def rendered(
         return page, Text(trouble or "Reading …")
     nodes_max = max(int(height * NODES_SHARE) - 2, 1)
     nodes = sorted(view.nodes, key=lambda row: (row.liveness is not Liveness.SILENT, row.node))
-    blocked = [row.blocked for row in view.shards if row.blocked][:BLOCKED_SHOWN]
-    alerts = [line for line in (trouble, view.death(), *blocked, _lag_trouble(view)) if line]
+    obstacles = view.obstacles()[:OBSTACLES_SHOWN]
+    alerts = [line for line in (trouble, view.death(), *obstacles, _lag_trouble(view)) if line]
     rows = page.chosen(view.shards)
     # A line each for the title, the keys and the two heads; the alerts have one or two.
     fitting = max(height - 6 - 2 * len(alerts) - min(len(nodes), nodes_max), 1)

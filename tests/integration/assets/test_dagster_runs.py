@@ -168,7 +168,6 @@ def test_a_clicked_partition_carries_figures_and_checks(new_scene: NewScene) -> 
         "no_gap": True,
         "lag": True,
         "quarantine_rate": True,
-        "not_blocked": True,
     }
     assert scene.committed("0") == []
 

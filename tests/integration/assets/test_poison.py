@@ -29,6 +29,7 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.isolation import OnPoison
+from dagster_leasehold.lease_store.rules.obstacles import ObstacleKind, obstacle
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import Limits
 from tests.integration.assets.runs import NODE, RECORDS, store_of, stream_of
@@ -194,8 +195,11 @@ def test_a_record_that_hangs_holds_its_shard_until_the_transform_is_mended(
     assert runs.row().check_point == str(AT)
     report = runs.run()[ShardId("0")]
     assert report.stopped is StopReason.FAILED
-    assert f"Shard 0 of orders/default is held at cursor {AT}" in report.blocked
-    assert "This run made no progress for 15 s while it waited for Spark" in report.blocked
+    reason = obstacle(runs.stream.key, runs.row(), nodes={NODE: True})
+    assert reason is not None
+    assert reason.kind is ObstacleKind.RECORD
+    assert f"Shard 0 of orders/default is held at cursor {AT}" in reason.sentence
+    assert "This run made no progress for 15 s while it waited for Spark" in reason.sentence
     assert runs.committed("1") == runs.expected("1")
     mended = poisoned(functools.partial(int), way)
     runs.stream = replace(runs.stream, transform=mended)

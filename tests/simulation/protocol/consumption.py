@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -103,6 +103,7 @@ def consume(run: Run) -> None:
         sweeper=sweep,
         heartbeat=run.heartbeat,
         clock=run.clock,
+        now=lambda: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=run.clock()),
         stop_requested=run.stop_requested,
         after_commit=run.acknowledge,
         replaces=run.replaces,

@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from dagster_leasehold.assets.checks import (
-    LAG,
-    NO_GAP,
-    NOT_BLOCKED,
-    QUARANTINE_RATE,
-    check_shard,
-    joint_results,
-)
+from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE, check_shard, joint_results
 from dagster_leasehold.assets.materialization import (
     committed_ranges,
     materialization_of,
@@ -102,7 +95,7 @@ def test_checks_pass_for_a_contiguous_read_up_to_date_shard():
     stream, _ = scripted_stream()
     (committed,) = committed_ranges([event(1, "0", 0, 5), event(2, "0", 5, 9)])
     checks = {check.name: check for check in check_shard(stream, committed, gaps=[], lag=0)}
-    assert checks.keys() == {NO_GAP, LAG, NOT_BLOCKED, QUARANTINE_RATE}
+    assert checks.keys() == {NO_GAP, LAG, QUARANTINE_RATE}
     assert all(check.passed for check in checks.values())
 
 
@@ -148,7 +141,6 @@ def test_over_several_shards_a_check_passes_only_where_all_do():
     assert {result.check_name: result.passed for result in joint_results(checks)} == {
         NO_GAP: True,
         LAG: False,
-        NOT_BLOCKED: True,
         QUARANTINE_RATE: True,
     }
 

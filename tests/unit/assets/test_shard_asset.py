@@ -17,7 +17,7 @@ from dagster._core.remote_origin import (
 
 from dagster_leasehold.assets import shard_asset, shard_replay
 from dagster_leasehold.assets.backfill_siblings import BACKFILL_TAG, TAKEN_OVER_TAG
-from dagster_leasehold.assets.checks import LAG, NO_GAP, NOT_BLOCKED, QUARANTINE_RATE
+from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.output.committed_input import committed_input
@@ -167,7 +167,7 @@ def test_a_range_is_one_run_that_reports_each_partition_once(scene: Scene) -> No
         if check.partition
     ]
     assert sorted(outcomes) == sorted(
-        (name, shard) for name in (NO_GAP, LAG, QUARANTINE_RATE, NOT_BLOCKED) for shard in ALL
+        (name, shard) for name in (NO_GAP, LAG, QUARANTINE_RATE) for shard in ALL
     )
 
 
@@ -175,7 +175,7 @@ def test_a_range_of_one_partition_has_its_checks(scene: Scene) -> None:
     result = scene.run("3", "3")
     assert scene.materialized() == ["3"]
     checks = {check.check_name: check.partition for check in result.get_asset_check_evaluations()}
-    assert checks.keys() == {NO_GAP, LAG, NOT_BLOCKED, QUARANTINE_RATE}
+    assert checks.keys() == {NO_GAP, LAG, QUARANTINE_RATE}
     stored = scene.instance.event_log_storage.get_asset_check_execution_history(
         dg.AssetCheckKey(asset_key(scene.stream), NO_GAP), limit=9
     )

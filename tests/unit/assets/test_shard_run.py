@@ -9,12 +9,7 @@ import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.partitions import asset_key
-from dagster_leasehold.assets.shard_run import (
-    FOLLOWING_REPORT_EVERY_S,
-    REPORT_EVERY_S,
-    ProgressReports,
-    ShardRun,
-)
+from dagster_leasehold.assets.shard_run import REPORT_EVERY_S, ProgressReports, ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -48,14 +43,21 @@ class Scene:
             self.opened[shard] = opened
         self.run = ShardRun(self.stream, self.store, RUN)
 
-    def commit(self, shard: ShardId) -> BatchCommit:
+    def reopen(self, shard: ShardId) -> None:
+        """Let the run have a shard open again, as after a pause."""
+        self.store.close_tenure(self.opened[shard].tenure, reason="paused")
+        opened = self.store.open_tenure(self.stream.key, shard, A, RUN)
+        assert isinstance(opened, Opened)
+        self.opened[shard] = opened
+
+    def commit(self, shard: ShardId, quarantined: int = 0) -> BatchCommit:
         """One more batch of 10 records."""
         tenure = self.opened[shard].tenure
         done = self.store.batches(self.stream.key, shard)
-        sequence = self.opened[shard].next_sequence + len(done)
+        sequence = len(done)
         start, end = str(10 * len(done)), str(10 * len(done) + 10)
         self.store.record_intents([Intent(tenure, sequence, start, end)])
-        statistics = BatchStatistics(10, 100, 10)
+        statistics = BatchStatistics(10, 100, 10, quarantined)
         commit = BatchCommit(tenure, sequence, start, end, f"{shard}-{sequence}", (), statistics)
         assert isinstance(self.store.commit([commit])[shard], Changed)
         return commit
@@ -107,21 +109,43 @@ def test_each_batch_is_in_one_report_however_often_the_run_reports(scene: Scene)
     assert scene.store.pending_events(scene.stream.key) == []
 
 
-def test_checks_come_with_the_last_report_of_a_shard(scene: Scene) -> None:
+def checks_in(events: list[object]) -> list[tuple[str, str, bool]]:
+    evaluations = [e for e in events if isinstance(e, dg.AssetCheckEvaluation)]
+    return [(str(e.partition), e.check_name, e.passed) for e in evaluations]
+
+
+def test_a_check_is_stored_with_the_first_report_that_knows_its_outcome_and_when_that_changes(
+    scene: Scene,
+) -> None:
     scene.commit(ZERO)
     scene.run.deliver(scene.context)
-    kinds = [type(event).__name__ for event in scene.context.events]
-    assert kinds == ["AssetMaterialization"]
-    scene.commit(ZERO)
-    scene.run.add([report(ZERO, StopReason.CAUGHT_UP)], seconds=1.0)
+    assert checks_in(scene.context.events) == [
+        (ZERO, "no_gap", True),
+        (ZERO, "quarantine_rate", True),
+    ]
+    scene.context.events.clear()
+    scene.commit(ZERO, quarantined=10)
     scene.run.deliver(scene.context)
-    names = {e.check_name for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)}
-    assert names == {"no_gap", "lag", "quarantine_rate", "not_blocked"}
+    assert checks_in(scene.context.events) == [(ZERO, "quarantine_rate", False)]
+    scene.context.events.clear()
+    scene.run.add([replace(report(ZERO, StopReason.CAUGHT_UP), batches=2)], seconds=1.0)
+    scene.run.deliver(scene.context)
+    assert checks_in(scene.context.events) == [(ZERO, "lag", True)], "the rate stays as it was"
     assert all(
         e.asset_key == asset_key(scene.stream)
         for e in scene.context.events
         if isinstance(e, dg.AssetCheckEvaluation | dg.AssetMaterialization)
     )
+
+
+def test_the_checks_of_a_shard_that_a_run_opens_again_are_stored_anew(scene: Scene) -> None:
+    for _ in range(2):
+        scene.commit(ZERO)
+        scene.run.deliver(scene.context, begun=[ZERO])
+    assert checks_in(scene.context.events) == 2 * [
+        (ZERO, "no_gap", True),
+        (ZERO, "quarantine_rate", True),
+    ]
 
 
 def test_a_lag_is_in_the_metadata_where_it_is_known(scene: Scene) -> None:
@@ -134,41 +158,56 @@ def test_a_lag_is_in_the_metadata_where_it_is_known(scene: Scene) -> None:
     assert "lag_seconds" not in scene.run.metadata(ONE)
 
 
-def test_a_long_run_reports_now_and_then_counted_from_its_first_commit(scene: Scene) -> None:
-    now = [100.0]
-    progress = ProgressReports(scene.run, scene.context, lambda: now[0])
-    progress([])
-    now[0] += 10 * REPORT_EVERY_S
-    progress([scene.commit(ZERO)])
-    assert scene.reported() == []
-    now[0] += REPORT_EVERY_S - 1
-    progress([scene.commit(ZERO)])
-    assert scene.reported() == []
-    now[0] += 1
-    progress([scene.commit(ZERO)])
-    assert scene.reported() == [("0", 30, "not yet")]
-    progress([scene.commit(ZERO)])
-    assert len(scene.reported()) == 1
-
-
-def test_a_run_that_follows_reports_soon_for_the_first_time_and_rarely_from_then_on(
+def test_the_first_commit_of_a_tenure_is_reported_at_once_and_further_ones_at_the_interval(
     scene: Scene,
 ) -> None:
+    now = [100.0]
+    progress = ProgressReports(scene.run, scene.context, lambda: now[0])
+    progress.after_commit([])
+    progress.after_commit([scene.commit(ZERO)])
+    assert scene.reported() == [("0", 10, "not yet")]
+    now[0] += REPORT_EVERY_S - 1
+    progress.after_commit([scene.commit(ZERO)])
+    assert len(scene.reported()) == 1
+    now[0] += 1
+    progress.after_commit([scene.commit(ZERO)])
+    assert scene.reported()[1:] == [("0", 20, "not yet")]
+    progress.after_commit([scene.commit(ZERO)])
+    progress.after_commit([scene.commit(ONE)])
+    assert scene.reported()[2:] == [("0", 10, "not yet"), ("1", 10, "not yet")]
+
+
+def test_the_last_commits_are_reported_though_no_other_follows(scene: Scene) -> None:
     now = [0.0]
-    every_s = FOLLOWING_REPORT_EVERY_S
-    progress = ProgressReports(scene.run, scene.context, lambda: now[0], every_s)
+    progress = ProgressReports(scene.run, scene.context, lambda: now[0])
+    for _ in range(2):
+        progress.after_commit([scene.commit(ZERO)])
     reported_s: list[float] = []
-    while now[0] <= 3_600.0:
+    while now[0] <= 300.0:
         before = len(scene.reported())
-        progress([scene.commit(ZERO)])
+        progress.between_batches()
         reported_s += [now[0]] * (len(scene.reported()) - before)
+        now[0] += 1.0
+    assert reported_s == [REPORT_EVERY_S]
+    assert scene.store.pending_events(scene.stream.key) == []
+
+
+def test_the_first_commit_after_a_pause_is_reported_at_once(scene: Scene) -> None:
+    progress = ProgressReports(scene.run, scene.context, lambda: 0.0)
+    progress.after_commit([scene.commit(ZERO)])
+    scene.reopen(ZERO)
+    progress.after_commit([scene.commit(ZERO)])
+    assert scene.reported() == 2 * [("0", 10, "not yet")]
+
+
+def test_a_busy_run_reports_each_shard_twice_a_minute(scene: Scene) -> None:
+    now = [0.0]
+    progress = ProgressReports(scene.run, scene.context, lambda: now[0])
+    while now[0] < 3_600.0:
+        progress.after_commit([scene.commit(ZERO), scene.commit(ONE)])
         now[0] += 10.0
-    assert reported_s[:3] == [
-        REPORT_EVERY_S,
-        REPORT_EVERY_S + every_s,
-        REPORT_EVERY_S + 2 * every_s,
-    ]
-    assert len(reported_s) == 12
+    assert len(scene.reported()) == 2 * 120
+    assert len(checks_in(scene.context.events)) == 4, "outcomes that stay the same are not stored"
 
 
 def test_a_cause_that_several_shards_share_is_said_once(scene: Scene) -> None:
@@ -211,17 +250,6 @@ def test_any_other_end_of_a_shard_that_was_asked_for_is_one_sentence(
     sentence = scene.run.refusal([ZERO])
     assert sentence.startswith("Shard 0 of orders.eu/default was not consumed to its end: ")
     assert "\n" not in sentence
-
-
-def test_a_shard_that_a_record_blocks_fails_its_check_without_any_commit(scene: Scene) -> None:
-    sentence = "Shard 0 is held at cursor 0."
-    blocked = replace(report(ZERO, StopReason.FAILED, "It hangs."), blocked=sentence)
-    scene.run.add([blocked, report(ONE, StopReason.FAILED, "It is away.")], seconds=1)
-    scene.run.deliver(scene.context)
-    evaluations = [e for e in scene.context.events if isinstance(e, dg.AssetCheckEvaluation)]
-    shown = {str(e.partition): e.description for e in evaluations if e.check_name == "not_blocked"}
-    assert shown == {ZERO: sentence}
-    assert [e.passed for e in evaluations if e.check_name == "not_blocked"] == [False]
 
 
 def test_a_shard_that_holds_at_a_gap_fails_its_check_without_any_commit(scene: Scene) -> None:

@@ -15,8 +15,9 @@ from dagster._core.definitions.assets.job.asset_job import (
 )
 from dagster._core.remote_representation.external_data import RepositorySnap
 
-from dagster_leasehold.assets.checks import LAG, NO_GAP, NOT_BLOCKED, QUARANTINE_RATE
+from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.lease_asset import JOURNAL_VERIFIED
+from dagster_leasehold.assets.progress_check import PROGRESS
 from dagster_leasehold.assets.table_check import TABLE
 from dagster_leasehold.assets.windows.hourly_asset import hourly_asset
 from dagster_leasehold.lease_store.errors import InvalidSetting
@@ -38,8 +39,9 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     assert isinstance(asset.partitions_def, dg.DynamicPartitionsDefinition)
     assert asset.partitions_def.name == "orders.eu"
     assert asset.backfill_policy == dg.BackfillPolicy.single_run()
-    assert {check.name for check in asset.check_keys} == {NO_GAP, LAG, NOT_BLOCKED, QUARANTINE_RATE}
-    assert dg.AssetCheckKey(key, TABLE) in repository.asset_graph.asset_check_keys
+    assert {check.name for check in asset.check_keys} == {NO_GAP, LAG, QUARANTINE_RATE}
+    of_all_partitions = {dg.AssetCheckKey(key, name) for name in (PROGRESS, TABLE)}
+    assert of_all_partitions <= repository.asset_graph.asset_check_keys
     leases = repository.assets_defs_by_key[dg.AssetKey(["leases", "orders.eu_leases"])]
     assert {check.name for check in leases.check_keys} == {JOURNAL_VERIFIED}
     log = dg.AssetKey(["logs", "orders.eu_log"])

@@ -168,8 +168,8 @@ def test_a_held_record_is_named_by_status_and_skipped_by_a_command(
     shown = output_of(capsys, "status")
     assert sentence in " ".join(shown.split())
     shards = json.loads(output_of(capsys, "status", "--json"))["shards"]
-    assert shards[1]["blocked"] == ""
-    assert shards[0]["blocked"].startswith(sentence)
+    assert shards[1]["obstacle"] == ""
+    assert shards[0]["obstacle"].startswith(sentence)
     assert output_of(capsys, "quarantine", "skip", "demo", "0") == (
         "The next run quarantines the record at cursor 9 of shard 0 of demo/default, and continues "
         "after it.\n"

@@ -1,23 +1,17 @@
-"""Shards at which runs hang or crash, as the launcher serves them and as their check shows them."""
+"""Shards at which runs hang or crash, as the launcher serves them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, TAKE_TAG
-from dagster_leasehold.assets.partitions import asset_key
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Intent
-from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from tests.unit.sensors.test_following_runs import A, FollowingScene
 from tests.unit.sensors.test_rebalance import served
-
-HELD = replace(Suspicion(failure="It hangs.").within(1, alone=True), held=True)
 
 
 @pytest.fixture
@@ -39,21 +33,6 @@ def give_up(scene: FollowingScene, shard: str, times: int = 1) -> None:
         tenure = scene.open(shard, A, "gone").tenure
         scene.store.record_intents([Intent(tenure, 0, "0", "5")])
         scene.store.close_tenure(tenure, reason="It hangs.", gave_up=True)
-
-
-def hold(scene: FollowingScene, shard: str) -> None:
-    tenure = scene.open(shard, A, "gone").tenure
-    scene.store.suspect(tenure, HELD, abandon=False)
-    scene.store.close_tenure(tenure, reason="It hangs.", gave_up=True)
-
-
-def outcomes(instance: dg.DagsterInstance, scene: FollowingScene) -> list[tuple[str, bool, str]]:
-    """The outcomes of the check as Dagster has stored them, in order."""
-    key = dg.AssetCheckKey(asset_key(scene.stream), "not_blocked")
-    records = instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
-    events = [each.event.dagster_event for each in reversed(records) if each.event]
-    evaluations = [each.asset_check_evaluation_data for each in events if each]
-    return [(str(each.partition), each.passed, str(each.description)) for each in evaluations]
 
 
 def test_a_shard_that_was_given_up_twice_has_a_run_of_its_own(instance: dg.DagsterInstance) -> None:
@@ -92,22 +71,3 @@ def test_a_blocked_shard_joins_no_other_run(instance: dg.DagsterInstance) -> Non
     (alone,) = scene.later(20.0).run_requests
     assert served(alone) == ("a", {"1"})
     assert TAKE_TAG not in scene.tags(run_id)
-
-
-def test_a_held_shard_fails_its_check_once_though_no_run_lived_to_say_so(
-    instance: dg.DagsterInstance,
-) -> None:
-    scene = begun(instance)
-    hold(scene, "1")
-    for _ in range(3):
-        scene.later()
-    ((shard, passed, why),) = outcomes(instance, scene)
-    assert (shard, passed) == ("1", False)
-    assert "Shard 1 of" in why
-    assert "is held at its beginning, because the record there stops every run (It hangs)" in why
-    hold(scene, "2")
-    scene.later()
-    assert [shard for shard, *_ in outcomes(instance, scene)] == ["1", "2"]
-    assert scene.store.skip_record(scene.stream.key, ShardId("1"), None, observer="ops").shards
-    scene.later()
-    assert len(outcomes(instance, scene)) == 2

@@ -275,7 +275,9 @@ def test_what_says_nothing_of_records_halves_no_range(tmp_path: Path) -> None:
         scene.world.sweeper.results = {BAD: error}
         assert scene.run()[BAD].error == str(error)
     assert all(ranges[0].end == "20" for ranges in scene.tried)
-    assert scene.suspicion is None
+    assert scene.suspicion is not None
+    assert not scene.suspicion.isolating
+    assert scene.suspicion.error == "No Spark.", "people read the last error all the same"
 
 
 def test_only_what_a_record_may_have_done_counts() -> None:

@@ -1,0 +1,86 @@
+"""The check `progress` of a stream: each shard makes progress, or its obstacle is named.
+
+It is one check for all partitions together. Dagster stores a partition's outcome once for each
+run, and once for what no run reports, so that a sensor could not report a partition again.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import dagster as dg
+
+from dagster_leasehold.assets.checks import ShardCheck, joint_results
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.partitions import asset_key, definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.rules.obstacles import Obstacle, live_nodes, obstacle
+from dagster_leasehold.shard_sources.lag import lags_of
+
+PROGRESS = "progress"
+SHOWN_MAX = 20
+
+
+def build_progress_check(stream: ShardStream, deployment: Deployment) -> dg.AssetChecksDefinition:
+    """Return the check of a stream's asset; the sensor that launches runs reports it as well."""
+    spec = dg.AssetCheckSpec(
+        PROGRESS,
+        asset=asset_key(stream),
+        description="Every shard makes progress or is read to its end. A shard that does not is "
+        "named within a minute, with the reason.",
+    )
+
+    @dg.multi_asset_check(name=f"progress__{definition_name(stream)}", specs=[spec])
+    def progress_check() -> Iterator[dg.AssetCheckResult]:
+        try:
+            outcome = progress_outcome(current_obstacles(stream, deployment))
+        except Exception as error:
+            sentence = f"The progress of the shards is not known: {sentence_of(error)}"
+            outcome = ShardCheck(PROGRESS, False, sentence, {})
+        yield from joint_results([outcome])
+
+    return progress_check
+
+
+def current_obstacles(
+    stream: ShardStream, deployment: Deployment
+) -> dict[ShardId, Obstacle | None]:
+    """Return the obstacle of each shard as the store and the source have it now.
+
+    Raises:
+        StoreError: the lease store does not answer.
+        UnknownGroup: the group does not exist yet.
+    """
+    store, key = deployment.store(), stream.key
+    snapshot = store.snapshot(key)
+    nodes = live_nodes(snapshot, store.beat_ages(key))
+    lags = lags_of(stream.source, snapshot.shards)
+    return {
+        row.shard: obstacle(
+            key,
+            row,
+            nodes=nodes,
+            unread=lags.unread(row.shard),
+            source_error=lags.error_of(row.shard),
+        )
+        for row in snapshot.shards
+    }
+
+
+def progress_outcome(obstacles: Mapping[ShardId, Obstacle | None]) -> ShardCheck:
+    """Return the outcome for the shards of a stream, with the first reasons."""
+    stalled = {shard: each for shard, each in obstacles.items() if each is not None}
+    if not stalled:
+        return ShardCheck(PROGRESS, True, "Every shard makes progress or is read to its end.", {})
+    first = next(iter(stalled.values())).sentence
+    count = f"{len(stalled)} of {len(obstacles)} shards make no progress."
+    sentence = first if len(stalled) == 1 else f"{count} {first}"
+    shown = list(stalled.items())[:SHOWN_MAX]
+    table = dg.MetadataValue.table(
+        [
+            dg.TableRecord({"shard": shard, "kind": each.kind.value, "reason": each.sentence})
+            for shard, each in shown
+        ]
+    )
+    metadata = {"stalled": len(stalled), "shards": table}
+    return ShardCheck(PROGRESS, False, sentence, metadata, blocking=True)
