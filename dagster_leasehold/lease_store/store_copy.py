@@ -128,7 +128,7 @@ def epochs_at_rest(store: LeaseStore) -> Epochs:
     for group in store.groups():
         key = group.key
         draining = store.draining(key)
-        command = f"`leasehold group drain {key.group} --stream {key.stream}`"
+        command = f"`leasehold group drain {key.stream} --group {key.group}`"
         if not draining.paused:
             raise CopyRefused(f"Group {key} is not paused, so that it goes on: run {command}.")
         if draining.open:

@@ -72,9 +72,7 @@ class ShardStreamComponent(StreamSettings, dg.Component, dg.Resolvable):
         if [each.name for each in others].count(self.name) > 1:
             raise declared_twice(self.name, "in YAML")
         settings = load_settings()
-        # A deployment that names no stream has the one of the demo, which nobody declared.
-        named = settings.streams if "streams" in settings.model_fields_set else ()
-        if self.name in {each.name for each in named}:
+        if self.name in {each.name for each in settings.streams}:
             raise declared_twice(self.name, "in YAML and in leasehold.toml")
         return build_definitions([stream_of(self, settings)], settings)
 

@@ -1,8 +1,9 @@
 """The streams of a deployment, wherever they are declared: the one way to look them up.
 
-`leasehold.toml` holds streams in their simplest form. All others are in the module that the
-settings name, or an option of a command: as `ShardStream`s, by themselves or in lists, or within
-Dagster's definitions, where those that are declared in YAML are found.
+`leasehold.toml` holds streams in their simplest form. All others are in a module: the one that an
+option of a command names, or the settings, or else that of the current folder's project. It holds
+them as `ShardStream`s, by themselves or in lists, or within Dagster's definitions, where those that
+are declared in YAML are found.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
 from dagster_leasehold.orchestration.presentation import listed
-from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
+from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE, declaring_module
+from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.orchestration.user_modules import (
     declared_twice,
@@ -37,7 +39,7 @@ from dagster_leasehold.shard_sources.source import Limits, ShardSource
 
 
 def declared_stream(name: str | None = None, settings: Settings | None = None) -> ShardStream:
-    """Return the stream that `leasehold.toml`, or the module that it names, declares by this name.
+    """Return the stream that `leasehold.toml` or the project's module declares by this name.
 
     Args:
         name: of the stream; None means the only one.
@@ -46,7 +48,8 @@ def declared_stream(name: str | None = None, settings: Settings | None = None) -
     Raises:
         InvalidSetting: the module cannot be imported, a stream is declared twice, or its transform
             is not found or not callable.
-        UnknownStream: no stream of this name is declared, or None was given and there are several.
+        UnknownStream: no stream of this name is declared, or None was given and there are several
+            or none.
         SourceLibraryMissing: the client library of the stream's source is not installed.
     """
     return DeclaredStreams(settings or load_settings()).opened(name)
@@ -59,7 +62,7 @@ class DeclaredStreams:
     Attributes:
         settings: of the deployment.
         module: declares the streams in place of the settings; None takes those of the settings
-            and of the module that they name.
+            and of the module that they name, and if they do neither, of the project's module.
     """
 
     settings: Settings
@@ -104,8 +107,9 @@ class DeclaredStreams:
 
         Raises:
             InvalidSetting, SourceLibraryMissing: as `opened`.
+            UnknownStream: there is none.
         """
-        return tuple(self.opened(name) for name in self.names)
+        return tuple(self.opened(name) for name in self._some_names)
 
     def makes_raw_output(self, name: str) -> bool:
         """Return True if the settings declare the stream, and name no transform."""
@@ -116,22 +120,18 @@ class DeclaredStreams:
         """Return the row to register for `node` in the group of each stream.
 
         Raises:
-            InvalidSetting: the module cannot be imported, or holds no streams.
+            InvalidSetting: the module cannot be imported.
+            UnknownStream: no stream is declared.
         """
-        streams = [self.described(name) for name in self.names]
-        if not streams and self._named is not None:
-            raise InvalidSetting(
-                f"The module {shown(self._named)} declares no streams: name one that holds a "
-                "ShardStream, or definitions that build_definitions or a component made."
-            )
+        streams = [self.described(name) for name in self._some_names]
         return {stream.key: stream.node(node, address="") for stream in streams}
 
     @property
     def definitions_module(self) -> str:
         """The module of definitions that Dagster's processes load.
 
-        It is the one that an option names, or that of the settings if it has definitions of its
-        own; otherwise the package's, which builds those of all declared streams.
+        It is the one that an option names, or that of the settings or the project if it has
+        definitions of its own; otherwise the package's, which builds those of all declared streams.
 
         Raises:
             InvalidSetting: the module cannot be imported, or Dagster would load its definitions
@@ -150,8 +150,29 @@ class DeclaredStreams:
         return self._named
 
     @property
+    def _some_names(self) -> tuple[str, ...]:
+        """The names of all streams.
+
+        Raises:
+            InvalidSetting: the module cannot be imported, or a stream is declared twice.
+            UnknownStream: there are none.
+        """
+        if self.names:
+            return self.names
+        if self._named is None:
+            raise UnknownStream(
+                "No stream is declared here: run the command in the folder of the module that "
+                "declares one, name that module with -m, or declare one in leasehold.toml."
+            )
+        raise UnknownStream(
+            f"The module {shown(self._named)} declares no streams: name one that holds a "
+            "ShardStream, or definitions that build_definitions or a component made."
+        )
+
+    @cached_property
     def _named(self) -> str | None:
-        return self.module or self.settings.module
+        named = self.module or self.settings.module
+        return named if named or self.settings.streams else declaring_module()
 
     @cached_property
     def _simple(self) -> Mapping[str, StreamSettings]:
@@ -182,7 +203,7 @@ class DeclaredStreams:
         return by_name
 
     def _chosen(self, name: str | None) -> str:
-        names = self.names
+        names = self._some_names
         if name is None and len(names) == 1:
             return names[0]
         if name is None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from dagster_leasehold.lease_store.durable_files import replace_file
-from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, LOCATION, Settings
+from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE
+from dagster_leasehold.orchestration.settings import LOCATION, Settings
 from dagster_leasehold.orchestration.supervision.sensor_ticks import forget_later_ticks
 
 if TYPE_CHECKING:

@@ -90,7 +90,8 @@ def tell(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
 def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> None:
     """Print a table with columns such as `shard, >lag`; one marked by `>` is aligned to the right.
 
-    None is shown as `-`. Cells are text, never markup: an identifier cannot colour a table.
+    A column marked by `~` gives way first where all of them do not fit. None is shown as `-`. Cells
+    are text, never markup: an identifier cannot colour a table.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -98,8 +99,12 @@ def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> No
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns.split(", "):
-        justify = "right" if column.startswith(">") else "left"
-        table.add_column(column.removeprefix(">"), justify=justify, overflow="fold")
+        table.add_column(
+            column.removeprefix(">").removeprefix("~"),
+            justify="right" if column.startswith(">") else "left",
+            overflow="fold",
+            no_wrap="~" in columns and not column.startswith("~"),
+        )
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
     # Not as the table's own title: that would be folded to the width of a narrow table.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
@@ -36,12 +35,15 @@ from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
 from dagster_leasehold.orchestration.mariadb_access import Access
+from dagster_leasehold.orchestration.project_module import (
+    DEFINITIONS_MODULE,
+    SETTINGS_FILE,
+    project_folder,
+    toml_values,
+)
 from dagster_leasehold.orchestration.stream_settings import NodeTable, StreamSettings
 
-SETTINGS_FILE = "leasehold.toml"
 HOME_DEFAULT = Path(".leasehold")
-DEMO_STREAM = "demo"
-DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
 LOCATION = "leasehold"
 """The name of our code location in Dagster, by which it also keeps which sensors are off."""
 PREFIX = "LEASEHOLD_"
@@ -71,9 +73,9 @@ class Settings(pydantic.BaseModel):
         catalog: the name of the catalog of the published tables.
         catalog_properties: PyIceberg's properties of another catalog than the lease database; its
             secrets come from the environment (`PYICEBERG_CATALOG__NAME__…`).
-        module: the Python module that declares streams, or has the definitions of some.
-        streams: streams in their simplest form; by default, one called `demo` if there is no
-            `module`.
+        module: the Python module that declares streams, or has the definitions of some; without
+            it and `streams`, commands look for it in the current folder's project.
+        streams: streams in their simplest form.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -91,12 +93,7 @@ class Settings(pydantic.BaseModel):
     catalog: str = CATALOG_DEFAULT
     catalog_properties: Mapping[str, str] = {}
     module: str | None = None
-    streams: tuple[StreamSettings, ...] = (StreamSettings(name=DEMO_STREAM),)
-
-    @pydantic.model_validator(mode="before")
-    @classmethod
-    def _no_demo_beside_a_module(cls, values: dict[str, Any]) -> dict[str, Any]:
-        return {"streams": (), **values} if values.get("module") else values
+    streams: tuple[StreamSettings, ...] = ()
 
     @pydantic.field_validator("nodes", "streams", "catalog_properties", "spark", mode="before")
     @classmethod
@@ -263,15 +260,21 @@ def load_settings(**overrides: object) -> Settings:
     """Return the settings of this process.
 
     Arguments win over the environment, the environment over `leasehold.toml` in the home, and
-    that over `leasehold.toml` in the working directory. An argument of None is not given.
+    that over `leasehold.toml` in the current folder or in that of its project. An argument of None
+    is not given.
 
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
     """
     arguments = {name: value for name, value in overrides.items() if value is not None}
     variables = _from_environment(os.environ)
-    working_file = Path(SETTINGS_FILE)
+    project = project_folder()
+    # Messages name a file of the current folder by its name alone.
+    project = Path() if project == Path.cwd() else project
+    working_file = project / SETTINGS_FILE
     working = _from_file(working_file)
+    if project != Path():
+        working["home"] = project / str(working.get("home", HOME_DEFAULT))
     home = {"home": HOME_DEFAULT, **working, **variables, **arguments}["home"]
     home_file = Path(str(home)) / SETTINGS_FILE
     of_home = {} if home_file.absolute() == working_file.absolute() else _from_file(home_file)
@@ -372,13 +375,7 @@ def _from_file(path: Path) -> dict[str, Any]:
     Raises:
         InvalidSetting: the file cannot be read, is not TOML, or holds a secret.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise InvalidSetting(f"{path} cannot be read as settings: {reason}.") from None
+    values = toml_values(path)
     if urlsplit(str(values.get("database_url", ""))).password:
         raise InvalidSetting(
             f"{path} holds a password in 'database_url': set {PREFIX}DATABASE_URL in the "

@@ -6,13 +6,13 @@ import importlib
 import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import chdir, contextmanager
 from types import ModuleType
 from typing import Any
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, one_line, shown
+from dagster_leasehold.orchestration.project_module import project_folder
 from dagster_leasehold.orchestration.settings import PREFIX, Settings
 
 _LOADING: set[str] = set()
@@ -92,12 +92,12 @@ def definitions_in(namespace: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def imported(module: str) -> ModuleType:
-    """Return a module, imported as Dagster would import it from this folder.
+    """Return a module, imported as Dagster would import it from the folder of this project.
 
     Raises:
         InvalidSetting: it cannot be imported.
     """
-    folder = str(Path.cwd())
+    folder = str(project_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
@@ -111,7 +111,9 @@ def imported(module: str) -> ModuleType:
 
 @contextmanager
 def loading(module: str, settings: Settings) -> Generator[None]:
-    """Have a module load the same home and kind of deployment within the block as its caller has.
+    """Have a module load the home and the kind of deployment of its caller, within the block.
+
+    The current folder is that of the project, from which the module's paths count.
 
     Raises:
         InvalidSetting: the module looks up its own streams, or its definitions cannot be loaded.
@@ -130,7 +132,8 @@ def loading(module: str, settings: Settings) -> Generator[None]:
     _LOADING.add(module)
     built = len(_built())
     try:
-        yield
+        with chdir(project_folder()):
+            yield
     except Exception as error:
         names = [stream.name for stream in _built()[built:]]
         for name in names:

@@ -22,10 +22,11 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, Finished, environment, leasehold
 from tests.mariadb import MariaDB
 from tests.ports import free_port
+from tests.unit.orchestration.consumed_home import declare
 
 KEY = GroupKey.parse("default", "demo")
 SENTENCE = re.compile(r"[^\n]+[.?]\n")
-COMMANDS = ("status", "group list", "group create other")
+COMMANDS = ("status", "group list", "group create demo --group other")
 NEWER = "version_num = '9999', oldest_revision = '9999'"
 
 
@@ -33,6 +34,7 @@ NEWER = "version_num = '9999', oldest_revision = '9999'"
 def home(tmp_path: Path) -> Path:
     """A home with a log of two shards, three records, and a store that knows them."""
     home = tmp_path / "home"
+    declare(home, "demo")
     log = LocalLog.create(home / "logs" / "demo", 2)
     log.append("0", [b"a", b"b"])
     log.append("1", [b"c"])
@@ -128,7 +130,7 @@ def test_a_read_only_database_can_be_read_and_refuses_to_be_written(home: Path) 
     before = content(home)
     url = f"sqlite:///file:{home / 'leases.db'}?mode=ro&uri=true"
     assert run(home, "group list --json", LEASEHOLD_DATABASE_URL=url).code == 0
-    for command in ("group create other", "group pause default", "group delete default"):
+    for command in ("group create demo --group other", "group pause demo", "group delete demo"):
         assert_one_sentence(run(home, command, LEASEHOLD_DATABASE_URL=url), "write")
     assert content(home) == before
 
@@ -141,7 +143,12 @@ def test_a_damaged_catalog_is_refused_and_left_alone(
     (home / "logs" / "demo" / "catalog.json").write_bytes(damage)
     before = content(home)
     # One way of damage is met by every command, and every way by one.
-    commands = ("shard list", "shard split 0", "shard merge 0 1", f"load {tmp_path}/in.log")
+    commands = (
+        "shard list",
+        "shard split demo 0",
+        "shard merge demo 0 1",
+        f"load demo {tmp_path}/in.log",
+    )
     for command in commands if damage == b"{" else commands[-1:]:
         assert_one_sentence(run(home, command), "catalog")
     assert content(home) == before
@@ -149,7 +156,7 @@ def test_a_damaged_catalog_is_refused_and_left_alone(
 
 def test_a_missing_log_is_a_sentence(home: Path) -> None:
     shutil.rmtree(home / "logs")
-    for command in ("shard list", "shard split 0", "checkpoint set 0 begin --force"):
+    for command in ("shard list", "shard split demo 0", "checkpoint set demo 0 begin --force"):
         assert_one_sentence(run(home, command), "demo")
     assert not (home / "logs").exists()
 
@@ -162,7 +169,7 @@ def test_a_damaged_segment_is_found_when_it_is_appended_to(home: Path, tmp_path:
     damaged = bytearray(segment.read_bytes())
     damaged[-20] ^= 0xFF
     segment.write_bytes(damaged)
-    assert_one_sentence(run(home, f"load {tmp_path}/in.log"), str(segment))
+    assert_one_sentence(run(home, f"load demo {tmp_path}/in.log"), str(segment))
     assert segment.read_bytes() == damaged
 
 
@@ -205,7 +212,7 @@ def test_output_that_cannot_be_written_is_a_sentence(home: Path) -> None:
 def test_a_home_that_may_not_be_written_is_a_sentence(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    for command in ("group create g", "demo --records 1", "ui", "db upgrade"):
+    for command in ("group create demo --group g", "demo --records 1", "ui", "db upgrade"):
         assert_one_sentence(run(closed / "home", command), str(closed))
 
 
@@ -221,12 +228,12 @@ class TestMariaDB:
     def test_a_database_that_was_never_prepared_says_which_command_prepares_it(
         self, on_mariadb: Callable[[str], Finished]
     ) -> None:
-        for command in ("status", "group create other"):
+        for command in ("status", "group create demo --group other"):
             assert_one_sentence(on_mariadb(command), "leasehold db upgrade")
         upgraded = on_mariadb("db upgrade")
         assert upgraded.code == 0, upgraded.err
         assert on_mariadb("db upgrade").code == 0
-        assert on_mariadb("group create default").code == 0
+        assert on_mariadb("group create demo").code == 0
         assert on_mariadb("status").code == 0
 
     def test_a_server_that_takes_no_writes_is_a_sentence(
@@ -234,10 +241,10 @@ class TestMariaDB:
     ) -> None:
         """Method: the account has no privilege to write past read_only, as on a replica."""
         assert on_mariadb("db upgrade").code == 0
-        assert on_mariadb("group create default").code == 0
+        assert on_mariadb("group create demo").code == 0
         mariadb.execute("SET GLOBAL read_only = 1")
         try:
-            done = on_mariadb("group create other")
+            done = on_mariadb("group create demo --group other")
         finally:
             mariadb.execute("SET GLOBAL read_only = 0")
         listed = on_mariadb("group list --json")

@@ -38,7 +38,8 @@ def script(tmp_path: Path, *lines: str) -> list[tuple[int, str]]:
             steps.append(line)
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", "\n".join(steps)],
-        env=environment(), capture_output=True, text=True, timeout=240, check=False,
+        env=environment() | {"LEASEHOLD_STREAMS": '[{"name": "demo"}]'},
+        capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answers = [answer.strip() for answer in done.stdout.split("== ")[1:]]
@@ -52,13 +53,13 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(tmp_path: Path) -> None
     answers = script(
         tmp_path,
         f"mkdir disk && mount -t tmpfs -o size={SPACE_KB}k tmpfs disk",
-        "leasehold group create counting --stream demo --home disk/home",
+        "leasehold group create demo --group counting --home disk/home",
         fill,
-        "leasehold group pause counting --stream demo --home disk/home",
-        "leasehold checkpoint set 0 5 --force --stream demo --group counting --home disk/home",
-        "leasehold group create counting --stream demo --home disk/another",
+        "leasehold group pause demo --group counting --home disk/home",
+        "leasehold checkpoint set demo 0 5 --force --group counting --home disk/home",
+        "leasehold group create demo --group counting --home disk/another",
         "rm disk/fill",
-        "leasehold group pause counting --stream demo --home disk/home",
+        "leasehold group pause demo --group counting --home disk/home",
     )
     assert answers[0][0] == answers[-1][0] == 0, answers
     for code, words in answers[1:-1]:
@@ -99,15 +100,15 @@ def test_a_home_that_may_only_be_read_can_be_looked_at(
     )
     answers = script(
         tmp_path,
-        "leasehold load in.log --stream demo --home home",
-        "leasehold group create default --stream demo --home home",
+        "leasehold load demo in.log --home home",
+        "leasehold group create demo --home home",
         *([opened] if somebody_writes else []),
         "mkdir seen && mount --bind home seen && mount -o remount,bind,ro seen",
         "leasehold status --home seen --json",
         "leasehold cat demo --home seen",
         "leasehold verify --home seen",
         "leasehold journal --home seen",
-        "leasehold group pause default --home seen",
+        "leasehold group pause demo --home seen",
         *(["kill $writer"] if somebody_writes else []),
     )
     *looks, pause = answers[2:]

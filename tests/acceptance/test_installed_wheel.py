@@ -211,7 +211,7 @@ def test_a_project_with_packages_of_the_same_names_consumes_its_stream(
     command = installed.python.parent / "leasehold"
     log = installed.elsewhere / "visits.log"
     log.write_text(LINES, "utf-8")
-    installed.output(command, "load", log, "--stream", "visits", "--shards", 1)
+    installed.output(command, "load", "visits", log, "--shards", 1)
 
     played = installed.output(
         installed.python, "-P", installed.project / "play.py", path=str(installed.project)
@@ -227,4 +227,4 @@ def test_a_project_with_packages_of_the_same_names_consumes_its_stream(
     assert [(row["path"], row["status"]) for row in rows] == [("/cart", 200), ("/search", 404)]
     quarantined = installed.output(command, "quarantine", "list", "visits", "--json")
     assert "no visit" in quarantined
-    installed.output(command, "verify", "--stream", "visits")
+    installed.output(command, "verify", "visits")

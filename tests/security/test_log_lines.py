@@ -54,7 +54,7 @@ def test_a_logged_error_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_command_line_answers_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "checkpoint", "get",
+        [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "cat",
          FORGED, "--home", str(tmp_path)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip

@@ -48,5 +48,5 @@ class LogOfGroup:
                 f"The log of stream {self.key.stream} was deleted and made anew under its old name "
                 f"(its identity is {identity}, and cursors of {self.key} belong to {self._own}): "
                 "consume it as a stream or group of another name. If stored cursors count in it, "
-                f"run `leasehold group accept-log {self.key.group}`."
+                f"run `leasehold group accept-log {self.key.stream}`."
             )

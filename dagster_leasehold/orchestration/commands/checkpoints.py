@@ -13,7 +13,17 @@ from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening, concerned
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END, first_withdrawn
-from dagster_leasehold.orchestration.commands.options import OBSERVER, GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import (
+    OBSERVER,
+    AnyShard,
+    AnyStream,
+    GroupName,
+    Home,
+    Json,
+    Module,
+    Shard,
+    Stream,
+)
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import listed, show_json, show_table, tell
 
@@ -29,14 +39,16 @@ app = typer.Typer(help="Show checkpoints, or force one.", no_args_is_help=True)
 
 @app.command()
 def get(
-    shard: Annotated[str | None, typer.Argument(help="One shard (default: all).")] = None,
-    stream: Stream = None,
+    stream: AnyStream = None,
+    shard: AnyShard = None,
+    *,
     group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Show the checkpoint of one shard, or of all."""
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     rows = [
         {"shard": lease.shard, "check_point": lease.check_point, "epoch": lease.consumer_epoch}
         for lease in target.leases(key, None if shard is None else [shard])
@@ -51,8 +63,11 @@ def get(
 
 @app.command("set")
 def set_(
-    shard: Annotated[str, typer.Argument(help="The shard.")],
-    cursor: Annotated[str, typer.Argument(help="A cursor, begin, end or an ISO 8601 time.")],
+    stream: Stream,
+    shard: Shard,
+    cursor: Annotated[
+        str, typer.Argument(metavar="CURSOR", help="A cursor, begin, end or an ISO 8601 time.")
+    ],
     *,
     force: Annotated[
         bool, typer.Option("--force", help="Confirm that records may be skipped or read again.")
@@ -68,8 +83,8 @@ def set_(
     reason: Annotated[
         str, typer.Option("--reason", help="The reason, for the journal.")
     ] = "set by an operator",
-    stream: Stream = None,
     group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -77,7 +92,7 @@ def set_(
 
     Committed output behind the new checkpoint is withdrawn, so that each record is there once.
     """
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     lease = target.shard(key, shard)
     if not force:
         raise errors.CheckpointRefused(

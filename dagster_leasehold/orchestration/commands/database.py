@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.pruning import history_age
 from dagster_leasehold.orchestration import presentation
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Module, Stream
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.progress_display import progress
 
@@ -175,7 +175,12 @@ def copy(
 
 @app.command("take-over")
 def take_over(
-    stream: StreamArgument = None, group: GroupName = None, as_json: Json = False, home: Home = None
+    stream: Stream,
+    *,
+    group: GroupName = None,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
 ) -> None:
     """Make this lease store the owner of a stream's output folder, whoever owned it.
 
@@ -184,7 +189,7 @@ def take_over(
     """
     from dagster_leasehold.assets.output.folder_owner import take_over as taken
 
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     before, after = taken(target.store, folder)
     former = "; it was that of another one" if before and before != after else ""

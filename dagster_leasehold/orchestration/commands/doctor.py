@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands.dagster_check import dagster
 from dagster_leasehold.orchestration.commands.findings import Check, Finding, Health, findings_of
-from dagster_leasehold.orchestration.commands.options import Home, Json
+from dagster_leasehold.orchestration.commands.options import Home, Json, Module
 from dagster_leasehold.orchestration.commands.spark_check import spark_runtime
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import listed
@@ -41,6 +41,7 @@ def doctor(
         bool,
         typer.Option("--spark", help="Start a Spark session, and look into one of its workers."),
     ] = False,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -49,7 +50,7 @@ def doctor(
     Nothing is changed; one small file is written to the output and removed. Each part is a line,
     with what to do where it is not well. Exits with 1 if a check failed.
     """
-    target = Target.at(home)
+    target = Target.at(home, module)
     environment = dict(os.environ)
     findings = findings_of("database", lambda: database(target))
     usable = any(each.part == "schema" and each.health is Health.OK for each in findings)

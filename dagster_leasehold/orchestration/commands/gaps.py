@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.orchestration.commands.options import (
     OBSERVER,
+    AnyStream,
     GroupName,
     Home,
     Json,
-    StreamArgument,
-    stream_names,
+    Module,
+    Shard,
+    Stream,
 )
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say, show_json, show_table, tell
@@ -27,10 +27,15 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(
-    stream: StreamArgument = None, group: GroupName = None, as_json: Json = False, home: Home = None
+    stream: AnyStream = None,
+    *,
+    group: GroupName = None,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
 ) -> None:
     """List all gaps of a group: held or skipped, accepted or not."""
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     gaps = sorted(target.store.gaps(key), key=lambda gap: rank_key(gap.shard))
     if as_json:
         show_json(gaps)
@@ -58,16 +63,16 @@ def list_(
 
 @app.command()
 def ack(
-    stream: Annotated[
-        str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names)
-    ],
-    shard: Annotated[str, typer.Argument(help="The shard.")],
+    stream: Stream,
+    shard: Shard,
+    *,
     group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Accept the loss of a shard's gaps; a shard that waits at one continues after it."""
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     wanted = target.shard(key, shard).shard
     accepted = [
         gap

@@ -7,8 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.orchestration.commands.groups import Name, app
-from dagster_leasehold.orchestration.commands.options import OBSERVER, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.groups import app
+from dagster_leasehold.orchestration.commands.options import (
+    OBSERVER,
+    GroupName,
+    Home,
+    Json,
+    Module,
+    Stream,
+)
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import listed, say, show_json, show_table, tell
 
@@ -17,18 +24,24 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.identifiers import GroupKey
 
 
-def _set_paused(name: str, stream: str | None, home: Home, *, paused: bool) -> GroupKey:
-    target = Target.at(home)
-    group = target.group(stream, name)
+def _set_paused(target: Target, key: GroupKey, *, paused: bool) -> None:
+    group = target.group(key.stream, key.group)
     if group.paused is not paused:
         target.store.update_group(dataclasses.replace(group, paused=paused), observer=OBSERVER)
-    return group.key
 
 
 @app.command()
-def pause(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+def pause(
+    stream: Stream,
+    *,
+    group: GroupName = None,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
     """Pause a consumer group: its holders stop at their next batch boundary."""
-    key = _set_paused(name, stream, home, paused=True)
+    target, key = Target.of_group(home, module, stream, group)
+    _set_paused(target, key, paused=True)
     tell(
         {"stream": key.stream, "group": key.group, "paused": True},
         f"Paused consumer group {key}; holders stop at their next batch boundary.",
@@ -38,11 +51,13 @@ def pause(name: Name, stream: Stream = None, as_json: Json = False, home: Home =
 
 @app.command()
 def drain(
-    name: Name,
-    stream: Stream = None,
+    stream: Stream,
+    *,
     timeout_s: Annotated[
         float, typer.Option("--timeout", metavar="S", min=0, help="The longest wait, in seconds.")
     ] = 300.0,
+    group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -54,9 +69,9 @@ def drain(
 
     from dagster_leasehold.lease_store.draining import wait_until_drained
 
-    key = _set_paused(name, stream, home, paused=True)
-    began = time.monotonic()
-    store = Target.at(home).store
+    target, key = Target.of_group(home, module, stream, group)
+    _set_paused(target, key, paused=True)
+    began, store = time.monotonic(), target.store
     draining = wait_until_drained(
         lambda: store.draining(key),
         timeout_s=timeout_s,
@@ -74,9 +89,17 @@ def drain(
 
 
 @app.command()
-def resume(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+def resume(
+    stream: Stream,
+    *,
+    group: GroupName = None,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
     """Let a paused consumer group continue."""
-    key = _set_paused(name, stream, home, paused=False)
+    target, key = Target.of_group(home, module, stream, group)
+    _set_paused(target, key, paused=False)
     tell(
         {"stream": key.stream, "group": key.group, "paused": False},
         f"Resumed consumer group {key}.",

@@ -10,7 +10,16 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.orchestration.commands.options import OBSERVER, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import (
+    OBSERVER,
+    AnyStream,
+    GroupName,
+    Home,
+    Json,
+    Module,
+    Stream,
+    stream_names,
+)
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import show_json, show_table, tell
 
@@ -18,7 +27,6 @@ app = typer.Typer(
     help="Create, list, change, pause and delete consumer groups.", no_args_is_help=True
 )
 
-Name = Annotated[str, typer.Argument(help="The consumer group.")]
 Ordered = Annotated[
     bool | None,
     typer.Option(
@@ -96,9 +104,8 @@ def _position(text: str) -> str:
 
 @app.command()
 def create(
-    name: Name,
+    stream: Stream,
     *,
-    stream: Stream = None,
     ordered: Ordered = None,
     timeout_s: TimeoutS = None,
     assignment: Assignment = None,
@@ -106,20 +113,22 @@ def create(
     node_cap: NodeCap = None,
     gap_policy: Gaps = None,
     weighted: Weighted = None,
+    group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Create a consumer group of a stream."""
-    target = Target.at(home)
+    target = Target.at(home, module)
     declared = target.declared(stream)
-    group = Group(
-        key=GroupKey.parse(name, declared.name),
-        ordered=declared.ordered,
-        assignment=declared.assignment if name == declared.group else AssignmentMode.BALANCED,
-        timeout_s=target.settings.lease_timeout_s,
-    )
-    group = _changed(
-        group,
+    own = group in (None, declared.group)
+    created = _changed(
+        Group(
+            key=declared.key if group is None else GroupKey.parse(group, declared.name),
+            ordered=declared.ordered,
+            assignment=declared.assignment if own else AssignmentMode.BALANCED,
+            timeout_s=target.settings.lease_timeout_s,
+        ),
         ordered=ordered,
         timeout_s=timeout_s,
         assignment=assignment,
@@ -128,14 +137,27 @@ def create(
         gap_policy=gap_policy,
         weighted=weighted,
     )
-    target.new_store.create_group(group)
-    tell(described(group), f"Created consumer group {group.key}.", as_json=as_json)
+    target.new_store.create_group(created)
+    tell(described(created), f"Created consumer group {created.key}.", as_json=as_json)
 
 
 @app.command("list")
-def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+def list_(
+    stream: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STREAM",
+            help="Only the groups of this stream (default: of all).",
+            autocompletion=stream_names,
+        ),
+    ] = None,
+    *,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
     """List the consumer groups of one stream, or of all."""
-    target = Target.at(home)
+    target = Target.at(home, module)
     key = target.declared(stream).key if stream is not None else None
     groups = target.store.groups(key.stream if key is not None else None)
     if as_json:
@@ -169,9 +191,16 @@ def described(group: Group) -> dict[str, object]:
 
 
 @app.command()
-def show(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+def show(
+    stream: AnyStream = None,
+    *,
+    group: GroupName = None,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
     """Show one consumer group."""
-    values = described(Target.at(home).group(stream, name))
+    values = described(Target.at(home, module).group(stream, group))
     if as_json:
         show_json(values)
         return
@@ -180,9 +209,8 @@ def show(name: Name, stream: Stream = None, as_json: Json = False, home: Home = 
 
 @app.command()
 def update(
-    name: Name,
+    stream: Stream,
     *,
-    stream: Stream = None,
     ordered: Ordered = None,
     timeout_s: TimeoutS = None,
     assignment: Assignment = None,
@@ -190,14 +218,16 @@ def update(
     node_cap: NodeCap = None,
     gap_policy: Gaps = None,
     weighted: Weighted = None,
+    group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Change a consumer group; a new order takes effect at once."""
-    target = Target.at(home)
-    group = target.group(stream, name)
-    wanted = _changed(
-        group,
+    target = Target.at(home, module)
+    before = target.group(stream, group)
+    after = _changed(
+        before,
         ordered=ordered,
         timeout_s=timeout_s,
         assignment=assignment,
@@ -206,22 +236,30 @@ def update(
         gap_policy=gap_policy,
         weighted=weighted,
     )
-    sentences = [f"Consumer group {group.key} already has these settings."]
-    if wanted != group:
-        target.store.update_group(wanted, observer=OBSERVER)
-        sentences = [f"Updated consumer group {group.key}."]
+    changed = after != before
+    sentences = [f"Consumer group {before.key} already has these settings."]
+    if changed:
+        target.store.update_group(after, observer=OBSERVER)
+        sentences = [f"Updated consumer group {before.key}."]
     declared = target.declared(stream)
-    if wanted != group and declared.key == group.key and declared.assignment != wanted.assignment:
+    if changed and declared.key == before.key and declared.assignment != after.assignment:
         sentences.append(
-            f"It now assigns shards by {wanted.assignment}, but its declaration says "
+            f"It now assigns shards by {after.assignment}, but its declaration says "
             f"{declared.assignment}, and nodes take their settings from the declaration."
         )
-    changed = wanted != group
-    tell({"changed": changed} | described(target.group(stream, name)), *sentences, as_json=as_json)
+    stored = described(target.group(stream, group))
+    tell({"changed": changed} | stored, *sentences, as_json=as_json)
 
 
 @app.command("accept-log")
-def accept_log(name: Name, stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+def accept_log(
+    stream: Stream,
+    *,
+    group: GroupName = None,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
     """Go on in a log that was deleted and made anew: stored cursors count in it from now on.
 
     Right where the new log has the old one's records under the same cursors. Records of the new
@@ -229,8 +267,7 @@ def accept_log(name: Name, stream: Stream = None, as_json: Json = False, home: H
     """
     from dagster_leasehold.shard_sources.source import identity_of_log
 
-    target = Target.at(home)
-    key = target.group(stream, name).key
+    target, key = Target.of_group(home, module, stream, group)
     identity = identity_of_log(target.streams.opened(key.stream).source)
     if identity is None:
         raise InvalidSetting(
@@ -247,17 +284,18 @@ def accept_log(name: Name, stream: Stream = None, as_json: Json = False, home: H
 
 @app.command()
 def delete(
-    name: Name,
-    stream: Stream = None,
+    stream: Stream,
+    *,
     force: Annotated[
         bool, typer.Option("--force", help="Delete it even if some of its nodes are live.")
     ] = False,
+    group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Delete a consumer group with its checkpoints, ledger and journal."""
-    target = Target.at(home)
-    key = target.group(stream, name).key
+    target, key = Target.of_group(home, module, stream, group)
     target.store.delete_group(key, force=force)
     tell(
         {"stream": key.stream, "group": key.group, "deleted": True},

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, OneShard, Stream
+from dagster_leasehold.orchestration.commands.options import (
+    AnyShard,
+    AnyStream,
+    GroupName,
+    Home,
+    Json,
+    Module,
+)
 from dagster_leasehold.orchestration.commands.status import mode_note, not_joined
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say, show_json, show_table
@@ -20,8 +27,10 @@ if TYPE_CHECKING:
 
 
 def plan(
-    stream: Stream = None,
+    stream: AnyStream = None,
+    *,
     group: GroupName = None,
+    module: Module = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Explain each move, and why no smaller plan exists.")
     ] = False,
@@ -35,8 +44,8 @@ def plan(
     from dagster_leasehold.lease_store.rules.planning import plan as plan_of
     from dagster_leasehold.lease_store.shard_weights import planning_snapshot
 
-    target = Target.at(home)
-    key, declared = target.group(stream, group).key, target.declared(stream)
+    target, key = Target.of_group(home, module, stream, group)
+    declared = target.declared(stream)
     snapshot = planning_snapshot(target.store, key)
     live = [node.name for node in snapshot.nodes if node.member]
     planned = plan_of(snapshot, live=live)
@@ -65,16 +74,17 @@ def plan(
 
 
 def journal(
+    stream: AnyStream = None,
+    shard: AnyShard = None,
     *,
-    stream: Stream = None,
     group: GroupName = None,
-    shard: OneShard = None,
+    module: Module = None,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Show the newest N entries.")] = 50,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Show every change of owner, tenure and checkpoint, with its reason."""
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     wanted = target.named_shard(key, shard)
     entries = target.store.journal(key, shard=wanted, limit=limit, newest=True)
     if as_json:
@@ -107,8 +117,10 @@ def _movement(entry: JournalEntry) -> str:
 
 
 def verify(
-    stream: Stream = None,
+    stream: AnyStream = None,
+    *,
     group: GroupName = None,
+    module: Module = None,
     files: Annotated[
         bool,
         typer.Option(
@@ -128,7 +140,7 @@ def verify(
     from dagster_leasehold.assets.output.table.group_table import comparison_of
     from dagster_leasehold.lease_store.rules.verification import audit
 
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     with progress("reading journal and ledger", "ledger rows") as report:
         proof = audit(target.store, key, progress=report)
     expired = expired_output(target.store, key)

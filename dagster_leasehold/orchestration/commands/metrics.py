@@ -12,7 +12,7 @@ import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
-from dagster_leasehold.orchestration.commands.options import Home
+from dagster_leasehold.orchestration.commands.options import Home, Module
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.interrupts import ended_by_signals
@@ -48,6 +48,7 @@ def metrics(
             "--address", help="Address to listen on; beyond the loopback, anybody can read."
         ),
     ] = "127.0.0.1",
+    module: Module = None,
     home: Home = None,
 ) -> None:
     """Serve Prometheus metrics of all groups of the lease store until Ctrl-C."""
@@ -56,7 +57,7 @@ def metrics(
     from dagster_leasehold.orchestration.metrics import StoreCollector
 
     registry = CollectorRegistry(auto_describe=False)
-    target = Target.at(home)
+    target = Target.at(home, module)
     sources = cache(lambda: declared_sources(target))
     upkeep_file = target.settings.upkeep_file
     registry.register(

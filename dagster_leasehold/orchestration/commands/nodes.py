@@ -12,7 +12,7 @@ import typer
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home
+from dagster_leasehold.orchestration.commands.options import Home, Module
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
@@ -69,7 +69,7 @@ def node(
         ),
     ] = None,
     health: HealthAddress = None,
-    module: DefinitionsModule = None,
+    module: Module = None,
     leave_timeout_s: Annotated[
         float,
         typer.Option(

@@ -19,7 +19,8 @@ def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
     from dagster_leasehold.orchestration.settings import load_settings
 
     try:
-        names = DeclaredStreams(load_settings(home=ctx.params.get("home"))).names
+        settings = load_settings(home=ctx.params.get("home"))
+        names = DeclaredStreams(settings, ctx.params.get("module")).names
     except LeaseholdError:
         return []
     return [name for name in names if name.startswith(incomplete)]
@@ -33,31 +34,30 @@ Home = Annotated[
         help="Folder of logs, leases and output (default: LEASEHOLD_HOME, else .leasehold).",
     ),
 ]
-Stream = Annotated[
-    str | None,
-    typer.Option(
-        "--stream",
-        help="The stream; may be omitted if only one is declared.",
-        autocompletion=stream_names,
-    ),
-]
-StreamArgument = Annotated[
+AnyStream = Annotated[
     str | None,
     typer.Argument(
         metavar="STREAM",
-        help="The stream; may be omitted if only one is declared.",
+        help="The stream; it may be omitted if only one is declared.",
         autocompletion=stream_names,
     ),
 ]
+"""For commands that read: a mistake shows another stream, and changes nothing."""
+Stream = Annotated[
+    str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names)
+]
+"""For commands that change something: the stream is always named."""
 GroupName = Annotated[
     str | None,
     typer.Option("--group", help="The consumer group (default: the one the stream declares)."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-OneShard = Annotated[str | None, typer.Option("--shard", help="Only this shard.")]
+AnyShard = Annotated[
+    str | None, typer.Argument(metavar="SHARD", help="Only this shard (default: all).")
+]
+Shard = Annotated[str, typer.Argument(metavar="SHARD", help="The shard.")]
 Shards = Annotated[
-    list[str] | None,
-    typer.Option("--shard", metavar="SHARD", help="A shard; may be repeated (default: all)."),
+    list[str] | None, typer.Argument(metavar="SHARD", help="Only these shards (default: all).")
 ]
 Start = Annotated[
     str | None, typer.Option("--from", help="Where to start: begin, a cursor or an ISO 8601 time.")
@@ -71,16 +71,15 @@ Replaces = Annotated[
         "--replaces", help="Take over from this rewriting run, which has certainly ended."
     ),
 ]
-StreamModule = Annotated[
+Module = Annotated[
     str | None,
     typer.Option(
         "--module",
-        help="The Python module that declares the stream (default: the one of the settings).",
+        "-m",
+        metavar="MODULE",
+        help="The Python module that declares the streams (default: the one that the settings "
+        "name, or that of the project in the current folder).",
     ),
-]
-DefinitionsModule = Annotated[
-    str | None,
-    typer.Option("--module", help="Your module of definitions (default: the one of the settings)."),
 ]
 WebPort = Annotated[
     int | None,

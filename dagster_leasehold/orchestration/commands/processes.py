@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.orchestration.commands.options import Home, WebPort
+from dagster_leasehold.orchestration.commands.options import Home, Module, WebPort
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import load_settings
@@ -64,14 +64,14 @@ def demo(
         raise typer.Exit(1)
 
 
-def ui(home: Home = None, port: WebPort = None) -> None:
+def ui(home: Home = None, port: WebPort = None, module: Module = None) -> None:
     """Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only."""
     from dagster_leasehold.orchestration.demo.home import running_alone
     from dagster_leasehold.orchestration.instance import create_instance, embedded_text
     from dagster_leasehold.orchestration.supervision import dagster_processes
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 
-    target = Target.at(home)
+    target = Target.at(home, module)
     settings = target.settings
     preflight.check_folder()
     # Before anything is started: a module or a source that cannot be used is one sentence.
@@ -116,6 +116,6 @@ def say_what_is_missing(target: Target) -> None:
     for stream in target.streams.all():
         if isinstance(stream.source, LocalLog) and not stream.source.exists:
             say(
-                f"Stream {stream.name} has no log yet. To make it: leasehold load FILE --stream "
-                f"{stream.name} --home {target.settings.home}"
+                f"Stream {stream.name} has no log yet. To make it: leasehold load {stream.name} "
+                f"FILE --home {target.settings.home}"
             )

@@ -32,9 +32,9 @@ app = typer.Typer(
 
 @app.command("list")
 def list_(
-    stream: options.StreamArgument = None,
+    stream: options.AnyStream = None,
+    shard: options.AnyShard = None,
     *,
-    shard: options.OneShard = None,
     since: Annotated[
         str | None,
         typer.Option("--since", help="Only records with event times from this ISO 8601 time."),
@@ -43,6 +43,7 @@ def list_(
         int, typer.Option("--limit", min=1, help="Show the first N records.")
     ] = LIMIT_DEFAULT,
     group: options.GroupName = None,
+    module: options.Module = None,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
@@ -52,7 +53,7 @@ def list_(
     """
     from dagster_leasehold.assets.output.quarantined import quarantined_count, quarantined_records
 
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     wanted = target.named_shard(key, shard)
     folder = target.settings.output_folder(key.stream, key.group)
     quarantined = quarantined_records(target.store, key, folder, wanted, since=_time(since))
@@ -104,19 +105,18 @@ def _time(since: str | None) -> datetime | None:
 
 @app.command()
 def skip(
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="The stream.", autocompletion=options.stream_names),
-    ],
-    shard: Annotated[str, typer.Argument(help="The shard.")],
+    stream: options.Stream,
+    shard: options.Shard,
+    *,
     group: options.GroupName = None,
+    module: options.Module = None,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
     """Quarantine the record at which a shard is held; the next run continues after it."""
     from dagster_leasehold.lease_store.outcomes import Changed
 
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     row = target.shard(key, shard)
     outcome = target.store.skip_record(key, row.shard, row.check_point, observer=options.OBSERVER)
     skipped = isinstance(outcome, Changed)
@@ -132,14 +132,14 @@ def skip(
 
 @app.command()
 def retry(
-    stream: options.StreamArgument = None,
+    stream: options.Stream,
+    shards: options.Shards = None,
     *,
-    shard: options.Shards = None,
     start: options.Start = None,
     end: options.End = None,
-    module: options.StreamModule = None,
     replaces: options.Replaces = None,
     group: options.GroupName = None,
+    module: options.Module = None,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
@@ -155,12 +155,12 @@ def retry(
     if declared.transform is None:
         raise TransformError(
             f"Stream {shown(declared.name)} has no transform in the settings, so there is nothing "
-            "to try again with: name the module that declares it with --module."
+            "to try again with: name the module that declares it with -m."
         )
     replay_shards(
         target,
         declared,
-        shard,
+        shards,
         span,
         title=f"Quarantine of {declared.key}, tried again",
         replaces=replaces,

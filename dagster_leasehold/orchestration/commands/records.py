@@ -27,9 +27,9 @@ SHARDS_DEFAULT = 8
 
 
 def cat(
-    stream: options.StreamArgument = None,
+    stream: options.AnyStream = None,
+    shard: options.AnyShard = None,
     *,
-    shard: options.OneShard = None,
     parquet: Annotated[
         Path | None,
         typer.Option(
@@ -37,6 +37,7 @@ def cat(
         ),
     ] = None,
     group: options.GroupName = None,
+    module: options.Module = None,
     wait: Annotated[
         bool,
         typer.Option(
@@ -59,7 +60,7 @@ def cat(
     from dagster_leasehold.assets.output.committed_output import plan_committed
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
 
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     wanted = target.named_shard(key, shard)
     shards = None if wanted is None else [wanted]
     if parquet is not None:
@@ -185,11 +186,15 @@ def _is_text(value: bytes) -> bool:
 
 
 def load(
-    files: Annotated[list[Path], typer.Argument(help="Files; each line is a record.")],
-    stream: options.Stream = None,
+    stream: options.Stream,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="Files; each line is a record.")
+    ],
+    *,
     shards: Annotated[
         int, typer.Option("--shards", min=1, max=4096, help="Number of shards, if the log is new.")
     ] = SHARDS_DEFAULT,
+    module: options.Module = None,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
@@ -197,7 +202,7 @@ def load(
     from dagster_leasehold.shard_sources.local_log import LocalLog
     from dagster_leasehold.shard_sources.local_log.lines import check_readable
 
-    target = Target.at(home)
+    target = Target.at(home, module)
     declared = target.declared(stream)
     check_readable(files)
     target.make_home()

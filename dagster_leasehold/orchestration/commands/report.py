@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from dagster_leasehold.orchestration.commands.options import (
+    AnyStream,
+    GroupName,
+    Home,
+    Json,
+    Module,
+)
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.group_history import (
     holders_before,
@@ -39,7 +45,7 @@ GAPS_MAX = 10_000
 
 
 def report(
-    stream: StreamArgument = None,
+    stream: AnyStream = None,
     *,
     html: Annotated[
         Path, typer.Option("--html", metavar="FILE", help="The page to write; an old one goes.")
@@ -49,6 +55,7 @@ def report(
         typer.Option("--verify/--no-verify", help="Verify journal and ledger, which reads both."),
     ] = True,
     group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -56,7 +63,7 @@ def report(
 
     The page needs no network and no other file.
     """
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     view = GroupReader(target.store, key, target.streams.opened(key.stream).source).read()
     content = page(report_of(target.store, key, view, utc_now(), verified=verified))
     written = html.with_name(f".{html.name}.{os.getpid()}")

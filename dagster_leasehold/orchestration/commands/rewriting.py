@@ -27,14 +27,14 @@ TARGET_MIB = 128
 
 
 def replay(
-    stream: options.StreamArgument = None,
+    stream: options.Stream,
+    shards: options.Shards = None,
     *,
-    shard: options.Shards = None,
     start: options.Start = None,
     end: options.End = None,
-    module: options.StreamModule = None,
     replaces: options.Replaces = None,
     group: options.GroupName = None,
+    module: options.Module = None,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
@@ -51,7 +51,7 @@ def replay(
     replay_shards(
         target,
         declared,
-        shard,
+        shards,
         span,
         title=f"Replay of {declared.key}",
         replaces=replaces,
@@ -107,14 +107,15 @@ def replay_shards(
 
 
 def compact(
-    stream: options.StreamArgument = None,
+    stream: options.Stream,
+    shards: options.Shards = None,
     *,
-    shard: options.Shards = None,
     target_mib: Annotated[
         int, typer.Option("--target-mib", min=1, help="Size of a merged file, in MiB.")
     ] = TARGET_MIB,
     replaces: options.Replaces = None,
     group: options.GroupName = None,
+    module: options.Module = None,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
@@ -125,8 +126,8 @@ def compact(
     """
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 
-    target, key = Target.of_group(home, stream, group)
-    shards, run = _chosen(target, key, shard), _new_run("compact")
+    target, key = Target.of_group(home, module, stream, group)
+    chosen, run = _chosen(target, key, shards), _new_run("compact")
     compactor = Compactor(
         store=target.store,
         key=key,
@@ -136,7 +137,7 @@ def compact(
         ended=lambda former: former == replaces,
     )
     with progress("compacting", "batches") as show, _ended_gently():
-        done = list(compactor.compact(shards, show).values())
+        done = list(compactor.compact(chosen, show).values())
     if as_json:
         show_json({"group": str(key), "run": run, "shards": done})
     else:

@@ -12,7 +12,14 @@ from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.orchestration.commands.checkpoints import app, border_at, forced
-from dagster_leasehold.orchestration.commands.options import OBSERVER, GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import (
+    OBSERVER,
+    GroupName,
+    Home,
+    Json,
+    Module,
+    Stream,
+)
 from dagster_leasehold.orchestration.commands.other_consumers import (
     ConsumersName,
     Kind,
@@ -96,9 +103,10 @@ class Taking:
 
 @app.command("import")
 def import_(
+    stream: Stream,
+    *,
     kind: From = None,
     consumer_group: ConsumerGroup = None,
-    *,
     location: Location = None,
     stopped: Stopped = False,
     failover_s: Failover = 10.0,
@@ -113,8 +121,8 @@ def import_(
         bool,
         typer.Option("--gaps", help="Import checkpoints that have expired: each becomes a gap."),
     ] = False,
-    stream: Stream = None,
     group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -126,7 +134,7 @@ def import_(
         raise errors.InvalidSetting(
             "Give both --from spark-offsets and --checkpoint-location, or neither of them."
         )
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     name = location or consumer_group or key.group
     words = ConsumersName(kind, name, stopped, failover_s)
     declared = target.declared(key.stream)
@@ -161,8 +169,9 @@ def import_(
 
 @app.command("export")
 def export(
-    consumer_group: ConsumerGroup = None,
+    stream: Stream,
     *,
+    consumer_group: ConsumerGroup = None,
     stopped: Stopped = False,
     live: Live = False,
     repeat: Annotated[
@@ -173,8 +182,8 @@ def export(
             "records are read again.",
         ),
     ] = False,
-    stream: Stream = None,
     group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -182,7 +191,7 @@ def export(
 
     There, each shard continues at the record that would have been read here next.
     """
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     name = consumer_group or key.group
     words = ConsumersName(None, name, stopped)
     consumers = other_consumers(words, target.declared(key.stream))
@@ -229,7 +238,7 @@ def _refuse_live(key: GroupKey, progress: GroupProgress, target: Target) -> None
     if opened:
         raise errors.GroupInUse(
             f"Runs of {key} have shards {listed(sorted(opened, key=rank_key))} open: drain it "
-            f"first with `leasehold group drain {key.group} --stream {key.stream}`, or add --live."
+            f"first with `leasehold group drain {key.stream} --group {key.group}`, or add --live."
         )
 
 

@@ -8,7 +8,14 @@ import typer
 
 from dagster_leasehold.lease_store.errors import UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.orchestration.commands.options import Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import (
+    AnyStream,
+    Home,
+    Json,
+    Module,
+    Shard,
+    Stream,
+)
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import listed, show_json, show_table, tell
 
@@ -19,9 +26,11 @@ app = typer.Typer(help="List, split and merge the shards of a local log.", no_ar
 
 
 @app.command("list")
-def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> None:
+def list_(
+    stream: AnyStream = None, *, module: Module = None, as_json: Json = False, home: Home = None
+) -> None:
     """List the shards of a stream, with the cursors of what they hold."""
-    source = Target.at(home).declared(stream).source
+    source = Target.at(home, module).declared(stream).source
     listing = source.list_shards()
     bounds = source.bounds([entry.shard for entry in listing])
     if as_json:
@@ -59,13 +68,10 @@ def list_(stream: Stream = None, as_json: Json = False, home: Home = None) -> No
 
 @app.command()
 def split(
-    shard: Annotated[str, typer.Argument(help="The shard to split.")],
-    stream: Stream = None,
-    as_json: Json = False,
-    home: Home = None,
+    stream: Stream, shard: Shard, *, module: Module = None, as_json: Json = False, home: Home = None
 ) -> None:
     """Split a shard in two: it becomes read-only, and its children share its hash range."""
-    log = Target.at(home).local_log(stream)
+    log = Target.at(home, module).local_log(stream)
     first, second = log.split(_shard(log, shard))
     tell(
         {"parents": [shard], "children": [first, second]},
@@ -76,14 +82,18 @@ def split(
 
 @app.command()
 def merge(
-    first: Annotated[str, typer.Argument(help="A shard.")],
-    second: Annotated[str, typer.Argument(help="A shard whose hash range is next to it.")],
-    stream: Stream = None,
+    stream: Stream,
+    first: Shard,
+    second: Annotated[
+        str, typer.Argument(metavar="NEIGHBOUR", help="A shard whose hash range is next to it.")
+    ],
+    *,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
     """Merge two neighbouring shards: they become read-only, and one child follows them."""
-    log = Target.at(home).local_log(stream)
+    log = Target.at(home, module).local_log(stream)
     child = log.merge(_shard(log, first), _shard(log, second))
     tell(
         {"parents": [first, second], "children": [child]},

@@ -17,7 +17,13 @@ from dagster_leasehold.lease_store.rules.progress import duration
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.orchestration.commands.groups import described
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Stream
+from dagster_leasehold.orchestration.commands.options import (
+    AnyStream,
+    GroupName,
+    Home,
+    Json,
+    Module,
+)
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.group_view import GroupReader, NodeRow, ShardRow
 from dagster_leasehold.orchestration.presentation import (
@@ -42,10 +48,15 @@ ERROR_SHOWN = 40
 
 
 def status(
-    stream: Stream = None, group: GroupName = None, as_json: Json = False, home: Home = None
+    stream: AnyStream = None,
+    *,
+    group: GroupName = None,
+    module: Module = None,
+    as_json: Json = False,
+    home: Home = None,
 ) -> None:
     """Show a group's nodes, and its shards with state, owner, checkpoint and lag."""
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     declared = target.streams.opened(key.stream)
     view = GroupReader(target.store, key, declared.source).read()
     snapshot, shards, nodes = view.snapshot, list(map(_shard_facts, view.shards)), view.nodes
@@ -85,7 +96,7 @@ def status(
     columns = "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents"
     show_table(
         f"Shards of {key}",
-        columns + ", last error" * failed,
+        columns + ", ~last error" * failed,
         (
             (*_shown_shard(row), _last_error(row))[: len(columns.split(",")) + failed]
             for row in view.shards
@@ -244,6 +255,6 @@ def mode_note(snapshot: Snapshot, declared: ShardStream) -> str | None:
     return (
         f"Group {group.key} assigns shards by {group.assignment}, but its declaration says "
         f"{declared.assignment}, and nodes take their settings from the declaration. Change the "
-        f"declaration, or run `leasehold group update {group.key.group} --assignment "
+        f"declaration, or run `leasehold group update {group.key.stream} --assignment "
         f"{declared.assignment}`."
     )

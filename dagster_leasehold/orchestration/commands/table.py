@@ -33,10 +33,10 @@ def _group() -> None:
 
 @app.command()
 def create(
-    stream: options.StreamArgument = None,
+    stream: options.Stream,
     *,
-    module: options.StreamModule = None,
     group: options.GroupName = None,
+    module: options.Module = None,
     adopt: Annotated[
         bool,
         typer.Option(

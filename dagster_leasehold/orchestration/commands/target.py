@@ -59,14 +59,14 @@ class Target:
 
     @classmethod
     def of_group(
-        cls, home: Path | None, stream: str | None, group: str | None
+        cls, home: Path | None, module: str | None, stream: str | None, group: str | None
     ) -> tuple[Target, GroupKey]:
         """Return the deployment of a home, and a stored group of a declared stream.
 
         Raises:
             UnknownStream, UnknownGroup: there is none of the name.
         """
-        target = cls.at(home)
+        target = cls.at(home, module)
         return target, target.group(stream, group).key
 
     @cached_property

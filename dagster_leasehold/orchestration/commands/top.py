@@ -17,7 +17,7 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.progress import duration
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, StreamArgument
+from dagster_leasehold.orchestration.commands.options import AnyStream, GroupName, Home, Module
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.group_view import (
     GroupReader,
@@ -144,8 +144,10 @@ class Page:
 
 
 def top(
-    stream: StreamArgument = None,
+    stream: AnyStream = None,
+    *,
     group: GroupName = None,
+    module: Module = None,
     home: Home = None,
     interval: Annotated[
         float, typer.Option("--interval", min=0.2, help="Seconds between two readings.")
@@ -156,7 +158,7 @@ def top(
         raise InvalidSetting(
             "`leasehold top` needs a terminal. Use `leasehold status`, which prints the same once."
         )
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     reader = GroupReader(target.store, key, target.streams.opened(key.stream).source)
     watch = _Watch(reader, interval)
     with watch.running():

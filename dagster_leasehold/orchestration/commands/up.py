@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError,
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S
-from dagster_leasehold.orchestration.commands.options import DefinitionsModule, Home, WebPort
+from dagster_leasehold.orchestration.commands.options import Home, Module, WebPort
 from dagster_leasehold.orchestration.commands.processes import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.demo.home import running_alone
@@ -142,7 +142,7 @@ def up(
         int, typer.Option("--nodes", min=1, max=26, help="Number of nodes to start.")
     ] = NODES_DEFAULT,
     port: WebPort = None,
-    module: DefinitionsModule = None,
+    module: Module = None,
     sqlite: Annotated[
         bool, typer.Option("--sqlite", help="Keep leases and Dagster's storage in SQLite.")
     ] = False,

@@ -13,7 +13,7 @@ import typer
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneReport, expire, output_age
 from dagster_leasehold.lease_store.rules.deletable_history import REFERENCE_ENTRIES, reference_time
-from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, StreamArgument
+from dagster_leasehold.orchestration.commands.options import GroupName, Home, Json, Module, Stream
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say, show_json
 from dagster_leasehold.orchestration.progress_display import progress
@@ -28,7 +28,7 @@ SHOWN_MAX = 20
 
 
 def vacuum(
-    stream: StreamArgument = None,
+    stream: Stream,
     *,
     older_than: Annotated[
         str,
@@ -49,6 +49,7 @@ def vacuum(
         ),
     ] = None,
     group: GroupName = None,
+    module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
@@ -68,7 +69,7 @@ def vacuum(
             f"--older-than is {older_than}: use at least 1m, since readers that have listed files "
             "need time to read them."
         )
-    target, key = Target.of_group(home, stream, group)
+    target, key = Target.of_group(home, module, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     days = target.declared(stream).output_days if expire_days is None else expire_days
     forgotten = _expired(target, key, output_age(days), dry_run=dry_run)

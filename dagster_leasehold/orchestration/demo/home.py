@@ -12,12 +12,14 @@ from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.spark.spark_settings import CONNECT, SparkSettings
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.orchestration.settings import DEMO_STREAM, SETTINGS_FILE, Settings
+from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
+from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
 
 MARK_FILE = "demo.json"
 LOCK_FILE = "running.lock"
 NODES = ("node-a", "node-b")
+STREAM = "demo"
 GROUP = "default"
 BATCH_RECORDS_MAX = 5_000
 """Small, so that a demo shows many batches."""
@@ -29,7 +31,7 @@ IDLE_LIMIT_S = 1.0
 def demo_settings(home: Path, spark: SparkSettings) -> Settings:
     """Return the settings of a demo: two nodes, one deployment, one stream, SQLite in the home."""
     stream = StreamSettings(
-        name=DEMO_STREAM,
+        name=STREAM,
         group=GROUP,
         batch_records_max=BATCH_RECORDS_MAX,
         commit_interval_s=COMMIT_INTERVAL_S,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.mariadb_access import dagster_variables
-from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, PREFIX, Settings
+from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE
+from dagster_leasehold.orchestration.settings import PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 
 if TYPE_CHECKING:

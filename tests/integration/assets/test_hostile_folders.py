@@ -57,6 +57,7 @@ OF_HOMES = ("a:b", "50%25off", "%2F")
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_settings(monkeypatch)
+    monkeypatch.setenv("LEASEHOLD_STREAMS", '[{"name": "demo"}]')
     (tmp_path / "homes").mkdir()
     monkeypatch.chdir(tmp_path / "homes")
 
@@ -67,13 +68,13 @@ def test_what_was_loaded_is_read_by_every_engine(
 ) -> None:
     monkeypatch.setenv("LEASEHOLD_HOME", name)
     (tmp_path / "in.log").write_text("".join(f"{line}\n" for line in LINES))
-    assert main(["load", str(tmp_path / "in.log"), "--stream", "demo", "--shards", "1"]) == 0
-    assert main(["group", "create", "default", "--stream", "demo"]) == 0
+    assert main(["load", "demo", str(tmp_path / "in.log"), "--shards", "1"]) == 0
+    assert main(["group", "create", "demo"]) == 0
     home = ConsumedHome(Path(name))
     home.join()
     home.consume("run-1")
     assert main(["table", "create", "demo"]) == 0
-    assert main(["verify", "--stream", "demo"]) == 0
+    assert main(["verify", "demo"]) == 0
     capsys.readouterr()
     assert main(["cat", "demo"]) == 0
     read = [json.loads(line)["value"] for line in capsys.readouterr().out.splitlines()]
@@ -107,7 +108,7 @@ def test_what_cannot_be_an_address_is_refused_before_anything_is_written(
     monkeypatch.setenv(variable, name)
     monkeypatch.setenv("LEASEHOLD_HOME", name if variable == "LEASEHOLD_HOME" else "home")
     (tmp_path / "in.log").write_text("line\n")
-    assert main(["load", str(tmp_path / "in.log"), "--stream", "demo"]) == 2
+    assert main(["load", "demo", str(tmp_path / "in.log")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "choose another" in error

@@ -50,7 +50,12 @@ def accounts(mariadb: MariaDB) -> Iterator[dict[str, str]]:
 def leasehold(url: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", *words],
-        env={**os.environ, "LEASEHOLD_DATABASE_URL": url, "LEASEHOLD_HOME": str(home)},
+        env={
+            **os.environ,
+            "LEASEHOLD_DATABASE_URL": url,
+            "LEASEHOLD_HOME": str(home),
+            "LEASEHOLD_STREAMS": '[{"name": "demo"}]',
+        },
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -111,7 +116,7 @@ def test_the_worker_account_can_do_its_work_and_no_more(
 @pytest.mark.mariadb
 def test_a_worker_is_told_to_upgrade(accounts: dict[str, str], tmp_path: Path) -> None:
     """The order of the page: without the upgrade, a sentence; with it, the command works."""
-    early = leasehold(accounts["worker"], tmp_path, "status", "--stream", "demo")
+    early = leasehold(accounts["worker"], tmp_path, "status", "demo")
     assert early.returncode in (1, 2)
     assert "leasehold db upgrade" in early.stderr
     assert len(early.stderr.strip().splitlines()) == 1

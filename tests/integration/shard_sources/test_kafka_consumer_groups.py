@@ -24,7 +24,7 @@ from tests.kafka_wire import Stored
 from tests.unit.docs.recorded_output import assert_printed
 
 TOPIC, OLD = "orders", "old-consumers"
-IMPORT = ("checkpoint", "import")
+IMPORT = ("checkpoint", "import", TOPIC)
 FROM_OLD = (*IMPORT, "--consumer-group", OLD)
 RECORDS = 20
 
@@ -74,13 +74,13 @@ def test_what_a_group_read_is_not_read_again_and_what_it_did_not_is(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = deployment.read_by_others(0, 7)
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     deployment.broker.joined.add(OLD)
     refused = output_of(capsys, *FROM_OLD, code=2)
     assert refused.startswith(f"Kafka's group '{OLD}' is stable: stop its consumers first")
     deployment.broker.joined.clear()
     printed = output_of(capsys, *FROM_OLD, "--from", "kafka-group")
-    assert_printed(IMPORT, printed)
+    assert_printed(IMPORT[:2], printed)
     assert "Shards without a checkpoint there: 1." in printed
     assert deployment.checkpoints() == {"0": "7", "1": None}
     deployment.consume("run-1")
@@ -91,12 +91,12 @@ def test_what_a_group_read_is_not_read_again_and_what_it_did_not_is(
 def test_there_and_back_each_record_is_read_once(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     deployment.consume("run-1")
     deployment.append(5)
     assert_printed(
         ("checkpoint", "export"),
-        output_of(capsys, "checkpoint", "export", "--consumer-group", "new"),
+        output_of(capsys, "checkpoint", "export", TOPIC, "--consumer-group", "new"),
     )
     others = [record for n in (0, 1) for record in deployment.read_by_others(n, 3, "new")]
     assert others == [f"{n}:{offset}" for n in (0, 1) for offset in (20, 21, 22)]
@@ -109,11 +109,11 @@ def test_a_group_that_is_at_work_takes_no_checkpoints(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployment.read_by_others(0, 1)
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     deployment.consume("run-1")
     before = dict(deployment.broker.committed)
     deployment.broker.joined.add(OLD)
-    export = ("checkpoint", "export", "--consumer-group", OLD)
+    export = ("checkpoint", "export", TOPIC, "--consumer-group", OLD)
     assert "stop its consumers first" in output_of(capsys, *export, code=2)
     # Kafka itself refuses to commit for a group that somebody has joined.
     deployment.broker.refuse_commits = 25
@@ -125,7 +125,7 @@ def test_a_group_that_is_at_work_takes_no_checkpoints(
 def test_what_is_committed_here_is_withdrawn_only_by_force(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     deployment.consume("run-1", records_max=10)
     old = [record for number in (0, 1) for record in deployment.read_by_others(number, 10)]
     refused = output_of(capsys, *FROM_OLD, code=2)
@@ -139,7 +139,7 @@ def test_what_is_committed_here_is_withdrawn_only_by_force(
 def test_offsets_that_the_log_does_not_hold_are_refused_or_become_gaps(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     deployment.read_by_others(0, 5)
     place = (OLD, TOPIC, 0)
     for offset, partition, reason in ((21, 0, "ends at 20"), (3, 7, "has no shard 7")):
@@ -160,7 +160,7 @@ def test_offsets_that_the_log_does_not_hold_are_refused_or_become_gaps(
 def test_another_name_or_topic_is_one_sentence(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     deployment.read_by_others(0, 1)
     unknown = output_of(capsys, *IMPORT, "--consumer-group", "nobody", code=2)
     assert f"the groups there are: {OLD}." in unknown
@@ -197,7 +197,7 @@ def write_query(location: OutputPlace, batches: int, committed_batches: int) -> 
 def test_a_stopped_query_is_taken_over_at_its_newest_batch_that_is_done(
     deployment: Deployment, location: OutputPlace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     write_query(location, batches=3, committed_batches=2)
     spark = (*IMPORT, "--from", "spark-offsets", "--checkpoint-location", str(location))
     assert "add --stopped" in output_of(capsys, *spark, code=2)
@@ -214,7 +214,7 @@ def test_a_stopped_query_is_taken_over_at_its_newest_batch_that_is_done(
 def test_a_query_and_its_location_are_named_together(
     deployment: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", TOPIC)
     both = "Give both --from spark-offsets and --checkpoint-location"
     assert both in output_of(capsys, *IMPORT, "--from", "spark-offsets", code=2)
     assert both in output_of(capsys, *IMPORT, "--checkpoint-location", "x", code=2)

@@ -39,7 +39,7 @@ def test_records_below_the_checkpoint_are_not_skipped(
     options = {"bootstrap_servers": broker.address, "timeout_s": 20}
     source = KafkaSource(KafkaOptions.model_validate(options), TOPIC)
     home = ConsumingHome(tmp_path, monkeypatch, TOPIC, "kafka", source, options)
-    assert main(["group", "create", "default"]) == 0
+    assert main(["group", "create", TOPIC]) == 0
     broker.produce(TOPIC, 0, [f"old {number}" for number in range(5)])
     identity = source.log_identity()
     assert identity
@@ -50,7 +50,7 @@ def test_records_below_the_checkpoint_are_not_skipped(
     assert source.log_identity() not in (None, identity)
     home.consume("run-2")
     assert home.checkpoints() == {"0": "5"}
-    accepted = json.loads(output_of(capsys, "group", "accept-log", "default", "--json"))
+    accepted = json.loads(output_of(capsys, "group", "accept-log", TOPIC, "--json"))
     assert accepted["log"] == source.log_identity()
     home.consume("run-3")
     assert home.checkpoints() == {"0": "8"}

@@ -25,7 +25,6 @@ from tests.own_environments import PackagesMissing
 from tests.sources.worlds.kinesis import FAST, KinesaliteWorld
 from tests.unit.shard_sources.kinesis.packing import pack
 
-IMPORT = ("checkpoint", "import", "--consumer-group", APPLICATION, "--failover", "0.1")
 STREAM = "orders"
 
 
@@ -41,6 +40,12 @@ class Stream(ConsumingHome):
         self.log: list[str] = []
         self.client = kinesis_servers.client(str(source.options.endpoint_url))
         self.dynamodb = kinesis_servers.client(dynamodb, "dynamodb")
+
+    @property
+    def importing(self) -> tuple[str, ...]:
+        """The words that import the application's checkpoints."""
+        words = ("checkpoint", "import", self.key.stream)
+        return (*words, "--consumer-group", APPLICATION, "--failover", "0.1")
 
     def shards(self) -> dict[str, Any]:
         """Return the open shards by id."""
@@ -137,8 +142,8 @@ def test_finished_shards_and_packed_records_are_not_read_again(
     stream.put_lease(second, before[second][2], part=1)
     stream.put_lease(low, begun, parents=[first])
     stream.put_lease(high, "TRIM_HORIZON", parents=[first])
-    output_of(capsys, "group", "create", "default")
-    printed = output_of(capsys, *IMPORT)
+    output_of(capsys, "group", "create", stream.key.stream)
+    printed = output_of(capsys, *stream.importing)
     assert "Imported 4 checkpoints" in printed
     stream.consume("run-1")
     assert_each_once(old, committed(capsys, stream.key.stream), stream.log)
@@ -151,23 +156,23 @@ def test_leases_that_tell_no_place_are_named_or_refused(
     stream = split_stream
     first, second = sorted(stream.shards())
     numbers = stream.put(1)
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", stream.key.stream)
     for columns, reason in (
         ({"pendingCheckpoint": numbers[first][1]}, "prepared and not made"),
         ({"startingHashKey": "5"}, "is of another stream"),
     ):
         stream.put_lease(first, numbers[first][0], **columns)
-        assert reason in output_of(capsys, *IMPORT, code=2)
+        assert reason in output_of(capsys, *stream.importing, code=2)
     stream.put_lease(first, "SHARD_END")
-    assert "but the shard is open" in output_of(capsys, *IMPORT, code=2)
+    assert "but the shard is open" in output_of(capsys, *stream.importing, code=2)
     stream.put_lease(first, "LATEST")
     stream.put_lease(second, numbers[second][0], leaseOwner="dead-worker")
-    printed = output_of(capsys, *IMPORT)
+    printed = output_of(capsys, *stream.importing)
     assert "Imported 1 checkpoint of" in printed
     assert f"Shards without a checkpoint there: {first}." in printed
-    missing = ("checkpoint", "import", "--consumer-group", "no-such-app")
+    missing = (*stream.importing[:3], "--consumer-group", "no-such-app")
     assert "DynamoDB table 'no-such-app'" in output_of(capsys, *missing, code=2)
-    assert "only read here" in output_of(capsys, "checkpoint", "export", code=2)
+    assert "only read here" in output_of(capsys, "checkpoint", "export", stream.key.stream, code=2)
 
 
 def eventually(holds: Callable[[], bool], within_s: float = 60) -> None:
@@ -204,7 +209,15 @@ def test_a_running_worker_of_kcl_is_stopped_and_taken_over(
         worker.start(STREAM)
         eventually(lambda: len(worker.read()) == 8)
         do_as_the_page_says(capsys, "The steps")
-        running = ("checkpoint", "import", "--consumer-group", APPLICATION, "--failover", "2")
+        running = (
+            "checkpoint",
+            "import",
+            "orders",
+            "--consumer-group",
+            APPLICATION,
+            "--failover",
+            "2",
+        )
         assert "are being renewed by" in output_of(capsys, *running, code=2)
         worker.stop()
         stream.put(3)

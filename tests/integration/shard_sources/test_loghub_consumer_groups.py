@@ -97,13 +97,15 @@ def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
 ) -> None:
     cursor = old_consumers(deployment, groups=2)
     do_as_the_page_says(capsys, "The steps", orders=LOGSTORE)
-    refused = output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, code=2)
+    refused = output_of(capsys, "checkpoint", "import", LOGSTORE, "--consumer-group", OLD, code=2)
     assert "hold shards 0, 1" in refused
     assert "add --stopped" in refused
     assert deployment.service_cursors() == {}
     do_as_the_page_says(capsys, "A consumer group of LogHub", visits=LOGSTORE)
     assert deployment.service_cursors() == {"0": cursor, "1": None}
-    again = output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, "--stopped")
+    again = output_of(
+        capsys, "checkpoint", "import", LOGSTORE, "--consumer-group", OLD, "--stopped"
+    )
     assert "Imported 0" in again
     deployment.consume("run-1")
     assert committed(capsys, LOGSTORE, "0") == [f"0:{number}" for number in range(8, 20)]
@@ -114,7 +116,7 @@ def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
 def test_there_and_back_each_record_is_read_once(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", LOGSTORE)
     deployment.consume("run-1", 20)
     deployment.append("0", 2)
     names = {"visits": LOGSTORE, "new-consumers": "new"}
@@ -137,19 +139,19 @@ def test_there_and_back_each_record_is_read_once(
 def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", LOGSTORE)
     source, shard = deployment.source, ShardId("0")
     begin = source.cursor_at(shard, Position.BEGIN)
     within = source.plan(shard, begin, Limits(records_max=3)).end
     assert within == f"{begin}.3"
     deployment.consume("run-0", 20)
-    output_of(capsys, "checkpoint", "set", "0", "begin", "--force")
+    output_of(capsys, "checkpoint", "set", LOGSTORE, "0", "begin", "--force")
     deployment.store.force_checkpoint(deployment.key, shard, within, observer="test", reason="test")
-    refused = output_of(capsys, "checkpoint", "export", code=2)
+    refused = output_of(capsys, "checkpoint", "export", LOGSTORE, code=2)
     assert "shards 0" in refused
     assert "--repeat" in refused
     assert deployment.sdk.list_consumer_group(PROJECT, LOGSTORE).get_count() == 0
-    out = output_of(capsys, "checkpoint", "export", "--repeat")
+    out = output_of(capsys, "checkpoint", "export", LOGSTORE, "--repeat")
     assert "Shards that begin their LogGroup again: 0." in out
     begun = GroupCursor.parse(shard, begin).service
     assert deployment.service_checkpoints("default")[0] == begun
@@ -197,7 +199,7 @@ def test_a_running_worker_of_the_sdk_is_stopped_and_taken_over(
         assert time.monotonic() < deadline, old
         time.sleep(0.05)
     do_as_the_page_says(capsys, "The steps", orders=LOGSTORE)
-    taken = ("checkpoint", "import", "--consumer-group", OLD)
+    taken = ("checkpoint", "import", LOGSTORE, "--consumer-group", OLD)
     assert "hold shards 0, 1" in output_of(capsys, *taken, code=2)
     worker.shutdown()
     worker.join(30)
@@ -214,12 +216,14 @@ def test_a_running_worker_of_the_sdk_is_stopped_and_taken_over(
 def test_the_service_s_mistakes_and_ours_are_one_sentence(
     deployment: Deployment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output_of(capsys, "group", "create", "default")
+    output_of(capsys, "group", "create", LOGSTORE)
     old_consumers(deployment, groups=1)
-    unknown = output_of(capsys, "checkpoint", "import", "--consumer-group", "nobody", code=2)
+    unknown = output_of(
+        capsys, "checkpoint", "import", LOGSTORE, "--consumer-group", "nobody", code=2
+    )
     assert f"known are: {OLD}" in unknown
     monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": LOGSTORE}]))
-    refused = output_of(capsys, "checkpoint", "export", code=2)
+    refused = output_of(capsys, "checkpoint", "export", LOGSTORE, code=2)
     assert "for streams of kafka, kinesis, loghub" in refused
 
 
@@ -227,8 +231,8 @@ def test_an_import_of_a_group_that_is_at_work_is_done_when_it_is_asked_for(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cursor = old_consumers(deployment, groups=3)
-    output_of(capsys, "group", "create", "default")
-    output_of(capsys, "checkpoint", "import", "--consumer-group", OLD, "--live")
+    output_of(capsys, "group", "create", LOGSTORE)
+    output_of(capsys, "checkpoint", "import", LOGSTORE, "--consumer-group", OLD, "--live")
     assert deployment.service_cursors()["0"] == cursor
 
 
@@ -237,8 +241,8 @@ def test_an_expired_checkpoint_becomes_a_gap(
 ) -> None:
     old_consumers(deployment, groups=1)
     deployment.world.logstore.shard("0").expire(3)
-    output_of(capsys, "group", "create", "default")
-    taken = ("checkpoint", "import", "--consumer-group", OLD, "--stopped")
+    output_of(capsys, "group", "create", LOGSTORE)
+    taken = ("checkpoint", "import", LOGSTORE, "--consumer-group", OLD, "--stopped")
     assert "add --gaps" in output_of(capsys, *taken, code=2)
     assert deployment.service_cursors() == {"0": None, "1": None}
     output_of(capsys, *taken, "--gaps")

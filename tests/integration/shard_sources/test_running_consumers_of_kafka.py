@@ -192,8 +192,8 @@ def test_a_running_group_is_stopped_and_taken_over_and_goes_on_later(
 ) -> None:
     output, log = tmp_path / "read-by-group", tmp_path / "group.log"
     consumer = ("-c", CONSUMER, topic.broker.address, TOPIC, OLD)
-    taken = ("checkpoint", "import", "--consumer-group", OLD)
-    given = ("checkpoint", "export", "--consumer-group", OLD)
+    taken = ("checkpoint", "import", TOPIC, "--consumer-group", OLD)
+    given = ("checkpoint", "export", TOPIC, "--consumer-group", OLD)
     topic.append(30)
     do_as_the_page_says(capsys, "The steps")
     with running(output, log, *consumer) as read:

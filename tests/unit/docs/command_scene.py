@@ -20,6 +20,7 @@ from unittest.mock import patch
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
 from dagster_leasehold.orchestration.settings import PREFIX
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
@@ -93,10 +94,11 @@ def play(folder: Path, *, with_spark: bool = False) -> Outputs:
         scene = Scene(with_spark)
         Path("requests.log").write_text("".join(f"{line}\n" for line in LINES), "utf-8")
         Path(f"{MODULE}.py").write_text(DECLARATION, "utf-8")
+        Path(SETTINGS_FILE).write_text('[[streams]]\nname = "demo"\n', "utf-8")
         scene.run("version")
         scene.run("db upgrade", words=2)
-        scene.run("load requests.log --stream demo --shards 2")
-        scene.run("group create default --timeout 30", words=2)
+        scene.run("load demo requests.log --shards 2")
+        scene.run("group create demo --timeout 30", words=2)
         home = ConsumedHome(HOME, records_max=2)
         try:
             _look(scene, home)
@@ -120,14 +122,14 @@ def _look(scene: Scene, home: ConsumedHome) -> None:
     scene.run("plan --explain")
     scene.run("journal --limit 6")
     scene.run("verify")
-    scene.run("cat demo --shard 0")
+    scene.run("cat demo 0")
     scene.run("cat demo --parquet requests.parquet")
     scene.outputs["cat", "--parquet"] = scene.outputs.pop(("cat",))
-    scene.run("cat demo --shard 0")
+    scene.run("cat demo 0")
     scene.run("checkpoint get", words=2)
     scene.run("shard list", words=2)
     scene.run("group list", words=2)
-    scene.run("group show default", words=2)
+    scene.run("group show demo", words=2)
     scene.run("quarantine list demo", words=2)
     scene.run("quarantine skip demo 1", words=2)
 
@@ -141,8 +143,8 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
         )
     home.sweeper.refuses = lambda _: False
     with spark:
-        scene.run(f"quarantine retry demo --module {MODULE}", words=2)
-        scene.run("replay demo --shard 0")
+        scene.run(f"quarantine retry demo -m {MODULE}", words=2)
+        scene.run("replay demo 0")
     scene.run("table create demo", words=2)
     scene.run("compact demo")
     for path in HOME.rglob("*.parquet"):
@@ -153,20 +155,20 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
 
 def _change(scene: Scene, home: ConsumedHome) -> None:
     """Commands that change a group, a log or a checkpoint; retention takes what was not read."""
-    scene.run("group update default --ordered --node-cap 8", words=2)
-    scene.run("group accept-log default", words=2)
-    scene.run("checkpoint set 1 begin --force --reason 'read it again'", words=2)
+    scene.run("group update demo --ordered --node-cap 8", words=2)
+    scene.run("group accept-log demo", words=2)
+    scene.run("checkpoint set demo 1 begin --force --reason 'read it again'", words=2)
     home.log.retain("1", "3")
     home.consume("77d0be12")
     scene.run("gap list demo", words=2)
     scene.run("gap ack demo 1", words=2)
-    scene.run("shard split 0", words=2)
-    scene.run("shard merge 3 1", words=2)
-    scene.run("group pause default", words=2)
-    scene.run("group drain default", words=2)
+    scene.run("shard split demo 0", words=2)
+    scene.run("shard merge demo 3 1", words=2)
+    scene.run("group pause demo", words=2)
+    scene.run("group drain demo", words=2)
     os.environ["NEW_DATABASE_URL"] = "sqlite:///new/leases.db"
     scene.run("db upgrade --env NEW_DATABASE_URL", words=3)
     scene.run("db copy --to-env NEW_DATABASE_URL", words=2)
     scene.run("db prune --older-than 30", words=2)
-    scene.run("group resume default", words=2)
-    scene.run("group delete default --force", words=2)
+    scene.run("group resume demo", words=2)
+    scene.run("group delete demo --force", words=2)

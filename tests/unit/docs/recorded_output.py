@@ -68,11 +68,11 @@ shard  state          node  lag  age  records/s  caught up in  epoch  run  paren
         "Metrics on http://127.0.0.1:9464/metrics; Ctrl-C ends it.",
     ),
     ("checkpoint", "import"): (
-        "leasehold checkpoint import --consumer-group old-consumers",
+        "leasehold checkpoint import orders --consumer-group old-consumers",
         "Imported 1 checkpoint of 'old-consumers' into orders/default.",
     ),
     ("checkpoint", "export"): (
-        "leasehold checkpoint export --consumer-group new",
+        "leasehold checkpoint export orders --consumer-group new",
         "Exported 2 checkpoints of orders/default to 'new'.",
     ),
 }

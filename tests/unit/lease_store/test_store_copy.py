@@ -168,7 +168,7 @@ def test_a_group_that_may_go_on_is_not_copied(source: str, target: str) -> None:
     world.store.update_group(dataclasses.replace(group, paused=True), observer="test")
     sentence = refused(source, target)
     assert "Shard y of stream/other is open in run run-1" in sentence
-    assert "leasehold group drain other --stream stream" in sentence
+    assert "leasehold group drain stream --group other" in sentence
     assert not any(content(target).values())
 
 

@@ -12,6 +12,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits
@@ -19,6 +20,13 @@ from tests.unit.assets.consumption_world import ArrowSweeper, Beat
 
 NODE = NodeName("a")
 KEY = GroupKey.parse("default", "demo")
+
+
+def declare(home: Path, stream: str) -> None:
+    """Have the settings of a home declare a stream in its simplest form, if it has none yet."""
+    home.mkdir(parents=True, exist_ok=True)
+    if not (file := home / SETTINGS_FILE).exists():
+        file.write_text(f'[[streams]]\nname = "{stream}"\n', "utf-8")
 
 
 class ConsumedHome:
@@ -39,6 +47,7 @@ class ConsumedHome:
         self.settings = Settings(
             home=home, database_url=url, output=None if output is None else str(output)
         )
+        declare(home, str(key.stream))
         self.log = LocalLog(self.settings.log_folder(key.stream))
         self.place = self.settings.output_folder(key.stream, key.group)
         self.output = Path(str(self.place))

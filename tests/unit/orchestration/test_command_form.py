@@ -61,17 +61,17 @@ def test_every_command_that_ends_takes_json() -> None:
 
 CHANGES = (
     ("db upgrade", {"upgraded": True}),
-    ("load in.log --stream demo", {"records": 2, "stream": "demo"}),
-    ("group create other --timeout 9", {"group": "other", "timeout_s": 9.0}),
-    ("group update other --unordered", {"changed": True, "ordered": False}),
-    ("group update other --unordered", {"changed": False, "ordered": False}),
-    ("group pause other", {"group": "other", "paused": True}),
-    ("group resume other", {"paused": False}),
-    ("group delete other", {"stream": "demo", "group": "other", "deleted": True}),
-    ("checkpoint set 1 begin --force", {"from": "10", "to": "0", "begin_again": []}),
+    ("load demo in.log", {"records": 2, "stream": "demo"}),
+    ("group create demo --group other --timeout 9", {"group": "other", "timeout_s": 9.0}),
+    ("group update demo --group other --unordered", {"changed": True, "ordered": False}),
+    ("group update demo --group other --unordered", {"changed": False, "ordered": False}),
+    ("group pause demo --group other", {"group": "other", "paused": True}),
+    ("group resume demo --group other", {"paused": False}),
+    ("group delete demo --group other", {"stream": "demo", "group": "other", "deleted": True}),
+    ("checkpoint set demo 1 begin --force", {"from": "10", "to": "0", "begin_again": []}),
     ("gap ack demo 1", {"group": "demo/default", "shard": "1", "accepted": []}),
-    ("shard split 0", {"parents": ["0"], "children": ["2", "3"]}),
-    ("shard merge 3 1", {"parents": ["3", "1"], "children": ["4"]}),
+    ("shard split demo 0", {"parents": ["0"], "children": ["2", "3"]}),
+    ("shard merge demo 3 1", {"parents": ["3", "1"], "children": ["4"]}),
     ("cat demo --parquet new.parquet", {"file": "new.parquet", "records": 10}),
 )
 
@@ -99,7 +99,7 @@ def test_cat_writes_one_parquet_file_and_never_over_another(
         ("all.parquet", "already exists: name a new one with --parquet"),
         ("nowhere/all.parquet", "does not exist: name a file in one that does with --parquet"),
     ):
-        error = output_of(capsys, "cat", "demo", "--shard", "1", "--parquet", file, code=2)
+        error = output_of(capsys, "cat", "demo", "1", "--parquet", file, code=2)
         assert reason in error
         assert error.count("\n") == 1
     assert Path("all.parquet").read_bytes() == before
@@ -135,8 +135,8 @@ def test_tables_fit_a_hundred_columns_whatever_the_names(
         ("journal", *wide),
         ("checkpoint", "get", *wide),
         ("group", "list"),
-        ("group", "show", WIDE.group),
-        ("group", "drain", WIDE.group, "--timeout", "0"),
+        ("group", "show", *wide),
+        ("group", "drain", "demo", *wide, "--timeout", "0"),
         ("gap", "list", "demo"),
         ("shard", "list"),
         ("quarantine", "list", "demo"),
@@ -185,7 +185,7 @@ def test_long_work_shows_its_progress_on_a_terminal_alone(
 ) -> None:
     Path("in.log").write_bytes(b"line\n" * 1000)
     for command, shows in (
-        ("load in.log --stream demo --json", "1,000 records"),
+        ("load demo in.log --json", "1,000 records"),
         ("cat demo --parquet all.parquet --json", "19 of 19 records"),
         ("compact demo --json", "6 of 6 batches"),
         ("vacuum demo --json", "looking for files"),
@@ -194,7 +194,7 @@ def test_long_work_shows_its_progress_on_a_terminal_alone(
         assert shows in screen, command
         json.loads(out)  # the bar has left standard output alone
     capsys.readouterr()
-    assert main(["load", "in.log", "--stream", "demo"]) == 0
+    assert main(["load", "demo", "in.log"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -214,13 +214,13 @@ def completed(words: str) -> set[str]:
 
 
 def test_bash_completes_commands_options_and_streams(home: ConsumedHome, tmp_path: Path) -> None:
-    (tmp_path / "leasehold.toml").write_text(
+    (tmp_path / "home" / "leasehold.toml").write_text(
         '[[streams]]\nname = "orders"\n[[streams]]\nname = "visits"\n'
     )
     assert completed("leasehold q") == {"quarantine"}
     assert completed("leasehold group de") == {"delete"}
     assert "--older-than" in completed("leasehold vacuum --o")
-    assert completed("leasehold status --stream vis") == {"visits"}
+    assert completed("leasehold status vis") == {"visits"}
     assert completed("leasehold cat ord") == {"orders"}
 
 
@@ -242,4 +242,4 @@ def test_wrong_settings_complete_nothing_and_say_nothing(
     home: ConsumedHome, tmp_path: Path
 ) -> None:
     (tmp_path / "leasehold.toml").write_text("nodes = [")
-    assert completed("leasehold status --stream d") == set()
+    assert completed("leasehold status d") == set()

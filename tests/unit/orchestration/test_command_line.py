@@ -32,10 +32,11 @@ NODE = NodeName("node-a")
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home that every command finds through the environment."""
+    """A home that is not there yet, found through the environment, with one declared stream."""
     forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    (tmp_path / "leasehold.toml").write_text('[[streams]]\nname = "demo"\n')
     return tmp_path / "home"
 
 
@@ -138,21 +139,37 @@ def test_version_is_that_of_the_distribution(run) -> None:
 
 
 def test_groups_are_created_listed_changed_paused_and_deleted(run, home: Path) -> None:
-    assert run("group", "create", "g1", "--unordered", "--timeout", 9, "--node-cap", 2).code == 0
-    shown = run("group", "show", "g1", "--json").json
+    assert (
+        run(
+            "group",
+            "create",
+            "demo",
+            "--group",
+            "g1",
+            "--unordered",
+            "--timeout",
+            9,
+            "--node-cap",
+            2,
+        ).code
+        == 0
+    )
+    shown = run("group", "show", "demo", "--group", "g1", "--json").json
     assert shown["ordered"] is False
     assert shown["timeout_s"] == 9
     assert shown["node_cap"] == 2
-    assert run("group", "update", "g1", "--ordered", "--node-cap", 0).code == 0
-    assert run("group", "update", "g1", "--ordered").out.endswith("already has these settings.\n")
-    shown = run("group", "show", "g1", "--json").json
+    assert run("group", "update", "demo", "--group", "g1", "--ordered", "--node-cap", 0).code == 0
+    assert run("group", "update", "demo", "--group", "g1", "--ordered").out.endswith(
+        "already has these settings.\n"
+    )
+    shown = run("group", "show", "demo", "--group", "g1", "--json").json
     assert shown["ordered"] is True
     assert shown["node_cap"] is None
-    assert run("group", "pause", "g1").code == 0
+    assert run("group", "pause", "demo", "--group", "g1").code == 0
     assert run("group", "list", "--json").json[0]["paused"] is True
-    assert run("group", "resume", "g1").code == 0
-    assert run("group", "show", "g1", "--json").json["paused"] is False
-    assert run("group", "delete", "g1").code == 0
+    assert run("group", "resume", "demo", "--group", "g1").code == 0
+    assert run("group", "show", "demo", "--group", "g1", "--json").json["paused"] is False
+    assert run("group", "delete", "demo", "--group", "g1").code == 0
     assert run("group", "list", "--json").json == []
 
 
@@ -162,13 +179,13 @@ def test_load_reads_a_pipe_once(run, tmp_path: Path) -> None:
     os.mkfifo(pipe)
     feeder = threading.Thread(target=lambda: pipe.write_bytes(b"one\ntwo\n"))
     feeder.start()
-    assert run("load", "pipe", "--shards", 1, "--json").json["records"] == 2
+    assert run("load", "demo", "pipe", "--shards", 1, "--json").json["records"] == 2
     feeder.join(timeout=10)
 
 
 def test_load_makes_the_log_and_appends_lines_as_they_are(run, home: Path, tmp_path: Path) -> None:
     (tmp_path / "in.log").write_bytes(b"a\r\n\nb\xff\nlast")
-    outcome = run("load", "in.log", "--shards", 2)
+    outcome = run("load", "demo", "in.log", "--shards", 2)
     assert outcome.code == 0, outcome.err
     assert outcome.out.startswith("Loaded 4 records into 2 shards")
     listed = run("shard", "list", "--json").json
@@ -176,8 +193,8 @@ def test_load_makes_the_log_and_appends_lines_as_they_are(run, home: Path, tmp_p
 
 
 def test_shards_are_split_and_merged(run, log: LocalLog) -> None:
-    assert run("shard", "split", "0").out == "Split shard 0 into 4 and 5.\n"
-    assert run("shard", "merge", "2", "3").out == "Merged shards 2 and 3 into 6.\n"
+    assert run("shard", "split", "demo", "0").out == "Split shard 0 into 4 and 5.\n"
+    assert run("shard", "merge", "demo", "2", "3").out == "Merged shards 2 and 3 into 6.\n"
     listed = {shard["shard"]: shard for shard in run("shard", "list", "--json").json}
     assert listed["0"]["read_only"] is True
     assert listed["6"]["parents"] == ["2", "3"]
@@ -244,7 +261,7 @@ def test_plan_explains_itself_and_changes_nothing(run, store: LeaseStore) -> Non
 
 
 def test_journal_tells_each_claim_with_its_reason(run, store: LeaseStore) -> None:
-    entries = run("journal", "--shard", "2", "--json").json
+    entries = run("journal", "demo", "2", "--json").json
     assert [entry["edge"] for entry in entries if entry["kind"] == "edge"] == [1, 3]
     table = run("journal").out
     assert "edge 3" in table
@@ -298,7 +315,7 @@ def test_cat_prints_committed_records_and_no_others(
     }
     assert second["value_base64"] == "/wA="
     assert "value" not in second
-    assert run("cat", "demo", "--shard", "0").out == ""
+    assert run("cat", "demo", "0").out == ""
 
 
 def test_cat_into_a_closed_pipe_is_quiet(store: LeaseStore, log: LocalLog, home: Path) -> None:
@@ -318,15 +335,15 @@ def test_cat_into_a_closed_pipe_is_quiet(store: LeaseStore, log: LocalLog, home:
 
 def test_a_checkpoint_is_set_by_force_alone(run, store: LeaseStore, log: LocalLog) -> None:
     log.append("1", [b"a", b"b", b"c"])
-    refused = run("checkpoint", "set", "1", "2")
+    refused = run("checkpoint", "set", "demo", "1", "2")
     assert refused.code == 2
     assert "--force" in refused.err
-    assert run("checkpoint", "set", "1", "2", "--force", "--reason", "skip it").code == 0
-    assert run("checkpoint", "get", "1", "--json").json[0]["check_point"] == "2"
+    assert run("checkpoint", "set", "demo", "1", "2", "--force", "--reason", "skip it").code == 0
+    assert run("checkpoint", "get", "demo", "1", "--json").json[0]["check_point"] == "2"
     forced = [entry for entry in run("journal", "--json").json if entry["kind"] == "force"]
     assert forced[0]["reason"] == "skip it"
-    assert run("checkpoint", "set", "1", "end", "--force").code == 0
-    assert run("checkpoint", "get", "1", "--json").json[0]["check_point"] == "3"
+    assert run("checkpoint", "set", "demo", "1", "end", "--force").code == 0
+    assert run("checkpoint", "get", "demo", "1", "--json").json[0]["check_point"] == "3"
 
 
 @pytest.mark.parametrize(
@@ -334,29 +351,29 @@ def test_a_checkpoint_is_set_by_force_alone(run, store: LeaseStore, log: LocalLo
     [
         ("frob", "No such command 'frob'"),
         ("status --frob", "No such option"),
-        ("status --stream nope", "the declared streams are: demo"),
+        ("status nope", "the declared streams are: demo"),
         ("cat nope", "the declared streams are: demo"),
         ("status --group nope", "its groups are: default"),
-        ("cat demo --shard 77", "its shards are: 0, 1, 2, 3"),
-        ("cat demo --shard ../1", "not a valid shard name"),
-        ("checkpoint get 77", "its shards are: 0, 1, 2, 3"),
-        ("checkpoint set 1 99 --force", "not a cursor of shard '1'"),
-        ("checkpoint set 1 yesterday --force", "not a cursor of shard '1'"),
-        ("checkpoint set 1 -- -1 --force", ""),
-        ("shard split 77", "no shard '77'"),
-        ("shard merge 0 2", "do not touch"),
-        ("shard merge 0 0", "itself"),
-        ("load missing.log", "missing.log cannot be read"),
-        ("load .", "cannot be read: Is a directory"),
-        ("load x --shards 0", "--shards"),
-        ("group create default", "default"),
-        ("group create a/b", "not a valid consumer group name"),
-        ("group create g --initial-position soon", "not a position"),
-        ("group create g --timeout 0", "timeout"),
-        ("group create g --node-cap -1", "--node-cap"),
-        ("group create g --assignment best", "assignment"),
-        ("group show nope", "no consumer group 'nope'"),
-        ("group delete default", "force"),
+        ("cat demo 77", "its shards are: 0, 1, 2, 3"),
+        ("cat demo ../1", "not a valid shard name"),
+        ("checkpoint get demo 77", "its shards are: 0, 1, 2, 3"),
+        ("checkpoint set demo 1 99 --force", "not a cursor of shard '1'"),
+        ("checkpoint set demo 1 yesterday --force", "not a cursor of shard '1'"),
+        ("checkpoint set demo 1 -- -1 --force", ""),
+        ("shard split demo 77", "no shard '77'"),
+        ("shard merge demo 0 2", "do not touch"),
+        ("shard merge demo 0 0", "itself"),
+        ("load demo missing.log", "missing.log cannot be read"),
+        ("load demo .", "cannot be read: Is a directory"),
+        ("load demo x --shards 0", "--shards"),
+        ("group create demo", "default"),
+        ("group create demo --group a/b", "not a valid consumer group name"),
+        ("group create demo --group g --initial-position soon", "not a position"),
+        ("group create demo --group g --timeout 0", "timeout"),
+        ("group create demo --group g --node-cap -1", "--node-cap"),
+        ("group create demo --group g --assignment best", "assignment"),
+        ("group show demo --group nope", "no consumer group 'nope'"),
+        ("group delete demo", "force"),
         ("demo --input missing.log", "missing.log cannot be read"),
         ("demo", "no demo made it"),
         ("journal --limit 0", "--limit"),
@@ -387,7 +404,7 @@ def test_a_home_without_a_store_is_a_sentence_and_stays_absent(run, home: Path) 
 
 def test_a_home_that_is_a_file_is_a_sentence(run, home: Path) -> None:
     home.write_text("")
-    for command in ("status", "group create g", "demo --records 1", "ui"):
+    for command in ("status", "group create demo --group g", "demo --records 1", "ui"):
         outcome = run(*command.split())
         assert outcome.code == 2, command
         assert str(home) in outcome.err
@@ -425,7 +442,7 @@ def test_a_source_without_its_library_says_what_to_install(
     monkeypatch.setitem(sys.modules, library, None)
     streams = [{"name": "orders", "source": source, "options": options}]
     monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(streams))
-    assert run("group", "create", "default").code == 0
+    assert run("group", "create", "orders").code == 0
     for command in ("status", "ui"):
         outcome = run(command)
         assert outcome.code == 2, outcome.out

@@ -136,7 +136,7 @@ def test_a_mistake_is_one_sentence_of_the_command_line(
         project(visits=stream_in_yaml(**attributes))
     chain = f"{refused.value} {refused.value.__cause__}"
     assert re.search(sentence, chain)
-    assert main(["group", "list", "--stream", "visits"]) == 2
+    assert main(["group", "list", "visits"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert sentence in error or "positive" in sentence
@@ -148,9 +148,9 @@ def test_commands_know_a_stream_of_yaml_with_all_its_settings(
     project(visits=STREAM)
     (tmp_path / "records").write_text("a\nb\n")
     for command in (
-        ("load", "records", "--shards", "1"),
-        ("group", "create", "default"),
-        ("status", "--stream", "visits"),
+        ("load", "visits", "records", "--shards", "1"),
+        ("group", "create", "visits"),
+        ("status", "visits"),
         ("cat", "visits"),
         ("table", "create", "visits", "--json"),
         ("verify",),

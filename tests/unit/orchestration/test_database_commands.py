@@ -27,7 +27,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     home = ConsumedHome(tmp_path / "home")
     home.append(4)
     home.consume("run-1")
-    assert main(["group", "drain", "default"]) == 0
+    assert main(["group", "drain", "demo"]) == 0
     assert main(["db", "upgrade", "--env", "NEW_DATABASE_URL"]) == 0
     yield home
     home.store.close()

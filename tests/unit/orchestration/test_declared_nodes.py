@@ -107,16 +107,16 @@ def test_members_that_cannot_have_what_they_ask_for(store: LeaseStore, output_of
 
 
 def test_another_mode_than_the_declaration_says(store: LeaseStore, output_of: OutputOf) -> None:
-    updated = output_of("group", "update", "default", "--assignment", "balanced")
+    updated = output_of("group", "update", "demo", "--assignment", "balanced")
     assert "It now assigns shards by balanced, but its declaration says modulo" in updated
     for words in (("status",), ("plan", "--explain")):
         output = output_of(*words)
         assert (
             "demo/default assigns shards by balanced, but its declaration says modulo" in output
         ), words
-        assert "leasehold group update default --assignment modulo" in output, words
+        assert "leasehold group update demo --assignment modulo" in output, words
     assert "by balanced" in json.loads(output_of("status", "--json"))["note"]
-    back = output_of("group", "update", "default", "--assignment", "modulo")
+    back = output_of("group", "update", "demo", "--assignment", "modulo")
     assert "declaration" not in back
     assert json.loads(output_of("status", "--json"))["note"] is None
 

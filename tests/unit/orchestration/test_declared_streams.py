@@ -231,5 +231,5 @@ def test_the_rows_of_simple_streams_come_from_the_settings() -> None:
 
 
 def test_a_module_without_streams_has_no_rows(module: Module) -> None:
-    with pytest.raises(InvalidSetting, match="declares no streams"):
+    with pytest.raises(UnknownStream, match="declares no streams"):
         DeclaredStreams(Settings(), module("")).memberships_of(EAST)

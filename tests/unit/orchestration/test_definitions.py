@@ -24,6 +24,7 @@ def environment(home: Path) -> dict[str, str]:
     (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
     return variables | {
         "LEASEHOLD_HOME": str(home),
+        "LEASEHOLD_STREAMS": '[{"name": "visits"}]',
         "PYTHONPATH": str(ROOT),
         "DAGSTER_HOME": str(home),
         "DAGSTER_DISABLE_TELEMETRY": "yes",

@@ -135,7 +135,7 @@ def test_cat_says_where_output_begins(
         "1:9",
     ]
     assert error.splitlines() == [BEGINS.format(0), BEGINS.format(1)]
-    _, error = run(capsys, "cat", "demo", "--shard", "1")
+    _, error = run(capsys, "cat", "demo", "1")
     assert error.splitlines() == [BEGINS.format(1)]
     file = tmp_path / "all.parquet"
     output, error = run(capsys, "cat", "demo", "--parquet", str(file), "--json")
@@ -147,12 +147,12 @@ def test_a_replay_of_what_expired_is_refused(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forget(home)
-    _, error = run(capsys, "replay", "demo", "--shard", "0", "--from", "4", "--to", "9", code=2)
+    _, error = run(capsys, "replay", "demo", "0", "--from", "4", "--to", "9", code=2)
     assert "begins at 8: what lay before has expired" in error
-    output, _ = run(capsys, "replay", "demo", "--shard", "0", "--from", "8", "--json")
+    output, _ = run(capsys, "replay", "demo", "0", "--from", "8", "--json")
     (report,) = json.loads(output)["shards"]
     assert (report["batches"], report["expired_until"]) == (1, None)
-    output, _ = run(capsys, "replay", "demo", "--shard", "0", "--json")
+    output, _ = run(capsys, "replay", "demo", "0", "--json")
     (report,) = json.loads(output)["shards"]
     assert (report["batches"], report["expired_until"]) == (1, "8")
 
@@ -161,11 +161,11 @@ def test_a_forced_checkpoint_behind_it_is_refused(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     forget(home)
-    _, error = run(capsys, "checkpoint", "set", "0", "4", "--force", code=2)
+    _, error = run(capsys, "checkpoint", "set", "demo", "0", "4", "--force", code=2)
     assert "begins at '8': what lay before has expired" in error
-    run(capsys, "checkpoint", "set", "0", "8", "--force")
+    run(capsys, "checkpoint", "set", "demo", "0", "8", "--force")
     home.consume("run-2")
-    lines, _ = run(capsys, "cat", "demo", "--shard", "0")
+    lines, _ = run(capsys, "cat", "demo", "0")
     assert [json.loads(line)["value"] for line in lines.splitlines()] == ["0:8", "0:9"]
     output, _ = run(capsys, "verify")
     assert "no violations" in output

@@ -28,6 +28,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return written.err
 
 
+@pytest.fixture(autouse=True)
+def declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream, wherever a command is started."""
+    monkeypatch.setenv("LEASEHOLD_STREAMS", '[{"name": "visits"}]')
+
+
 @pytest.mark.parametrize("command", ["up", "ui", "demo"])
 def test_a_folder_with_a_package_of_our_name_is_refused(
     command: str,

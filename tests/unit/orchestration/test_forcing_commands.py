@@ -61,7 +61,7 @@ def claim_free(home: ConsumedHome) -> None:
 def test_what_is_read_again_comes_out_once(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], cursor: str
 ) -> None:
-    output_of(capsys, "checkpoint", "set", "0", cursor, "--force")
+    output_of(capsys, "checkpoint", "set", "demo", "0", cursor, "--force")
     home.append(3)
     assert home.consume("run-2")[ZERO].stopped is StopReason.CAUGHT_UP
     for shard in ("0", "1"):
@@ -72,7 +72,7 @@ def test_what_is_read_again_comes_out_once(
 def test_a_cursor_inside_a_batch_is_refused_with_the_nearest_that_will_do(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sentence = output_of(capsys, "checkpoint", "set", "0", "6", "--force", code=2)
+    sentence = output_of(capsys, "checkpoint", "set", "demo", "0", "6", "--force", code=2)
     assert "'6' is inside batch 0.1 of group demo/default" in sentence
     assert "'4', where it starts, or to '8', where it ends" in sentence
     assert len(sentence.splitlines()) == 1
@@ -87,7 +87,7 @@ def test_files_that_are_withdrawn_are_kept_for_those_who_read_them(
     paths = [home.output / file.path for batch in batches for file in batch.files]
     for path in paths:
         os.utime(path, (1, 1))
-    output_of(capsys, "checkpoint", "set", "0", "4", "--force")
+    output_of(capsys, "checkpoint", "set", "demo", "0", "4", "--force")
     assert "0 files" in output_of(capsys, "vacuum", "demo", "--older-than", "1h")
     assert [path.exists() for path in paths] == [True, True, True]
     assert [path.stat().st_mtime > 1 for path in paths] == [False, True, True]
@@ -100,7 +100,7 @@ def test_files_that_are_withdrawn_are_kept_for_those_who_read_them(
 def test_a_finished_parent_is_reopened_by_choice_alone(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output_of(capsys, "shard", "split", "0")
+    output_of(capsys, "shard", "split", "demo", "0")
     home.store.sync_shards(KEY, home.log.list_shards(), observer="test")
     home.consume("run-2")
     children = [str(listing.shard) for listing in home.log.list_shards() if listing.parents]
@@ -109,11 +109,13 @@ def test_a_finished_parent_is_reopened_by_choice_alone(
         home.log.append(child, [b"%s:%d" % (child.encode(), number) for number in range(5)])
     home.consume("run-3")
 
-    refused = output_of(capsys, "checkpoint", "set", "0", "begin", "--force", code=2)
+    refused = output_of(capsys, "checkpoint", "set", "demo", "0", "begin", "--force", code=2)
     assert f"({', '.join(children)})" in refused
     assert "cascade" in refused
 
-    done = output_of(capsys, "checkpoint", "set", "0", "begin", "--force", "--reopen", "cascade")
+    done = output_of(
+        capsys, "checkpoint", "set", "demo", "0", "begin", "--force", "--reopen", "cascade"
+    )
     assert f"These shards are read after it and begin again: {', '.join(children)}." in done
     assert cat(capsys, "0") == cat(capsys, children[0]) == []
     for run in ("run-4", "run-5"):
@@ -131,7 +133,7 @@ def test_a_drain_waits_for_the_batch_that_is_under_way(
     """The drain begins in the middle of a run's first batch; the run stops behind it."""
     home.append(20)
     codes: list[int] = []
-    draining = threading.Thread(target=lambda: codes.append(main(["group", "drain", "default"])))
+    draining = threading.Thread(target=lambda: codes.append(main(["group", "drain", "demo"])))
     printed = threading.Event()
 
     def say_and_tell(outcome: Draining) -> None:
@@ -155,14 +157,14 @@ def test_a_drain_waits_for_the_batch_that_is_under_way(
     assert {report.stopped for report in reports.values()} == {StopReason.PAUSED}
     assert [report.batches for report in reports.values()] == [1, 1]
 
-    outcome = json.loads(output_of(capsys, "group", "drain", "default", "--json"))
+    outcome = json.loads(output_of(capsys, "group", "drain", "demo", "--json"))
     assert (outcome["drained"], outcome["paused"]) == (True, True)
     assert [(shard["shard"], shard["check_point"]) for shard in outcome["shards"]] == [
         ("0", "14"),
         ("1", "14"),
     ]
     assert home.consume("run-3")[ZERO].stopped is StopReason.NOT_HELD
-    output_of(capsys, "group", "resume", "default")
+    output_of(capsys, "group", "resume", "demo")
     home.consume("run-4")
     assert cat(capsys, "0") == [f"0:{number}" for number in range(30)]
 
@@ -174,37 +176,42 @@ def test_a_drain_that_does_not_end_in_time_names_what_is_open(
     assert isinstance(opened, Opened)
     home.store.record_intents([Intent(opened.tenure, opened.next_sequence, "10", "12")])
     outcome = json.loads(
-        output_of(capsys, "group", "drain", "default", "--timeout", "0.1", "--json", code=1)
+        output_of(capsys, "group", "drain", "demo", "--timeout", "0.1", "--json", code=1)
     )
     assert not outcome["drained"]
     zero, one = outcome["shards"]
     assert (zero["drained"], one["drained"]) == (True, False)
     assert (one["run"], one["holder"]) == ("dead-run", "a")
     assert one["intent"] == {"batch": "1.3", "start": "10", "end": "12"}
-    out = output_of(capsys, "group", "drain", "default", "--timeout", "0", code=1)
+    out = output_of(capsys, "group", "drain", "demo", "--timeout", "0", code=1)
     assert "but these are still open: 1." in " ".join(out.split())
 
     home.store.leave(KEY, NODE, "a-1")
-    out = output_of(capsys, "group", "drain", "default", "--timeout", "0")
+    out = output_of(capsys, "group", "drain", "demo", "--timeout", "0")
     assert "Shard 1: a run began batch 1.3 (10 to 12) and ended before it committed it" in " ".join(
         out.split()
     )
 
 
 def test_a_group_is_weighted_or_not(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
-    output_of(capsys, "group", "update", "default", "--weighted")
-    assert json.loads(output_of(capsys, "group", "show", "default", "--json"))["weighted"] is True
-    output_of(capsys, "group", "update", "default", "--by-count")
-    assert json.loads(output_of(capsys, "group", "show", "default", "--json"))["weighted"] is False
-    output_of(capsys, "group", "create", "other", "--weighted")
-    assert json.loads(output_of(capsys, "group", "show", "other", "--json"))["weighted"] is True
+    output_of(capsys, "group", "update", "demo", "--weighted")
+    assert json.loads(output_of(capsys, "group", "show", "demo", "--json"))["weighted"] is True
+    output_of(capsys, "group", "update", "demo", "--by-count")
+    assert json.loads(output_of(capsys, "group", "show", "demo", "--json"))["weighted"] is False
+    output_of(capsys, "group", "create", "demo", "--group", "other", "--weighted")
+    assert (
+        json.loads(output_of(capsys, "group", "show", "demo", "--group", "other", "--json"))[
+            "weighted"
+        ]
+        is True
+    )
 
 
 def test_a_plan_by_load_shows_the_loads(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Shard 0 has far more records than shard 1."""
-    output_of(capsys, "group", "update", "default", "--weighted")
+    output_of(capsys, "group", "update", "demo", "--weighted")
     home.log.append("0", [b"x"] * 200)
     home.consume("run-2")
     table = output_of(capsys, "plan", "--explain")

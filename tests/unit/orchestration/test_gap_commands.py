@@ -62,10 +62,8 @@ def test_the_policy_can_be_changed_at_any_time(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home.consume("run-2")
-    output_of(capsys, "group", "update", "default", "--gap-policy", "begin")
-    assert (
-        json.loads(output_of(capsys, "group", "show", "default", "--json"))["gap_policy"] == "begin"
-    )
+    output_of(capsys, "group", "update", "demo", "--gap-policy", "begin")
+    assert json.loads(output_of(capsys, "group", "show", "demo", "--json"))["gap_policy"] == "begin"
     assert home.consume("run-3")[ShardId("0")].error == ""
     assert home.store.snapshot(KEY).shards[0].check_point == "15"
     assert "moved past it" in output_of(capsys, "gap", "list")
@@ -78,7 +76,7 @@ def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFix
         ("gap", "ack", "nothing", "0"),
         ("gap", "list", "nothing"),
         ("gap", "ack", "demo", "../0"),
-        ("group", "update", "default", "--gap-policy", "jump"),
+        ("group", "update", "demo", "--gap-policy", "jump"),
     ):
         error = output_of(capsys, *mistake, code=2)
         assert error.count("\n") == 1, error

@@ -81,8 +81,8 @@ def test_each_record_is_listed_with_its_place_bytes_and_error(
 
 
 def test_filters(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [row["cursor"] for row in listed(capsys, "--shard", "1")["records"]] == ["4"]
-    assert listed(capsys, "--shard", "1")["quarantined"] == 1
+    assert [row["cursor"] for row in listed(capsys, "1")["records"]] == ["4"]
+    assert listed(capsys, "1")["quarantined"] == 1
     assert [row["cursor"] for row in listed(capsys, "--limit", "1")["records"]] == ["5"]
     time = listed(capsys)["records"][2]["event_time"]
     assert "4" in [row["cursor"] for row in listed(capsys, "--since", time)["records"]]
@@ -103,9 +103,7 @@ def test_another_try_replays_the_batches_with_quarantined_records_alone(
     generations = {b.batch_id: b.generation for b in home.store.batches(KEY)}
     assert generations == {"0.0": 0, "0.1": 1, "0.2": 0, "1.0": 0, "1.1": 1}
     assert [row["cursor"] for row in listed(capsys)["records"]] == ["7"]
-    values = [
-        json.loads(line) for line in output_of(capsys, "cat", "demo", "--shard", "0").splitlines()
-    ]
+    values = [json.loads(line) for line in output_of(capsys, "cat", "demo", "0").splitlines()]
     assert [row["cursor"] for row in values] == ["0", "1", "2", "3", "4", "5", "6", "8"]
     assert "no violations" in output_of(capsys, "verify")
 
@@ -125,27 +123,27 @@ def test_a_try_that_fails_leaves_all_as_it_was(
 
 def test_nothing_in_quarantine(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     home.sweeper.refuses = lambda _: False
-    output_of(capsys, "quarantine", "retry", "--module", "declared_streams")
+    output_of(capsys, "quarantine", "retry", "demo", "-m", "declared_streams")
     assert "no records in quarantine" in output_of(capsys, "quarantine", "list")
     home.sweeper.sweeps.clear()
-    output_of(capsys, "quarantine", "retry", "--module", "declared_streams")
+    output_of(capsys, "quarantine", "retry", "demo", "-m", "declared_streams")
     assert home.sweeper.sweeps == []
 
 
 def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     Path("broken_module.py").write_text("raise ValueError('boom\\nsecond line')")
-    retry = ("quarantine", "retry")
+    retry = ("quarantine", "retry", "demo")
     for mistake, hint in {
         ("quarantine", "list", "nothing"): "No stream",
-        ("quarantine", "list", "--shard", "9"): "no shard",
+        ("quarantine", "list", "demo", "9"): "no shard",
         ("quarantine", "list", "--since", "yesterday"): "is not a time",
         ("quarantine", "list", "--limit", "0"): "limit",
         retry: "has no transform in the settings",
-        (*retry, "other", "--module", "declared_streams"): "is declared in the module",
-        (*retry, "--module", "no_such_module"): "cannot be imported",
-        (*retry, "--module", "broken_module"): "ValueError: boom",
-        (*retry, "--module", "declared_streams", "--group", "other"): "no consumer group",
-        (*retry, "--module", "declared_streams", "--from", "9", "--to", "1"): "before it starts",
+        (*retry[:2], "other", "-m", "declared_streams"): "is declared in the module",
+        (*retry, "-m", "no_such_module"): "cannot be imported",
+        (*retry, "-m", "broken_module"): "ValueError: boom",
+        (*retry, "-m", "declared_streams", "--group", "other"): "no consumer group",
+        (*retry, "-m", "declared_streams", "--from", "9", "--to", "1"): "before it starts",
     }.items():
         error = output_of(capsys, *mistake, code=2)
         assert error.count("\n") == 1, error

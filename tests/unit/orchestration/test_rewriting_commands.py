@@ -76,13 +76,13 @@ EVERY = [f"{shard}:{number}" for shard in (0, 1) for number in range(10)]
 def test_replay_says_what_it_did(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     before = cat(capsys)
     assert before == EVERY
-    done = answer(capsys, "replay", "demo", "--shard", "0", "--from", "4", "--to", "8")
+    done = answer(capsys, "replay", "demo", "0", "--from", "4", "--to", "8")
     assert [(each["shard"], each["batches"], each["records"]) for each in done["shards"]] == [
         ("0", 1, 4)
     ]
     assert done["run"].startswith("replay-")
     assert generations(home) == [0, 1, 0]
-    assert "Replay of demo/default" in output_of(capsys, "replay")
+    assert "Replay of demo/default" in output_of(capsys, "replay", "demo")
     assert generations(home) == [1, 2, 1]
     assert cat(capsys) == before
     assert "no violations" in output_of(capsys, "verify")
@@ -114,9 +114,9 @@ def test_raw_records_never_replace_what_a_transform_made(
         output_of(capsys, "compact", "demo")
     before, generation = cat(capsys), generations(home)
     home.sweeper.sweeps.clear()
-    error = output_of(capsys, "replay", "demo", "--shard", "0", code=2)
+    error = output_of(capsys, "replay", "demo", "0", code=2)
     assert error.count("\n") == 1
-    assert "--module" in error
+    assert "-m" in error
     assert evidence in error
     assert (cat(capsys), generations(home)) == (before, generation)
     assert home.sweeper.sweeps == []
@@ -184,7 +184,7 @@ def test_the_second_rewriter_is_refused_until_the_first_is_named(
 ) -> None:
     home.store.claim_rewrite(KEY, ZERO, "killed-run", RewriteKind.REPLAY)
     for command in ("replay", "compact"):
-        error = output_of(capsys, command, "demo", "--shard", "0", code=2)
+        error = output_of(capsys, command, "demo", "0", code=2)
         assert "Run killed-run is replaying shard 0" in error
         assert error.count("\n") == 1
     output_of(capsys, "compact", "demo", "--replaces", "killed-run")
@@ -215,11 +215,11 @@ def test_compact_then_vacuum(home: ConsumedHome, capsys: pytest.CaptureFixture[s
 def test_mistakes_are_one_sentence(home: ConsumedHome, capsys: pytest.CaptureFixture[str]) -> None:
     for mistake in (
         ("replay", "nothing"),
-        ("replay", "demo", "--shard", "9"),
+        ("replay", "demo", "9"),
         ("replay", "demo", "--from", "end"),
         ("replay", "demo", "--from", "7", "--to", "3"),
-        ("replay", "demo", "--from", "yesterday", "--shard", "0"),
-        ("compact", "demo", "--shard", "9"),
+        ("replay", "demo", "0", "--from", "yesterday"),
+        ("compact", "demo", "9"),
         ("compact", "demo", "--target-mib", "0"),
         ("vacuum", "demo", "--older-than", "1"),
         ("vacuum", "demo", "--older-than", "10s"),

@@ -30,7 +30,7 @@ def test_without_anything_the_embedded_default_is_in_the_working_directory() -> 
     settings = load_settings()
     assert settings.home == Path(".leasehold")
     assert settings.store_url.get_secret_value().startswith("sqlite:////")
-    assert [stream.name for stream in settings.streams] == ["demo"]
+    assert settings.streams == ()
     assert settings.timing.beat_s == pytest.approx(settings.timing.timeout_s / 3)
 
 

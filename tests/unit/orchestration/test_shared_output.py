@@ -39,7 +39,9 @@ def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Nei
     shared = tmp_path / "shared"
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "leasehold.toml").write_text(f'output = "{shared}"\n')
+        (tmp_path / name / "leasehold.toml").write_text(
+            f'output = "{shared}"\n[[streams]]\nname = "demo"\n'
+        )
     homes = [ConsumedHome(tmp_path / name, output=shared) for name in ("first", "second")]
     for home in homes:
         home.append(10)
@@ -67,7 +69,7 @@ def test_nothing_of_the_first_deployment_is_written_or_removed_by_the_second(
         ("compact", "demo"),
         ("replay", "demo"),
         ("table", "create", "demo"),
-        ("checkpoint", "set", "1", "begin", "--force"),
+        ("checkpoint", "set", "demo", "1", "begin", "--force"),
     ):
         error = output_of(capsys, *command, *home, code=2)
         assert "belongs to another lease store" in error, command

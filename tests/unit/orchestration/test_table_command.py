@@ -70,7 +70,7 @@ def test_verify_compares_table_and_ledger(
     at = ["--home", str(home.settings.home)]
     assert main(["verify", *at, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["table"] is None
-    assert main(["table", "create", *at]) == 0
+    assert main(["table", "create", "demo", *at]) == 0
     assert main(["verify", *at]) == 0
     assert "demo/default: 6 files in the table, no differences." in capsys.readouterr().out
     with sqlite3.connect(home.settings.home / "leases.db") as database:
@@ -83,7 +83,7 @@ def test_verify_compares_table_and_ledger(
     assert main(["verify", *at, "--json"]) == 1
     (difference,) = json.loads(capsys.readouterr().out)["table"]["differences"]
     assert difference in output
-    assert main(["table", "create", *at]) == 1
+    assert main(["table", "create", "demo", *at]) == 1
     assert f"it differs from the ledger: {difference}" in capsys.readouterr().out
 
 
@@ -108,13 +108,13 @@ def test_a_table_is_adopted_on_request(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at = ["--home", str(home.settings.home)]
-    assert main(["table", "create", *at]) == 0
+    assert main(["table", "create", "demo", *at]) == 0
     with sqlite3.connect(home.settings.home / "leases.db") as database:
         database.execute("UPDATE publication SET last_publication = NULL")
-    assert main(["table", "create", *at]) != 0
+    assert main(["table", "create", "demo", *at]) != 0
     assert "is not one of this lease store" in capsys.readouterr().err
     assert main(["verify", *at]) == 1
-    assert main(["table", "create", "--adopt", *at]) == 0
+    assert main(["table", "create", "demo", "--adopt", *at]) == 0
     assert main(["verify", *at]) == 0
 
 

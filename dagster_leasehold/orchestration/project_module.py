@@ -1,0 +1,143 @@
+"""The project of the current folder: the folder of its settings, and the module of its streams.
+
+The module is looked for as `dagster dev` looks for one. A Python file is read before it is
+imported: one whose text does not build definitions of this package is left alone.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+
+SETTINGS_FILE = "leasehold.toml"
+PROJECT_FILE = "pyproject.toml"
+WORKSPACE_FILE = "workspace.yaml"
+DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
+BUILDING_WORDS = ("dagster_leasehold", "build_definitions")
+FILE_BYTES_MAX = 1024 * 1024
+"""A file of code is smaller; a larger one is not read."""
+
+
+def project_folder() -> Path:
+    """Return the folder of the project that the current folder belongs to.
+
+    It is the nearest folder, this one or a parent, whose `pyproject.toml` is that of a Dagster
+    project. A parent counts only if its file belongs to the owner of the current folder, since its
+    module is imported. Without a project, and where the current folder has settings of its own, it
+    is the current folder.
+
+    Raises:
+        InvalidSetting: a `pyproject.toml` on the way cannot be read.
+    """
+    current = Path.cwd()
+    if (current / SETTINGS_FILE).exists():
+        return current
+    owner = current.stat().st_uid
+    for folder in (current, *current.parents):
+        file = folder / PROJECT_FILE
+        if not file.is_file() or (folder != current and file.stat().st_uid != owner):
+            continue
+        if any(_of_project_file(file)):
+            return folder
+    return current
+
+
+def declaring_module() -> str | None:
+    """Return the module that declares the streams of the current folder's project, if one does.
+
+    The first of these that names a module decides: `[tool.dagster]` or `[tool.dg]` of the project's
+    `pyproject.toml`; `workspace.yaml`; the Python files of the folder that build definitions.
+
+    Raises:
+        InvalidSetting: several modules are named, or a file cannot be read.
+    """
+    folder = project_folder()
+    for place, modules in (
+        (PROJECT_FILE, _of_project_file(folder / PROJECT_FILE)),
+        (WORKSPACE_FILE, _of_workspace(folder / WORKSPACE_FILE)),
+        ("Python files", _of_files(folder)),
+    ):
+        names = [*dict.fromkeys(modules)]
+        if len(names) > 1:
+            raise InvalidSetting(
+                f"The {place} in {folder} may declare streams in {shown(names[0])} and in "
+                f"{shown(names[1])}: pass the module that you mean with -m."
+            )
+        if names:
+            # The definitions of this package are those of the streams in the settings.
+            return None if names[0] == DEFINITIONS_MODULE else names[0]
+    return None
+
+
+def toml_values(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file; nothing if there is no file.
+
+    Raises:
+        InvalidSetting: the file cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InvalidSetting(f"{path} cannot be read as settings: {reason}.") from None
+
+
+def _of_project_file(path: Path) -> Iterator[str]:
+    tool = _table(toml_values(path), "tool")
+    dagster, project = _table(tool, "dagster"), _table(_table(tool, "dg"), "project")
+    names: list[Any] = []
+    if "module_name" in dagster:
+        names = [dagster["module_name"]]
+    elif modules := dagster.get("modules"):
+        names = [each.get("name") for each in modules if isinstance(each, dict)]
+    elif root := project.get("root_module"):
+        names = [project.get("code_location_target_module", f"{root}.definitions")]
+    yield from (name for name in names if isinstance(name, str))
+
+
+def _of_workspace(path: Path) -> Iterator[str]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidSetting(f"{path} cannot be read as a workspace: {reason}.") from None
+    entries = content.get("load_from") if isinstance(content, dict) else None
+    for entry in entries if isinstance(entries, list) else ():
+        for kind, value in entry.items() if isinstance(entry, dict) else ():
+            names = value if isinstance(value, dict) else {}
+            match kind:
+                case "python_module" | "python_package":
+                    name = names.get("module_name") or names.get("package_name") or value
+                case "python_file":
+                    file = Path(str(names.get("relative_path", value))).with_suffix("")
+                    name = ".".join((file if not file.is_absolute() else Path(file.name)).parts)
+                case _:
+                    continue
+            if isinstance(name, str):
+                yield name
+
+
+def _of_files(folder: Path) -> Iterator[str]:
+    for file in sorted(folder.glob("*.py")):
+        if not file.stem.isidentifier() or not file.is_file():
+            continue
+        if file.stat().st_size > FILE_BYTES_MAX:
+            continue
+        text = file.read_text(encoding="utf-8", errors="replace")
+        if all(word in text for word in BUILDING_WORDS):
+            yield file.stem
+
+
+def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = values.get(name)
+    return table if isinstance(table, dict) else {}
