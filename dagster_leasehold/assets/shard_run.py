@@ -35,7 +35,9 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.tracing import note, span
+from dagster_leasehold.shard_sources.lag import lags_at, unread_times
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
@@ -61,6 +63,7 @@ class ShardRun:
         self._schema: dict[str, Any] = {}
         self._gaps: dict[ShardId, list[Gap]] = {}
         self._outcomes: dict[ShardId, dict[str, ShardCheck]] = {}
+        self._interval_s = 0.0
 
     def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
         """Take over the reports of one consumer, which worked for `seconds`."""
@@ -104,9 +107,10 @@ class ShardRun:
         nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
         metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)
         metadata |= self._schema
+        if report is None and committed is None:
+            return metadata | {"stopped": "finished before"}
         if report is None:
-            # Either it was over before the run, or the run is still at work on it.
-            return metadata | {"stopped": "not yet" if committed else "finished before"}
+            return metadata | {"stopped": "not yet"} | self._at_work(committed)
         metadata["stopped"] = report.stopped.value
         if committed and self._mirror_error:
             metadata["mirror_error"] = self._mirror_error
@@ -116,6 +120,22 @@ class ShardRun:
         if committed and seconds > 0:
             metadata["records_per_second"] = round(committed.total("records") / seconds, 3)
         return metadata
+
+    def _at_work(self, committed: CommittedRange | None) -> dict[str, float]:
+        """Return the lag and the rate of a shard that the run is still at work on."""
+        if committed is None:
+            return {}
+        source, shard = self._stream.source, committed.shard
+        lags = lags_at(source, {shard: committed.end})
+        ages = lags.seconds(unread_times(source, lags.behind), utc_now())
+        metadata: dict[str, float | None] = {
+            "lag_after": lags.records.get(shard),
+            "lag_seconds": ages.get(shard),
+        }
+        if self._interval_s > 0:
+            rate = committed.total("records") / self._interval_s
+            metadata["records_per_second"] = round(rate, 3)
+        return {name: value for name, value in metadata.items() if value is not None}
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
         """Return the outcomes of a shard's checks."""
@@ -190,13 +210,17 @@ class ShardRun:
                 log_check(context, check.evaluation(self._stream, shard))
 
     @span("report")
-    def deliver(self, context: RunContext, begun: Iterable[ShardId] = ()) -> int:
+    def deliver(
+        self, context: RunContext, begun: Iterable[ShardId] = (), interval_s: float = 0.0
+    ) -> int:
         """Report the commits, shard by shard, then flag them; return the number of shards.
 
         Can be called again and again: each batch is in one report, and the outcome of a check is
         stored when it changes. The outcomes of shards that the run has `begun` are stored anew:
-        others may have reported on them since.
+        others may have reported on them since. The rate of a shard that the run is still at work
+        on is that of the last `interval_s` seconds.
         """
+        self._interval_s = interval_s
         for shard in begun:
             self._outcomes.pop(shard, None)
         delivered = self.undelivered()
@@ -282,6 +306,10 @@ class ProgressReports:
     _epochs: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
     _waiting: bool = False
     _due_s: float = -math.inf
+    _last_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._last_s = self.clock()
 
     def after_commit(self, commits: Sequence[BatchCommit]) -> None:
         """Report these commits now or later."""
@@ -300,5 +328,6 @@ class ProgressReports:
             self._deliver(())
 
     def _deliver(self, begun: Sequence[ShardId]) -> None:
-        self.done.deliver(self.context, begun)
-        self._waiting, self._due_s = False, self.clock() + self.every_s
+        now_s = self.clock()
+        self.done.deliver(self.context, begun, now_s - self._last_s)
+        self._waiting, self._last_s, self._due_s = False, now_s, self.clock() + self.every_s
