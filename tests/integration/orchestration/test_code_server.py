@@ -23,6 +23,7 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.ports import free_port
+from tests.unit.orchestration.consumed_home import declare
 
 pytestmark = [pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0
@@ -38,6 +39,7 @@ def until(reached: Callable[[], object]) -> None:
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     create_instance(Settings(home=tmp_path / "home"))
+    declare(tmp_path / "home", "demo")
     return tmp_path / "home"
 
 

@@ -27,6 +27,7 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
 from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.ports import free_port
+from tests.unit.orchestration.consumed_home import declare
 
 pytestmark = [pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0
@@ -55,6 +56,7 @@ def ready(pages: str) -> bool:
 def test_its_sensors_tick_on_the_one_server_also_after_that_was_killed(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home")
     create_instance(settings)
+    declare(settings.home, "demo")
     environment = child_environment(settings, os.environ) | {"TMPDIR": str(tmp_path)}
     log = settings.home / "daemon.log"
     pages = f"{LOOPBACK}:{free_port()}"
