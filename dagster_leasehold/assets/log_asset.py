@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.lag import Lags
 
 _KINDS = {"local_log": "file"}
-"""Kinds of sources by other names, for which Dagster has an icon."""
+"""The kind that Dagster has an icon for, by the name of a source that has none."""
 SHARDS_SHOWN_MAX = 20
 """The most shards that an observation lists, those with most to read: it is stored for good."""
 

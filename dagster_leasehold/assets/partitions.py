@@ -109,7 +109,7 @@ def shards_tag(shards: Sequence[str]) -> dict[str, str]:
 
 
 def automation_job(stream: ShardStream) -> dg.UnresolvedAssetJobDefinition:
-    """Return a job by which a sensor that launches other jobs names the asset that they make.
+    """Return a job that links a sensor to the stream's asset on Dagster's page.
 
     Dagster lists a sensor on an asset's page only if it targets an asset selection or a job of
     assets. Jobs with this prefix are shown nowhere; nothing launches this one.

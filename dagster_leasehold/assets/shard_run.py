@@ -11,7 +11,11 @@ from typing import Any
 import dagster as dg
 
 from dagster_leasehold.assets.checks import LAG, QUARANTINE_RATE, ShardCheck, check_shard
-from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
+from dagster_leasehold.assets.consuming.consumption_report import (
+    ConsumptionReport,
+    StopReason,
+    lags_behind,
+)
 from dagster_leasehold.assets.consuming.run_progress import read_text
 from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.materialization import (
@@ -37,7 +41,6 @@ from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.lease_store.tracing import note, span
-from dagster_leasehold.shard_sources.lag import lags_at, unread_times
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
@@ -63,7 +66,6 @@ class ShardRun:
         self._schema: dict[str, Any] = {}
         self._gaps: dict[ShardId, list[Gap]] = {}
         self._outcomes: dict[ShardId, dict[str, ShardCheck]] = {}
-        self._interval_s = 0.0
 
     def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
         """Take over the reports of one consumer, which worked for `seconds`."""
@@ -107,10 +109,9 @@ class ShardRun:
         nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
         metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)
         metadata |= self._schema
-        if report is None and committed is None:
-            return metadata | {"stopped": "finished before"}
         if report is None:
-            return metadata | {"stopped": "not yet"} | self._at_work(committed)
+            # Either it was over before the run, or the run is still at work on it.
+            return metadata | {"stopped": "not yet" if committed else "finished before"}
         metadata["stopped"] = report.stopped.value
         if committed and self._mirror_error:
             metadata["mirror_error"] = self._mirror_error
@@ -121,21 +122,24 @@ class ShardRun:
             metadata["records_per_second"] = round(committed.total("records") / seconds, 3)
         return metadata
 
-    def _at_work(self, committed: CommittedRange | None) -> dict[str, float]:
-        """Return the lag and the rate of a shard that the run is still at work on."""
-        if committed is None:
-            return {}
-        source, shard = self._stream.source, committed.shard
-        lags = lags_at(source, {shard: committed.end})
-        ages = lags.seconds(unread_times(source, lags.behind), utc_now())
-        metadata: dict[str, float | None] = {
-            "lag_after": lags.records.get(shard),
-            "lag_seconds": ages.get(shard),
+    def _at_work(self, interval_s: float) -> dict[ShardId, dict[str, float]]:
+        """Return the lag and the rate of the shards that the run is still at work on."""
+        ranges = {
+            shard: committed
+            for shard, committed in self._undelivered().items()
+            if shard not in self._reports
         }
-        if self._interval_s > 0:
-            rate = committed.total("records") / self._interval_s
-            metadata["records_per_second"] = round(rate, 3)
-        return {name: value for name, value in metadata.items() if value is not None}
+        if not ranges:
+            return {}
+        ends = {shard: committed.end for shard, committed in ranges.items()}
+        metadata: dict[ShardId, dict[str, float]] = {}
+        for shard, lag in lags_behind(self._stream.source, ends, utc_now()).items():
+            named = zip(("lag_after", "lag_seconds"), lag, strict=True)
+            metadata[shard] = {name: value for name, value in named if value is not None}
+            if interval_s > 0:
+                rate = ranges[shard].total("records") / interval_s
+                metadata[shard]["records_per_second"] = round(rate, 3)
+        return metadata
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
         """Return the outcomes of a shard's checks."""
@@ -220,21 +224,22 @@ class ShardRun:
         others may have reported on them since. The rate of a shard that the run is still at work
         on is that of the last `interval_s` seconds.
         """
-        self._interval_s = interval_s
         for shard in begun:
             self._outcomes.pop(shard, None)
         delivered = self.undelivered()
         if delivered:
             failpoints.reach(Failpoint.BEFORE_REPORT)
         with stored_together(context.instance):
-            self._report(context, delivered)
+            self._report(context, delivered, interval_s)
         self.mark_delivered()
         note(shards=len(delivered))
         return len(delivered)
 
-    def _report(self, context: RunContext, delivered: Sequence[ShardId]) -> None:
+    def _report(self, context: RunContext, delivered: Sequence[ShardId], interval_s: float) -> None:
+        at_work = self._at_work(interval_s)
         for shard in delivered:
-            report_materialization(context, self._stream, shard, self.metadata(shard))
+            metadata = self.metadata(shard) | at_work.get(shard, {})
+            report_materialization(context, self._stream, shard, metadata)
         # A shard that holds at a gap commits nothing, and its check must fail all the same.
         others = {
             shard

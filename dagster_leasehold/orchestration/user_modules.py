@@ -111,7 +111,7 @@ def imported(module: str) -> ModuleType:
 
 @contextmanager
 def loading(module: str, settings: Settings) -> Generator[None]:
-    """Have a module load the home and the kind of deployment of its caller, within the block.
+    """Give a module that is imported in the block the caller's home and kind of deployment.
 
     The current folder is that of the project, from which the module's paths count.
 

@@ -61,7 +61,7 @@ def parse_column(
     """Return the fields of each record as columns, and the error of those that have none.
 
     Raises:
-        TransformError: there is no such column, or it holds neither bytes nor text.
+        TransformError: the column holds neither bytes nor text.
     """
     values = _values(records, column)
     columns: list[list[pa.Array]] = [[] for _ in form.fields]
@@ -85,7 +85,7 @@ def parse_column(
 
 
 def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], Any]) -> Column:
-    """Return values in a column of a type, null where they do not fit it.
+    """Return a column of the values, with null for each that does not fit the type.
 
     Args:
         values: what the column is made of; None stands for null.
@@ -137,11 +137,6 @@ def _is_text(value: bytes) -> bool:
 
 
 def _values(records: pa.Table, column: str) -> pa.ChunkedArray:
-    if column not in records.schema.names:
-        raise TransformError(
-            f"The records have no column {column} to parse: they have "
-            f"{', '.join(records.schema.names)}."
-        )
     kind = records.schema.field(column).type
     of_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
     if of_bytes or pa.types.is_string(kind) or pa.types.is_large_string(kind):

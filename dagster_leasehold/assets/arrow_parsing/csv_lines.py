@@ -75,7 +75,7 @@ class CsvFormat:
         ]
 
     def _plain(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
-        """Return the texts of all fields if every line has as many, and no quote is misplaced."""
+        """Return the texts of each field, or None unless every line is well formed."""
         data = b"\n".join(value or b"" for value in values)
         # The reader separates by one byte, takes an empty line of one field, and drops a mark.
         if len(self.fields) < 2 or not self._separator.isascii() or data.startswith(_MARK):

@@ -37,6 +37,7 @@ class JsonFormat:
         self._forms = [
             texts.form_of(field.type) if _is_time(field.type) else None for field in fields
         ]
+        self._exact = [_has_decimals(field.type) for field in fields]
         self._decoder = msgspec.json.Decoder(_record(fields, str))
         self._raw_decoder = msgspec.json.Decoder(_record(fields, msgspec.Raw))
         self._nothing = self._decoder.decode(b"{}")
@@ -63,7 +64,7 @@ class JsonFormat:
         kind, form = self.fields.field(at).type, self._forms[at]
         if form is not None:
             return texts.typed(values, kind, form)
-        if "decimal" in str(kind):
+        if self._exact[at]:
             return fitted(values, kind, lambda value: _converted(value, kind, _exact))
         return Column(pa.array(values, kind))
 
@@ -115,6 +116,13 @@ def _record(fields: pa.Schema, text: type[Any]) -> Any:
         for at, field in enumerate(fields)
     ]
     return msgspec.defstruct("Record", kinds, rename=names)
+
+
+def _has_decimals(kind: pa.DataType) -> bool:
+    """Return True for decimals, and for a type that has some inside."""
+    if pa.types.is_nested(kind):
+        return any(_has_decimals(kind.field(at).type) for at in range(kind.num_fields))
+    return pa.types.is_decimal(kind)
 
 
 def _is_time(kind: pa.DataType) -> bool:

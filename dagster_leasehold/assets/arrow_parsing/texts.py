@@ -90,7 +90,7 @@ def typed(values: Any, kind: pa.DataType, form: TextForm) -> Column:
 def exact_decimal(value: Decimal, kind: pa.DataType) -> Decimal:
     """Return a decimal with the scale of its type; raise ArithmeticError if that changes it.
 
-    Arrow crashes at a scale of millions, which a text of many zeros has.
+    Arrow crashes on a decimal with millions of digits after the point, so it must not see one.
     """
     context = Context(prec=kind.precision, traps=[Inexact, InvalidOperation])
     fitted = value.quantize(Decimal(1).scaleb(-kind.scale), context=context)

@@ -101,12 +101,23 @@ def with_lag_after(
 ) -> dict[ShardId, ConsumptionReport]:
     """Return the reports with the lag of each shard at its end, where the source tells it."""
     ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
+    lags = lags_behind(source, ends, now)
+    return {
+        shard: replace(report, lag_after=after, lag_seconds=seconds)
+        for shard, report in reports.items()
+        for after, seconds in [lags.get(shard, (None, None))]
+    }
+
+
+def lags_behind(
+    source: ShardSource, ends: Mapping[ShardId, str], now: datetime
+) -> dict[ShardId, tuple[int | None, float | None]]:
+    """Return the unread records behind a cursor of each shard, and the age of the oldest.
+
+    Lag is for people: a source that does not answer costs a warning, and its lags are None.
+    """
     lags = lags_at(source, ends)
     ages = lags.seconds(unread_times(source, lags.behind), now)
     if lags.trouble:
-        # Lag is for people to look at: a source that is away costs no report.
         _LOG.warning("The lag of %s is not known: %s", ", ".join(ends), lags.trouble)
-    return {
-        shard: replace(report, lag_after=lags.records.get(shard), lag_seconds=ages.get(shard))
-        for shard, report in reports.items()
-    }
+    return {shard: (lags.records.get(shard), ages.get(shard)) for shard in ends}

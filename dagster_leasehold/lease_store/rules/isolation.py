@@ -40,7 +40,7 @@ OnPoison = Literal["hold", "quarantine"]
 class Suspicion:
     """The knowledge of the records behind a shard's checkpoint, after runs that failed.
 
-    The next commit ends it, unless a record is still being searched for.
+    The next commit clears it, unless the search for a bad record is still going on.
 
     Attributes:
         failure: how the last try failed; empty where its run was killed.

@@ -45,7 +45,9 @@ class Obstacle:
 
 
 def live_nodes(snapshot: Snapshot, beat_ages: Mapping[NodeName, float]) -> dict[NodeName, bool]:
-    """Return the nodes that have beaten within the group's timeout, with True if it takes runs.
+    """Return the live nodes, and for each whether it takes runs.
+
+    A node is live if its last beat is no older than the group's timeout.
 
     Args:
         snapshot: of the group.

@@ -75,7 +75,7 @@ def roll_forward(
     next_number: int,
     at: datetime,
 ) -> RolledForward:
-    """Return what becomes of a shard whose table is ahead.
+    """Return the rows that bring a shard's ledger up to its table.
 
     Args:
         row: the shard's.

@@ -42,7 +42,7 @@ AnyStream = Annotated[
         autocompletion=stream_names,
     ),
 ]
-"""For commands that read: a mistake shows another stream, and changes nothing."""
+"""For commands that only read, so that a stream chosen by mistake changes nothing."""
 Stream = Annotated[
     str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names)
 ]

@@ -92,16 +92,12 @@ def status(
     sentences = (*([death] if death else ()), *refusals, *([note] if note else ()))
     for line in (*sentences, *mixed_releases(snapshot), *stranded(snapshot)):
         say(str(line))
-    failed = any(row.last_error for row in view.shards)
     columns = "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents"
-    show_table(
-        f"Shards of {key}",
-        columns + ", ~last error" * failed,
-        (
-            (*_shown_shard(row), _last_error(row))[: len(columns.split(",")) + failed]
-            for row in view.shards
-        ),
-    )
+    rows: list[tuple[object, ...]] = [_shown_shard(row) for row in view.shards]
+    if any(row.last_error for row in view.shards):
+        columns += ", ~last error"
+        rows = [(*_shown_shard(row), _last_error(row)) for row in view.shards]
+    show_table(f"Shards of {key}", columns, rows)
     for line in view.obstacles():
         say(line)
     if published is not None:

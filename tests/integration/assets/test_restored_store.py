@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from dagster_leasehold.shard_sources.source import ReadRange
 from tests.ledger_output import ledger_paths, ledger_records
 from tests.mariadb import MariaDB
 from tests.unit.assets.output.table.restored_scene import Restored
-from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
+from tests.unit.orchestration.consumed_home import AT_ONCE, KEY, NODE, ConsumedHome
 
 pytestmark = [pytest.mark.long, pytest.mark.mariadb]
 
@@ -123,7 +122,7 @@ def test_consumption_goes_on_from_the_restored_checkpoint(
     now = set(ledger_paths(home.store, KEY, home.place))
     assert lost
     assert not lost & now
-    removed = vacuum(home.store, KEY, home.place, older_than=timedelta(0)).removed
+    removed = vacuum(home.store, KEY, home.place, older_than=AT_ONCE).removed
     assert {str(home.output / path) for path in removed} == lost
     assert committed(home) == expected(20)
 

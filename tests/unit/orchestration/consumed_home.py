@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -20,6 +21,8 @@ from tests.unit.assets.consumption_world import ArrowSweeper, Beat
 
 NODE = NodeName("a")
 KEY = GroupKey.parse("default", "demo")
+AT_ONCE = timedelta(seconds=-1)
+"""The age of every file, even of one written just now, whose time may be ahead by milliseconds."""
 
 
 def declare(home: Path, stream: str) -> None:

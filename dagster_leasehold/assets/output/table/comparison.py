@@ -325,7 +325,7 @@ def _sentence(entry: FileEntry, more: int) -> str:
 
 
 def named(paths: Sequence[str]) -> str:
-    """Return the first of some paths, and the number of the others."""
+    """Return the first few paths and how many more there are, as part of a sentence."""
     more = f", and {len(paths) - NAMED_MAX:,} more" if len(paths) > NAMED_MAX else ""
     return ", ".join(paths[:NAMED_MAX]) + more
 

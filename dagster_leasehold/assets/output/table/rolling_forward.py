@@ -172,7 +172,7 @@ def _files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[ShardId, DataFile]]:
 
 @dataclass(frozen=True, slots=True)
 class RollingForward:
-    """Rolls the ledger of a group forward to its table, after a backup was restored.
+    """Rolls a group's ledger forward to its table after the database was restored from a backup.
 
     Attributes:
         comparison: of ledger and table.

@@ -1,4 +1,4 @@
-"""The state of a table by shard: how far it has each one, in a file beside the metadata.
+"""A file beside the table's metadata that records, for each shard, how much is in the table.
 
 A lease database that is restored from a backup has lost commits whose output is in the table. The
 files of the table do not tell at which cursors they begin and end, so each publication writes that
@@ -53,7 +53,7 @@ States = Mapping[ShardId, ShardState]
 
 
 def states_location(root: str, publication: str) -> str:
-    """Return the location of the states of a publication of the table at `root`."""
+    """Return the location of the file for one publication; `root` is the table's location."""
     return f"{root.rstrip('/')}/{METADATA_FOLDER}/{publication}.shards.json.gz"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Generator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.rest_catalog import give_token, rest_catalog
 from tests.unit.assets.output.table.test_adoption import Scene, expected
-from tests.unit.orchestration.consumed_home import KEY, NODE
+from tests.unit.orchestration.consumed_home import AT_ONCE, KEY, NODE
 
 SHARDS = [ShardId("0"), ShardId("1")]
-AT_ONCE = timedelta(0)
 
 
 class Restored(Scene):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
 from tests.table_engines import duckdb_query
-from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
+from tests.unit.orchestration.consumed_home import AT_ONCE, KEY, NODE, ConsumedHome
 
 UNKNOWN = "is not one of this lease store"
 
@@ -180,7 +179,7 @@ def test_records_that_only_the_table_has_stay_readable_under_a_tag(tmp_path: Pat
         scene.home.store,
         KEY,
         output_place(scene.home.output),
-        older_than=timedelta(0),
+        older_than=AT_ONCE,
         catalog=scene.catalog,
     )
     table = scene.lake().load_table("leasehold.demo")

@@ -18,7 +18,6 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from tests.unit.assets.output.table.restored_scene import (
-    AT_ONCE,
     KINDS,
     SHARDS,
     Restored,
@@ -28,7 +27,7 @@ from tests.unit.assets.output.table.restored_scene import (
     restored_in_a_service,
     restored_scene,
 )
-from tests.unit.orchestration.consumed_home import KEY, NODE
+from tests.unit.orchestration.consumed_home import AT_ONCE, KEY, NODE
 
 
 @pytest.fixture(params=[*KINDS, "service"])
