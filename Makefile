@@ -1,10 +1,10 @@
 # Every target does its own set-up; `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help demo ui test test-long test-release check chaos chaos-network lint types format docs bench simulate soak install install-dev constraints clean
+.PHONY: help demo dev test test-long test-release check chaos chaos-network lint types format docs bench simulate soak install install-dev constraints clean
 
 VENV := .venv
 BIN := $(VENV)/bin
-# The folder of the demo and of `make ui`; the files of the demo's input; how many processes run the
+# The folder of the demo and of `make dev`; the files of the demo's input; how many processes run the
 # tests; arguments for pytest, for the simulation and for the soak.
 HOME_DIR ?= .leasehold
 INPUT ?=
@@ -22,8 +22,8 @@ help: ## List all targets
 demo: $(VENV)/.stamp-run ## Consume a log of 8 shards from start to proof: make demo [INPUT="a.log b.log"]
 	@$(BIN)/leasehold demo --home "$(HOME_DIR)" $(foreach file,$(INPUT),--input "$(file)")
 
-ui: $(VENV)/.stamp-run ## Open the demo's deployment in the Dagster UI, on this machine only
-	@$(BIN)/leasehold ui --home "$(HOME_DIR)"
+dev: $(VENV)/.stamp-run ## Run the demo's deployment, with Dagster's pages on this machine only
+	@$(BIN)/leasehold dev --home "$(HOME_DIR)"
 
 test: $(VENV)/.stamp-dev ## Run the tests (installs MariaDB's server and Chromium, fetches MySQL's)
 	@sh scripts/test_tools.sh

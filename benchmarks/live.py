@@ -1,7 +1,7 @@
 """The price of a stream that never ends, next to Spark Structured Streaming on the same records.
 
 `python -m benchmarks.live [--minutes 10] [--rates 300 20000] [--intervals 0 1 10] [--json]` starts
-`leasehold up` with two nodes over a log of 8 shards for each commit interval, measures it at rest,
+`leasehold dev` with two nodes over a log of 8 shards for each commit interval, measures it at rest,
 and then at each rate of records for so many minutes; then a query of Structured Streaming, whose
 trigger has the same interval, over files of the same records, one a second.
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--intervals", type=float, nargs="+", default=[0.0, 1.0, 10.0])
     parser.add_argument("--arrivals", type=int, default=0, help="single records, and nothing else")
     parser.add_argument("--only", choices=(OURS, RIVAL))
-    parser.add_argument("--mariadb", action="store_true", help="as `leasehold up` chooses")
+    parser.add_argument("--mariadb", action="store_true", help="as `leasehold dev --nodes` chooses")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

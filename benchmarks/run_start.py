@@ -4,7 +4,7 @@
 
 * `embedded`: the daemon and its own code server, SQLite, Spark started by the first run;
 * `node`: the daemon and `leasehold node`, whose agent keeps Spark warm; a MariaDB of the home's
-  own where the machine has the program, as `leasehold up` has it.
+  own where the machine has the program, as `leasehold dev --nodes` has it.
 
 The first run of each is `cold`; the node's is asked for once its agent says that Spark is warm.
 Then one record is appended to each of 1, 16 and 128 shards at once, again and again, and the run

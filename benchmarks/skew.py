@@ -1,7 +1,7 @@
 """The age of records where one shard has most of the traffic, balanced by count and by load.
 
 `python -m benchmarks.skew [--rate 20000] [--skew 0.9] [--minutes 5] [--interval 0] [--json]` starts
-`leasehold up` with two nodes over a log of 8 shards. The first shard gets so large a part of the
+`leasehold dev` with two nodes over a log of 8 shards. The first shard gets so large a part of the
 records, and the others share the rest. It is measured by count, and then, once the weights are
 learned and the shards have moved, by load.
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--skew", type=float, default=0.9)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--interval", type=float, default=0.0)
-    parser.add_argument("--mariadb", action="store_true", help="as `leasehold up` chooses")
+    parser.add_argument("--mariadb", action="store_true", help="as `leasehold dev --nodes` chooses")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     note = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, {SHARDS} shards"

@@ -1,4 +1,4 @@
-"""A deployment of `leasehold up` in a folder of its own, and what it has done in a stretch of time.
+"""A deployment of `leasehold dev` in a folder of its own, and what it has done in some time.
 
 Its process and all below it are measured: Dagster's daemon and webserver, agents, code servers,
 runs, Spark and its workers, and MariaDB where it has one.
@@ -116,7 +116,7 @@ class LiveDeployment:
         return load_settings(home=self._home, agents=True)
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "up"]
+        command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "dev"]
         command += ["--nodes", str(NODES), "--home", str(self._home), "--port", str(free_port())]
         environment = {
             name: value

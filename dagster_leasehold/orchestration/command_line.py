@@ -41,20 +41,19 @@ class Place(NamedTuple):
 
 COMMANDS = {
     "demo": Place(
-        "processes",
+        "demo",
         "Consume a log of 8 shards, from the first record to the proof, in a folder of its own.",
     ),
-    "ui": Place(
-        "processes",
-        "Run the Dagster webserver and daemon on the home until Ctrl-C; for this machine only.",
+    "dev": Place(
+        "dev",
+        "Run everything on this machine until Ctrl-C: Dagster's pages and daemon, a node, and "
+        "Spark.",
+    ),
+    "stop": Place(
+        "stop", "Stop whatever runs on the home, also what a killed `leasehold dev` has left."
     ),
     "node": Place(
         "nodes", "Run this host's node: keep its code server and Spark running, and beat for it."
-    ),
-    "up": Place(
-        "up",
-        "Run a whole deployment on this machine until Ctrl-C: webserver, daemon, and several "
-        "nodes.",
     ),
     "status": Place(
         "status", "Show a group's nodes, and its shards with state, owner, checkpoint and lag."
@@ -121,7 +120,7 @@ COMMANDS = {
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "First steps": ("demo", "ui", "up", "status", "top", "report", "doctor"),
+    "First steps": ("dev", "stop", "demo", "status", "top", "report", "doctor"),
     "Streams": ("cat", "load", "replay", "compact", "vacuum", "table", "gap", "quarantine"),
     "Groups": ("group", "checkpoint", "plan", "journal", "verify"),
     "Operations": ("node", "metrics", "db", "shard", "simulate", "version"),

@@ -149,7 +149,7 @@ def _limited(runs_max: int, backfill_max: int) -> str:
 
 
 def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
-    """Return `dagster.yaml` for nodes that have agents, as `leasehold up` writes it."""
+    """Return `dagster.yaml` for nodes that have agents, as `leasehold dev --nodes` writes it."""
     storage = _MYSQL if mysql else ""
     return f"{OWNED_MARK}\n{_limited(runs_max, 16)}{_LAUNCHER}{storage}"
 

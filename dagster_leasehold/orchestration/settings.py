@@ -59,7 +59,7 @@ class Settings(pydantic.BaseModel):
         output: the folder or URI of all committed output; by default `output` in the home, from
             which other relative folders count as well.
         database_url: SQLAlchemy URL of the lease store; None means the home's own: a MariaDB if
-            `leasehold up` made one, else SQLite.
+            `leasehold dev --nodes` made one, else SQLite.
         nodes: the nodes that this deployment keeps alive by itself, if there are no agents.
         agents: True if its nodes have agents: `leasehold node` on each host.
         agent_node: the node whose agent started this process; None elsewhere. Agents set it.

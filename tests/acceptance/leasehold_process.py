@@ -81,6 +81,10 @@ class Running:
             assert time.monotonic() < deadline, self.text
             time.sleep(0.1)
 
+    def until_ended(self, timeout_s: float) -> int:
+        """Wait until it has ended by itself; the exit code."""
+        return self._process.wait(timeout_s)
+
     def end(self, number: signal.Signals, timeout_s: float = END_S) -> int:
         """Send a signal and wait; the exit code."""
         self._process.send_signal(number)

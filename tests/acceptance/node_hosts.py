@@ -55,7 +55,7 @@ class Hosts:
 
     def start_first(self) -> Running:
         """Start Dagster, the database and the first node; return when the pages answer."""
-        words = ("up", "--nodes", 1, "--home", self.first, "--port", free_port())
+        words = ("dev", "--nodes", 1, "--home", self.first, "--port", free_port())
         variables = self._variables(NODES[0])
         up = self._stack.enter_context(running(*words, folder=self.first, **variables))
         up.until(lambda: "Open http://" in up.text, START_S)

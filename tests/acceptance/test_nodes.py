@@ -78,7 +78,7 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
             assert not (home / "output").exists()
         assert b.end(signal.SIGTERM, END_S) == 0, b.text
         assert up.end(signal.SIGINT, END_S) == 0, up.text
-        assert_printed(("up",), up.text, **{".leasehold": str(hosts.first)})
+        assert_printed(("dev",), up.text, **{".leasehold": str(hosts.first)})
         for home in hosts.homes.values():
             assert_nothing_runs(home)
         verified = leasehold("verify", "--home", hosts.first, folder=tmp_path, **ENVIRONMENT)

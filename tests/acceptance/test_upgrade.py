@@ -108,7 +108,7 @@ class Deployment:
     @contextmanager
     def up(self, program: Path, nodes: int) -> Iterator[Running]:
         """Start everything on this host; return when its page answers."""
-        words = ("up", "--nodes", nodes, "--port", free_port())
+        words = ("dev", "--nodes", nodes, "--port", free_port())
         with self.running(program, *words) as up:
             up.until(lambda: "Open http://" in up.text, WAIT_S)
             yield up

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import time
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.progress_check import PROGRESS
 from dagster_leasehold.assets.table_check import TABLE
 from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.orchestration.commands import top
 from dagster_leasehold.orchestration.commands.report import report_of
 from dagster_leasehold.orchestration.group_view import GroupReader
 from dagster_leasehold.orchestration.report_page import page as report_page
@@ -173,12 +178,27 @@ def test_the_report_shows_who_held_what_without_a_network(
     picture = page.get_by_role("img", name="Which node held which shard")
     assert picture.evaluate("image => image.getBoundingClientRect().width") > 400
     assert page.get_by_text("Verified: each record was committed once").is_visible()
+    if os.environ.get(SCREENSHOT_VARIABLE):
+        page.screenshot(path=ROOT / "docs" / "images" / "report.png")
     shards = page.locator("section", has=page.get_by_role("searchbox")).locator("tbody tr:visible")
     assert shards.count() == len(SHARDS)
     page.get_by_role("searchbox").fill("already_alloc")
     assert shards.count() == len(SHARDS)
     page.get_by_role("searchbox").fill("no such shard")
     assert shards.count() == 0
+
+
+@pytest.mark.skipif(not os.environ.get(SCREENSHOT_VARIABLE), reason="only makes a picture")
+def test_top_is_drawn_for_the_docs(scene: Scene, page: Page) -> None:
+    reader = GroupReader(scene.store, scene.key, scene.log)
+    reader.read()
+    time.sleep(1)
+    terminal = Console(record=True, width=110, file=StringIO(), force_terminal=True)
+    terminal.print(top.rendered(top.Page(), reader.read(), "", 14)[1])
+    drawing = terminal.export_svg(title="leasehold top")
+    # Without the fonts, which it would fetch.
+    page.set_content(re.sub(r"@font-face \{.*?\}", "", drawing, flags=re.DOTALL))
+    page.locator("svg").first.screenshot(path=ROOT / "docs" / "images" / "top.png")
 
 
 def newest_run(scene: Scene) -> str:

@@ -109,8 +109,8 @@ def _without_node(key: GroupKey, row: ShardLease, nodes: Mapping[NodeName, bool]
     if not any(nodes.values()):
         why = "no node of the group is alive" if not nodes else "no live node takes runs"
         return (
-            f"Shard {row.shard} of {key} is not read, because {why}. Start `leasehold up`, "
-            "`leasehold ui` or `leasehold node`."
+            f"Shard {row.shard} of {key} is not read, because {why}. Start `leasehold dev` or "
+            "`leasehold node`."
         )
     if row.consumer_owner in nodes:
         why = f"its node {row.consumer_owner} takes no runs"

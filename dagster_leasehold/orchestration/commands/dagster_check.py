@@ -39,7 +39,7 @@ def dagster(
     if home is None:
         text = (
             f"no dagster.yaml is in {settings.dagster_home}, and {HOME_VARIABLE} names no folder "
-            "with one: start `leasehold up`, or have the variable name your Dagster's home."
+            "with one: start `leasehold dev`, or have the variable name your Dagster's home."
         )
         yield Finding("dagster", Health.WARNING, text)
         return

@@ -215,7 +215,7 @@ def nodes(target: Target) -> Iterator[Finding]:
         silent = [str(node.name) for node in members if not node.accepts_runs]
         part = f"nodes of {group.key}"
         if not members:
-            text = "nobody is a member: start `leasehold up`, or an agent with `leasehold node`."
+            text = "nobody is a member: start `leasehold dev`, or an agent with `leasehold node`."
             yield Finding(part, Health.FAILED, text)
         elif silent:
             text = f"these take no runs: {listed(silent)}. See their code servers and the daemon."

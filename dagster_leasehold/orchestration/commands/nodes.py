@@ -177,8 +177,8 @@ def _check_instance(settings: Settings) -> None:
 
     if not (settings.dagster_home / INSTANCE_FILE).exists():
         raise InvalidSetting(
-            f"There is no Dagster instance in {settings.dagster_home}: start `leasehold up` on the "
-            f"home first, or put the {INSTANCE_FILE} of your deployment there."
+            f"There is no Dagster instance in {settings.dagster_home}: start `leasehold dev "
+            f"--nodes 1` on the home first, or put the {INSTANCE_FILE} of your deployment there."
         )
 
 
@@ -188,8 +188,8 @@ def _check_launcher(settings: Settings, launcher: object) -> None:
     if not isinstance(launcher, NodeRunLauncher):
         raise InvalidSetting(
             f"Dagster in {settings.dagster_home} launches no runs on nodes: its dagster.yaml needs "
-            f"the run launcher {NodeRunLauncher.__module__}.NodeRunLauncher, as `leasehold up` "
-            "writes it."
+            f"the run launcher {NodeRunLauncher.__module__}.NodeRunLauncher, as `leasehold dev "
+            "--nodes` writes it."
         )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.demo import report
-from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
+from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings
 from dagster_leasehold.orchestration.demo.input import DemoInput, Loader
 from dagster_leasehold.orchestration.demo.query import publish_rest, query_table
 from dagster_leasehold.orchestration.demo.watch import StageDisplay, Watch
@@ -24,6 +24,7 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
     daemon,
     materialize_lease_table,
 )
+from dagster_leasehold.orchestration.supervision.leftovers import running_alone
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkWarmUp
 from dagster_leasehold.shard_sources.local_log.lines import check_readable
 
@@ -101,7 +102,7 @@ class Demo:
         report.show_times(self._times, time.monotonic() - begin)
         say(
             f"To print its records: leasehold cat {stream.name} --home {settings.home}\n"
-            f"To see its runs and shards in a browser: leasehold ui --home {settings.home}"
+            f"To see its runs and shards in a browser: leasehold dev --home {settings.home}"
         )
         return proven
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.spark.spark_settings import CONNECT, SparkSettings
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from dagster_leasehold.orchestration.supervision.leftovers import LOCK_FILE
 
 MARK_FILE = "demo.json"
-LOCK_FILE = "running.lock"
 NODES = ("node-a", "node-b")
 STREAM = "demo"
 GROUP = "default"
@@ -38,30 +35,6 @@ def demo_settings(home: Path, spark: SparkSettings) -> Settings:
         idle_limit_s=IDLE_LIMIT_S,
     )
     return Settings(home=home.absolute(), nodes=NODES, spark=spark, streams=(stream,))
-
-
-@contextmanager
-def running_alone(home: Path) -> Generator[None]:
-    """Hold the home for one `demo`, `ui` or `up` at a time.
-
-    Raises:
-        InvalidSetting: another one is at work in it, or it cannot be made.
-    """
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(home / LOCK_FILE, timeout=0)
-        lock.acquire()
-    except Timeout:
-        raise InvalidSetting(
-            f"Another `leasehold demo`, `leasehold ui` or `leasehold up` is at work in {home}: "
-            "stop it first, or name another folder with --home."
-        ) from None
-    except OSError as error:
-        raise InvalidSetting(f"The home {home} cannot be used: {error.strerror}.") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def begin_home(settings: Settings) -> None:

@@ -1,30 +1,116 @@
 """Child processes that end with us, and those of them that are started again when they have died.
 
-Each is in its own process group, and its output goes to a log file."""
+Each is in its own session, and its output goes to a log file. A note beside the log says which
+process it is: if its parent is killed, others end it by the note.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
+from dagster_leasehold.lease_store.durable_files import replace_file
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity, start_of
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.supervision.interrupts import held_back
 
 POLL_S = 0.05
 TAIL_BYTES = 4000
+NOTE_SUFFIX = ".process"
+KILL_TIMEOUT_S = 60.0
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
 """A child that has run for so long begins with the shortest wait again, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildNote:
+    """The note of a child, by which others find it when its parent was killed.
+
+    Attributes:
+        name: of the child, with its article.
+        process: the child, which leads its session.
+        parent: the process that started it, and ends it.
+        stop_timeout_s: how long it may take to end when told to, in seconds.
+    """
+
+    name: str
+    process: ProcessIdentity
+    parent: ProcessIdentity
+    stop_timeout_s: float
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """Return the note in a file; None if there is none, or it is not readable."""
+        try:
+            noted: Any = json.loads(path.read_text())
+            process, parent = map(ProcessIdentity.parse, (noted["process"], noted["parent"]))
+            name, timeout_s = str(noted["name"]), float(noted["stop_timeout_s"])
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return None
+        return cls(name, process, parent, timeout_s) if process and parent else None
+
+    def write(self, path: Path) -> None:
+        """Write the note in one step."""
+        identities = {"process": str(self.process), "parent": str(self.parent)}
+        noted = {"name": self.name, **identities, "stop_timeout_s": self.stop_timeout_s}
+        replace_file(path, json.dumps(noted))
+
+
+def _session_of(leader: ProcessIdentity) -> list[psutil.Process]:
+    """Return the processes that are left of the session of a leader."""
+    if not leader.same_place:
+        return []
+    now = start_of(leader.pid)
+    if now is not None and not leader.began_at(now):
+        # The system gives a number away only when nothing is left of its session.
+        return []
+    session: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        try:
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            if not ended and os.getsid(process.pid) == leader.pid:
+                session.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return session
+
+
+def end_session(leader: ProcessIdentity, patience_s: float = 0.0) -> int:
+    """End all that is left of the session of a leader; return the number of processes.
+
+    A code server's runs are of its session, and outlive it when it is killed.
+
+    Args:
+        leader: of the session.
+        patience_s: how long its processes may take to end when told to, before they are killed.
+    """
+    session = _session_of(leader)
+    if patience_s:
+        for process in session:
+            with suppress(psutil.Error):
+                process.terminate()
+        deadline = time.monotonic() + patience_s
+        while _session_of(leader) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    killed = _session_of(leader)
+    for process in killed:
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(killed, timeout=KILL_TIMEOUT_S)
+    return len(session)
 
 
 class RestartWaits:
@@ -153,6 +239,8 @@ class ChildProcess:
                     # Its own group: our Ctrl-C does not reach it, we end it in order instead.
                     start_new_session=True,
                 )
+                child, parent = map(ProcessIdentity.of, (self._process.pid, os.getpid()))
+                ChildNote(self.name, child, parent, self._stop_timeout_s).write(self._note)
         except BaseException:
             self.stop()
             raise
@@ -160,6 +248,10 @@ class ChildProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    @property
+    def _note(self) -> Path:
+        return self.log.with_suffix(NOTE_SUFFIX)
 
     @property
     def pid(self) -> int:
@@ -241,6 +333,8 @@ class ChildProcess:
         psutil.wait_procs(family, timeout=self._stop_timeout_s)
         process.wait()
         self._process = None
+        # The folder may have been deleted meanwhile.
+        self._note.unlink(missing_ok=True)
 
     @staticmethod
     def _descendants(pid: int) -> list[psutil.Process]:

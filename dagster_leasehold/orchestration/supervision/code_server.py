@@ -5,7 +5,6 @@ A server is started again when it ends, and ended when it answers no more."""
 from __future__ import annotations
 
 import json
-import os
 import sys
 import uuid
 from collections.abc import Generator, Mapping
@@ -20,11 +19,15 @@ from filelock import FileLock, Timeout
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import NodeNameTaken, shown
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place, start_of
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
-from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess, RestartWaits
+from dagster_leasehold.orchestration.supervision.child_processes import (
+    ChildProcess,
+    RestartWaits,
+    end_session,
+)
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
 
 LOG_FILE = "code-server.log"
@@ -33,7 +36,6 @@ HEARTBEAT_TIMEOUT_S = 30
 HEARTBEAT_S = 10.0
 HUNG_S = 45.0
 START_MAX_S = 120.0
-END_TIMEOUT_S = 60.0
 STATE_FILE = "agent.json"
 LOCK_FILE = "agent.lock"
 
@@ -99,29 +101,6 @@ def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
         yield
     finally:
         lock.release()
-
-
-def end_session(leader: ProcessIdentity) -> int:
-    """Kill all that is left of the session of a leader; return the number of processes.
-
-    A code server's runs are of its session, and outlive it when it is killed.
-    """
-    if not leader.same_place:
-        return 0
-    now = start_of(leader.pid)
-    if now is not None and not leader.began_at(now):
-        # The system gives a number away only when nothing is left of its session.
-        return 0
-    ended: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        try:
-            if os.getsid(process.pid) == leader.pid:
-                process.kill()
-                ended.append(process)
-        except (psutil.Error, OSError):
-            continue
-    psutil.wait_procs(ended, timeout=END_TIMEOUT_S)
-    return len(ended)
 
 
 class CodeServer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -16,6 +16,7 @@ from dagster_leasehold.orchestration.mariadb_access import dagster_variables
 from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE
 from dagster_leasehold.orchestration.settings import PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.steady_daemon import SOCKET_FILE, WORKSPACE_FILE
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 DAEMON = "dagster_leasehold.orchestration.supervision.steady_daemon"
-WEBSERVER_START_S = 120.0
-POLL_S = 0.5
+START_MAX_S = 120.0
+POLL_S = 0.1
 
 
 def child_environment(
@@ -56,11 +57,16 @@ def daemon(
     folder: Path | None = None,
     *,
     module: str = DEFINITIONS_MODULE,
+    served_in: Path | None = None,
 ) -> ChildProcess:
-    """Return the daemon, which ticks the sensors and launches the runs; its log is in the home."""
+    """Return the daemon, which ticks the sensors and launches the runs; its log is in the home.
+
+    `served_in` is a folder whose path is short, through which `webserver` uses its code server.
+    """
+    shared = ["--folder", str(served_in)] if served_in else []
     return ChildProcess(
         "the Dagster daemon",
-        [sys.executable, "-m", DAEMON, module],
+        [sys.executable, "-m", DAEMON, module, *shared],
         log=settings.home.absolute() / "daemon.log",
         environment=environment,
         folder=folder,
@@ -68,17 +74,13 @@ def daemon(
 
 
 def webserver(
-    settings: Settings,
-    environment: Mapping[str, str],
-    port: int,
-    *,
-    module: str = DEFINITIONS_MODULE,
+    settings: Settings, environment: Mapping[str, str], port: int, served_in: Path
 ) -> ChildProcess:
     """Return the webserver, for browsers on this machine only; its log is in the home."""
     return ChildProcess(
         "the Dagster webserver",
         [
-            *(sys.executable, "-m", "dagster_webserver", *_loading(settings, module)),
+            *(sys.executable, "-m", "dagster_webserver", "-w", str(served_in / WORKSPACE_FILE)),
             *("--host", LOOPBACK, "--port", str(port)),
         ],
         log=settings.home.absolute() / "webserver.log",
@@ -86,17 +88,17 @@ def webserver(
     )
 
 
-def _loading(settings: Settings, module: str) -> tuple[str, str]:
-    """Return the arguments that name a module of definitions: ours has a workspace, and its name.
+def wait_for_code(served_in: Path, background: ChildProcess, stop: Event) -> None:
+    """Return when the daemon's code server listens, or when it is time to stop.
 
-    Given as a module, the code location would have the module's long name.
+    Raises:
+        LeaseholdError: the daemon has ended, or takes too long.
     """
-    if module == DEFINITIONS_MODULE:
-        return "-w", str(settings.workspace_file)
-    return "-m", module
+    socket_file = served_in / SOCKET_FILE
+    _wait_for(background, lambda: stop.is_set() or socket_file.exists())
 
 
-def wait_for_port(port: int, pages: ChildProcess, stop: Event | None = None) -> None:
+def wait_for_port(port: int, pages: ChildProcess, stop: Event) -> None:
     """Return when the webserver takes connections, or when it is time to stop.
 
     Raises:
@@ -104,14 +106,18 @@ def wait_for_port(port: int, pages: ChildProcess, stop: Event | None = None) -> 
     """
 
     def answers() -> bool:
-        if stop is not None and stop.is_set():
+        if stop.is_set():
             return True
         with suppress(OSError), socket.create_connection((LOOPBACK, port), timeout=1.0):
             return True
         return False
 
-    if reason := pages.until(answers, WEBSERVER_START_S, POLL_S):
-        raise LeaseholdError(f"{pages.title} {reason}: see {pages.log}.")
+    _wait_for(pages, answers)
+
+
+def _wait_for(child: ChildProcess, answers: Callable[[], bool]) -> None:
+    if reason := child.until(answers, START_MAX_S, POLL_S):
+        raise LeaseholdError(f"{child.title} {reason}: see {child.log}.")
 
 
 @contextmanager

@@ -25,11 +25,8 @@ from dagster_leasehold.lease_store.process_identity import ProcessIdentity, curr
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.supervision.code_server import (
-    AgentState,
-    CodeServer,
-    end_session,
-)
+from dagster_leasehold.orchestration.supervision.child_processes import end_session
+from dagster_leasehold.orchestration.supervision.code_server import AgentState, CodeServer
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper

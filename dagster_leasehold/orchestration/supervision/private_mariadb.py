@@ -1,7 +1,7 @@
 """A MariaDB server of a home's own, where the machine has the program: for leases and Dagster.
 
 It keeps its data in the home, listens on the loopback, and has one account, whose password only
-this user can read. Whoever serves it holds a file lock: `leasehold up`, or a command that finds it
+this user can read. Whoever serves it holds a file lock: `leasehold dev`, or a command that finds it
 stopped, for as long as the command lasts.
 """
 

@@ -3,7 +3,9 @@
 Told to load a module, Dagster's daemon starts a new code server every minute and ends the one
 before it: two seconds of processor time each time, whether there are records or not. As a program
 (`python -m` this module, with the module of definitions), this one starts the server itself, at a
-socket that only its user can reach, and then becomes the daemon. With `--health HOST:PORT` it
+socket that only its user can reach, and then becomes the daemon. With `--folder DIR`, socket and
+workspace file are there, so that a webserver can use the same server, and the daemon waits until
+the file `storage-ready` is there as well. With `--health HOST:PORT` it
 serves the pages by which an orchestrator knows how it does.
 """
 
@@ -38,7 +40,7 @@ START_MAX_S = 120.0
 HUNG_S = 120.0
 """After how long without an answer the server is ended, in seconds: longer than any start."""
 POLL_S = 0.1
-SOCKET_FILE = "code.sock"
+SOCKET_FILE, WORKSPACE_FILE = "code.sock", "workspace.yaml"
 
 
 class SteadyServer:
@@ -141,6 +143,9 @@ def arguments() -> ArgumentParser:
     parser = ArgumentParser(prog="steady_daemon", description="Dagster's daemon.")
     parser.add_argument("module", help="module of definitions")
     parser.add_argument(
+        "--folder", metavar="DIR", help="folder of the socket and of the workspace file"
+    )
+    parser.add_argument(
         "--health", metavar="HOST:PORT", help="address of the pages /healthz and /readyz"
     )
     return parser
@@ -153,7 +158,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-")))
+        own = tempfile.TemporaryDirectory(prefix="leasehold-")
+        folder = Path(given.folder or stack.enter_context(own))
         turned: Callable[[str], object] = lambda _: None  # noqa: E731
         if given.health:
             try:
@@ -163,7 +169,7 @@ def main() -> None:
             turned = health.turned
         server = SteadyServer(given.module, folder)
         stack.callback(server.end)
-        workspace = folder / "workspace.yaml"
+        workspace = folder / WORKSPACE_FILE
         workspace.write_text(server.workspace, encoding="utf-8")
         # While the server loads the definitions, this process loads Dagster.
         from dagster._daemon.cli import main as run_daemon

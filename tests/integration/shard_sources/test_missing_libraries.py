@@ -51,7 +51,7 @@ def command(arguments: list[str], home: Path, environment: dict[str, str]):
 
 @pytest.mark.parametrize(
     ("source", "arguments"),
-    [("kafka", ["up"]), ("kinesis", ["ui"]), ("loghub", ["node", "--name", "a"])],
+    [("kafka", ["dev", "--nodes", "2"]), ("kinesis", ["dev"]), ("loghub", ["node", "--name", "a"])],
 )
 def test_nothing_starts_and_the_sentence_says_what_to_install(
     source: str, arguments: list[str], tmp_path: Path, bare_host: dict[str, str]

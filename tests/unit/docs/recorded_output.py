@@ -27,12 +27,6 @@ Table leasehold.leasehold.demo, as DuckDB reads it
 Table: DuckDB counts 20,000 records, as many as were committed.
 …""",
     ),
-    ("ui",): (
-        "leasehold ui",
-        """\
-Starting Dagster on .leasehold …
-Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.""",
-    ),
     ("node",): (
         "leasehold node --name node-a",
         """\
@@ -43,14 +37,20 @@ Node node-a is leaving: its shards go to other nodes.
 …
 Node node-a left group demo/default and freed 0 shards.""",
     ),
-    ("up",): (
-        "leasehold up --nodes 3",
+    ("dev",): (
+        "leasehold dev",
         """\
-Starting Dagster and 3 nodes on .leasehold …
-Leases and Dagster's storage are in this home's own MariaDB on port 3307.
+Starting Dagster on .leasehold …
+…
 Open http://127.0.0.1:3000 in a browser; Ctrl-C ends it.
 …
-Stopping: the nodes leave at their runs' next checkpoints.""",
+Stopping: this takes a few seconds.""",
+    ),
+    ("stop",): (
+        "leasehold stop",
+        """\
+Stopping process 4711 and all that it has started …
+Nothing runs any longer.""",
     ),
     ("top",): (
         "leasehold top",

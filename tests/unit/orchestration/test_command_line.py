@@ -127,7 +127,7 @@ def test_help_names_every_command(run) -> None:
     outcome = run("--help")
     assert outcome.code == 0
     for command in (
-        *("demo", "ui", "db", "group", "checkpoint", "status", "plan", "journal", "verify"),
+        *("demo", "dev", "db", "group", "checkpoint", "status", "plan", "journal", "verify"),
         *("cat", "load", "shard", "gap", "simulate", "version"),
     ):
         assert re.search(rf"^  {command} ", outcome.out, re.MULTILINE), command
@@ -404,7 +404,7 @@ def test_a_home_without_a_store_is_a_sentence_and_stays_absent(run, home: Path) 
 
 def test_a_home_that_is_a_file_is_a_sentence(run, home: Path) -> None:
     home.write_text("")
-    for command in ("status", "group create demo --group g", "demo --records 1", "ui"):
+    for command in ("status", "group create demo --group g", "demo --records 1", "dev"):
         outcome = run(*command.split())
         assert outcome.code == 2, command
         assert str(home) in outcome.err
@@ -443,7 +443,7 @@ def test_a_source_without_its_library_says_what_to_install(
     streams = [{"name": "orders", "source": source, "options": options}]
     monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(streams))
     assert run("group", "create", "orders").code == 0
-    for command in ("status", "ui"):
+    for command in ("status", "dev"):
         outcome = run(command)
         assert outcome.code == 2, outcome.out
         assert re.fullmatch(r"[^\n]+[.]\n", outcome.err), outcome.err

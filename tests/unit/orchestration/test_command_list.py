@@ -50,7 +50,7 @@ def test_the_list_of_commands_loads_no_command_and_no_heavy_library() -> None:
 def test_a_command_loads_its_own_module_and_none_of_the_others() -> None:
     modules = modules_of("gap", "--help")
     assert "gaps" in commands_in(modules)
-    assert commands_in(modules) & {"inspection", "processes", "up", "nodes", "records"} == set()
+    assert commands_in(modules) & {"inspection", "dev", "nodes", "records"} == set()
     assert modules & {"dagster", "pyspark", "pandas", "pyarrow", "matplotlib"} == set()
 
 

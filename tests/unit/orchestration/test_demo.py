@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.orchestration.demo.course import reshard
-from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings, running_alone
+from dagster_leasehold.orchestration.demo.home import begin_home, demo_settings
 from dagster_leasehold.orchestration.demo.input import (
     DemoInput,
     Loader,
@@ -30,6 +30,7 @@ from dagster_leasehold.orchestration.demo.input import (
 from dagster_leasehold.orchestration.demo.watch import StageDisplay, Standing, standing
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
+from dagster_leasehold.orchestration.supervision.leftovers import running_alone
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 from dagster_leasehold.shard_sources.source import ReadRange
 
@@ -98,7 +99,7 @@ def test_a_link_in_a_home_is_removed_and_what_it_points_to_is_not(tmp_path: Path
 
 def test_two_demos_do_not_share_a_home(tmp_path: Path) -> None:
     second = running_alone(tmp_path)
-    with running_alone(tmp_path), pytest.raises(InvalidSetting, match="stop it first"):
+    with running_alone(tmp_path), pytest.raises(InvalidSetting, match="`leasehold stop`"):
         second.__enter__()
     with running_alone(tmp_path):
         pass

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_STREAMS", '[{"name": "visits"}]')
 
 
-@pytest.mark.parametrize("command", ["up", "ui", "demo"])
+@pytest.mark.parametrize("command", ["dev", "dev --nodes 2", "demo"])
 def test_a_folder_with_a_package_of_our_name_is_refused(
     command: str,
     tmp_path: Path,
@@ -45,7 +46,7 @@ def test_a_folder_with_a_package_of_our_name_is_refused(
     (tmp_path / name).mkdir()
     (tmp_path / name / "__init__.py").touch()
     monkeypatch.chdir(tmp_path)
-    sentence = refused(capsys, command, "--home", str(tmp_path / "home"))
+    sentence = refused(capsys, *command.split(), "--home", str(tmp_path / "home"))
     assert f"has a Python package '{name}' of its own" in sentence
     assert not (tmp_path / "home").exists()
 
@@ -54,14 +55,14 @@ def test_a_home_that_cannot_be_made_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    sentence = refused(capsys, "up", "--home", str(tmp_path / "file" / "home"))
+    sentence = refused(capsys, "dev", "--home", str(tmp_path / "file" / "home"))
     assert "cannot be made: Not a directory." in sentence
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        sentence = refused(capsys, "up", "--home", str(tmp_path), "--port", str(port))
+        sentence = refused(capsys, "dev", "--home", str(tmp_path), "--port", str(port))
     assert f"Port {port} of 127.0.0.1 is in use" in sentence
 
 
@@ -72,10 +73,10 @@ def test_a_machine_without_java_is_refused(
         raise JavaNotFound("There is no Java: install one.")
 
     monkeypatch.setattr(spark_runtime, "java_home", missing)
-    assert refused(capsys, "up", "--home", str(tmp_path)) == "There is no Java: install one.\n"
+    assert refused(capsys, "dev", "--home", str(tmp_path)) == "There is no Java: install one.\n"
 
 
-@pytest.mark.parametrize("command", ["up", "ui"])
+@pytest.mark.parametrize("command", ["dev", "dev --nodes 2"])
 def test_a_path_without_bash_is_refused(
     command: str,
     tmp_path: Path,
@@ -85,7 +86,7 @@ def test_a_path_without_bash_is_refused(
     """Goal: no server of Spark's is started again and again that cannot even begin."""
     monkeypatch.setattr(spark_runtime, "java_home", lambda *_, **__: tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    sentence = refused(capsys, command, "--home", str(tmp_path / "home"))
+    sentence = refused(capsys, *command.split(), "--home", str(tmp_path / "home"))
     assert sentence.startswith("Spark is started by a script of bash, and no bash is on the PATH")
 
 
@@ -99,7 +100,7 @@ def test_a_web_page_that_does_not_start_has_no_address(tmp_path: Path) -> None:
     with child:
         child.wait(30)
         with pytest.raises(LeaseholdError, match="ended with code 7 before it answered: see"):
-            wait_for_port(free_port(), child)
+            wait_for_port(free_port(), child, threading.Event())
 
 
 def test_a_home_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_home_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "dagster_leasehold.orchestration.command_line",
-        "up",
+        "dev",
         "--home",
         str(home),
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.orchestration.commands.processes import say_what_is_missing
+from dagster_leasehold.orchestration.commands.dev import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings

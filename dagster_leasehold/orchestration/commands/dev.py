@@ -1,0 +1,273 @@
+"""`leasehold dev`: a whole deployment on this machine, which ends with the command."""
+
+from __future__ import annotations
+
+import os
+import string
+import sys
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
+from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S
+from dagster_leasehold.orchestration.commands.options import Home, Module, WebPort
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.instance import create_instance, embedded_text, nodes_text
+from dagster_leasehold.orchestration.mariadb_access import dagster_variables
+from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
+from dagster_leasehold.orchestration.supervision.child_processes import (
+    ChildProcess,
+    SupervisedChild,
+)
+from dagster_leasehold.orchestration.supervision.interrupts import stop_event
+from dagster_leasehold.orchestration.supervision.leftovers import end_leftovers, running_alone
+from dagster_leasehold.orchestration.supervision.private_mariadb import (
+    PrivateMariaDB,
+    installed,
+    room_needed,
+)
+
+POLL_S = 0.5
+RUNS_PER_NODE = 2
+MISTAKE = 2
+"""The exit code of a command that one sentence explains."""
+
+
+@contextmanager
+def agents_of_nodes(
+    settings: Settings, environment: Mapping[str, str], count: int, module: str | None
+) -> Generator[list[SupervisedChild]]:
+    """Start the agents of some nodes within the block; they leave together at its end.
+
+    Args:
+        settings: of the deployment.
+        environment: of the agents.
+        count: how many nodes.
+        module: of the definitions, or None for those of the settings.
+    """
+    command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "node"]
+    command += ["--home", str(settings.home.absolute())]
+    command += ["--module", module] if module else []
+    agents = [
+        ChildProcess(
+            f"the agent of {name}",
+            [*command, "--name", name],
+            log=settings.node_folder(name) / "agent.log",
+            environment=environment,
+            stop_timeout_s=LEAVE_TIMEOUT_S,
+        )
+        for name in (f"node-{letter}" for letter in string.ascii_lowercase[:count])
+    ]
+    try:
+        yield [
+            SupervisedChild(agent.__enter__(), steady_clock, explained=[MISTAKE])
+            for agent in agents
+        ]
+    finally:
+        for agent in agents:
+            agent.tell_to_end()
+        for agent in agents:
+            agent.stop()
+        # A killed agent has left its code server and its runs.
+        end_leftovers(settings.home)
+
+
+def uses_private_mariadb(settings: Settings, *, sqlite: bool, several: bool) -> bool:
+    """Return True if the home's own MariaDB holds the leases and Dagster's storage.
+
+    A home keeps what it has. A fresh one for several nodes gets MariaDB where the machine has the
+    program, unless an address is given or SQLite is asked for.
+
+    Raises:
+        InvalidSetting: SQLite is asked for, and the leases are somewhere else.
+    """
+    if settings.database_url is not None:
+        if sqlite:
+            raise InvalidSetting(
+                "LEASEHOLD_DATABASE_URL names the lease store: leave out --sqlite, or unset it."
+            )
+        return False
+    if settings.private_mariadb is not None:
+        if sqlite:
+            raise InvalidSetting(
+                f"The leases of {settings.home} are in its own MariaDB: leave out --sqlite, or "
+                "name another folder with --home."
+            )
+        return True
+    return several and not sqlite and not (settings.home / "leases.db").exists() and installed()
+
+
+def described(settings: Settings, *, dagster_elsewhere: bool) -> str:
+    """Return one sentence that says where leases and Dagster's storage are."""
+    here = "in SQLite"
+    if (access := settings.private_mariadb) is not None:
+        here = f"in this home's own MariaDB on port {access.port}"
+    leases = "where LEASEHOLD_DATABASE_URL says" if settings.database_url else here
+    dagster = "where DAGSTER_MYSQL_HOSTNAME says" if dagster_elsewhere else here
+    if leases == dagster:
+        return f"Leases and Dagster's storage are {here}."
+    return f"Leases are {leases}, and Dagster's storage is {dagster}."
+
+
+def dev(
+    home: Home = None,
+    *,
+    module: Module = None,
+    port: WebPort = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option(
+            "--nodes",
+            min=1,
+            max=26,
+            help="Number of nodes, each with an agent (default: one node without an agent).",
+        ),
+    ] = None,
+    sqlite: Annotated[
+        bool, typer.Option("--sqlite", help="Keep leases and Dagster's storage in SQLite.")
+    ] = False,
+) -> None:
+    """Run everything on this machine until Ctrl-C: Dagster's pages and daemon, a node, and Spark.
+
+    Dagster keeps its history in the home. A process that dies is started again, and all end with
+    this command; `leasehold stop` ends what is left if it was killed. After a change of the code,
+    start it again.
+
+    With `--nodes`, each node is a `leasehold node` process, as it would be on a host of its own. If
+    this machine has MariaDB's server, a new home of several nodes gets one of its own.
+    """
+    target = Target(load_settings(home=home, agents=nodes is not None or None), module)
+    settings = target.settings
+    if nodes is None and settings.agents:
+        nodes = 1
+    preflight.check_folder()
+    # Before anything is started: a module or a source that cannot be used is one sentence.
+    target.streams.all()
+    private = uses_private_mariadb(settings, sqlite=sqlite, several=nodes is not None)
+    needed = room_needed(settings.home) if private else preflight.HOME_BYTES
+    preflight.require_room(settings.home, needed)
+    target.make_home()
+    with stop_event() as stop, preflight.held_port(port) as chosen, running_alone(settings.home):
+        preflight.check_spark(settings)
+        _run(target, nodes or 0, chosen, stop, private=private)
+
+
+def _run(target: Target, nodes: int, port: int, stop: threading.Event, *, private: bool) -> None:
+    from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
+
+    settings = target.settings
+    environment = dagster_processes.child_environment(settings, os.environ)
+    if nodes:
+        shared = {"LEASEHOLD_AGENTS": "true", "LEASEHOLD_SPARK_STATE": str(settings.spark_folder)}
+        environment |= shared
+    with ExitStack() as stack:
+        say(f"Starting Dagster on {settings.home} …")
+        sys.stdout.flush()
+        keeper = SparkKeeper(settings, environment, steady_clock)
+        stack.callback(keeper.stop)
+        keeper.look()
+        watched = _databases(settings, stack, private=private)
+        environment |= dagster_variables(settings.home.absolute(), environment)
+        served_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-")))
+        module = target.streams.definitions_module
+        background = dagster_processes.daemon(
+            settings, environment, module=module, served_in=served_in
+        )
+        pages = dagster_processes.webserver(settings, environment, port, served_in)
+        stack.callback(pages.stop)
+        # The code server opens the instance at once, and two processes cannot both make its tables.
+        _make_instance(settings, nodes, mysql=private or _dagster_elsewhere())
+        stack.enter_context(background)
+        agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
+        # Ended first: while the nodes leave, nothing new shall be launched.
+        stack.callback(background.stop)
+        say_what_is_missing(target)
+        dagster_processes.wait_for_code(served_in, background, stop)
+        if not stop.is_set():
+            pages.__enter__()
+        dagster_processes.wait_for_port(port, pages, stop)
+        if not stop.is_set():
+            _raise_if_ended(watched)
+            say(f"Open http://127.0.0.1:{port} in a browser; Ctrl-C ends it.")
+            _say_how_to_add_a_node(settings, nodes)
+        supervised = [
+            *agents,
+            *(SupervisedChild(each, steady_clock) for each in (background, pages)),
+        ]
+        while not stop.is_set():
+            sys.stdout.flush()
+            keeper.look()
+            for child in supervised:
+                if sentence := child.look():
+                    say(sentence)
+            _raise_if_ended(watched)
+            stop.wait(POLL_S)
+        say("Stopping: this takes a few seconds.")
+        sys.stdout.flush()
+
+
+def _say_how_to_add_a_node(settings: Settings, nodes: int) -> None:
+    if nodes:
+        say(
+            f"To add a node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
+            f"--name node-{string.ascii_lowercase[nodes % 26]} --home {settings.home}"
+        )
+
+
+def say_what_is_missing(target: Target) -> None:
+    """Name the streams that have no log yet: their sensors would wait without a visible reason.
+
+    The logs of services are not made by us, and their sensors say what the service says.
+    """
+    from dagster_leasehold.shard_sources.local_log import LocalLog
+
+    for stream in target.streams.all():
+        if isinstance(stream.source, LocalLog) and not stream.source.exists:
+            say(
+                f"Stream {stream.name} has no log yet. To make it: leasehold load {stream.name} "
+                f"FILE --home {target.settings.home}"
+            )
+
+
+def _dagster_elsewhere() -> bool:
+    """Return True if Dagster's storage follows its own variables, as in production."""
+    return bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
+
+
+def _databases(settings: Settings, stack: ExitStack, *, private: bool) -> list[ChildProcess]:
+    """Have the home's own database served, if it has one; return its processes."""
+    processes: list[ChildProcess] = []
+    if private:
+        from dagster_leasehold.lease_store import open_store
+
+        processes.append(stack.enter_context(PrivateMariaDB(settings.home)).process)
+        open_store(settings.store_url, upgrade=True).close()
+    say(described(settings, dagster_elsewhere=_dagster_elsewhere()))
+    return processes
+
+
+def _make_instance(settings: Settings, nodes: int, *, mysql: bool) -> None:
+    from dagster_leasehold.assets.deployment import ensure_instance_address
+
+    text = nodes_text(runs_max=nodes * RUNS_PER_NODE + 2, mysql=mysql)
+    with dagster_processes.storage_environment(settings):
+        create_instance(settings, text if nodes else embedded_text(mysql=mysql))
+    if nodes:
+        with dagster_processes.opened_instance(settings) as instance:
+            # Made here, where nobody else can make another one at the same moment.
+            ensure_instance_address(instance)
+
+
+def _raise_if_ended(processes: Sequence[ChildProcess]) -> None:
+    for child in processes:
+        if child.exit_code() is not None:
+            raise LeaseholdError(child.ending)
