@@ -20,10 +20,10 @@ help: ## List all targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp-run ## Consume a log of 8 shards from start to proof: make demo [INPUT="a.log b.log"]
-	@$(BIN)/leasehold demo --home "$(HOME_DIR)" $(foreach file,$(INPUT),--input "$(file)")
+	@exec $(BIN)/leasehold demo --home "$(HOME_DIR)" $(foreach file,$(INPUT),--input "$(file)")
 
 dev: $(VENV)/.stamp-run ## Run the demo's deployment, with Dagster's pages on this machine only
-	@$(BIN)/leasehold dev --home "$(HOME_DIR)"
+	@exec $(BIN)/leasehold dev --home "$(HOME_DIR)"
 
 test: $(VENV)/.stamp-dev ## Run the tests (installs MariaDB's server and Chromium, fetches MySQL's)
 	@sh scripts/test_tools.sh

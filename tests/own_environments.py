@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from filelock import FileLock
@@ -14,6 +15,13 @@ from filelock import FileLock
 from tests.database_server import cache_folder
 
 INSTALL_TIMEOUT_S = 240
+PROGRAM = """\
+#!{python}
+import sys
+from {module} import {attr}
+sys.exit({attr}())
+"""
+"""A program of a dependency, as pip writes it."""
 
 
 class PackagesMissing(Exception):
@@ -23,7 +31,8 @@ class PackagesMissing(Exception):
 def installed_wheel(folder: Path, wheel: Path) -> Path:
     """Install a wheel into a new environment, and return the folder with its programs.
 
-    It finds the dependencies of the tests' own environment, but not this checkout.
+    It finds the dependencies of the tests' own environment and has their programs, but it does not
+    find this checkout.
     """
     python = folder / "bin/python"
     _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
@@ -33,6 +42,13 @@ def installed_wheel(folder: Path, wheel: Path) -> Path:
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n", "utf-8")
     pip = (sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet")
     _run(*pip, "--no-deps", "--no-index", str(wheel))
+    for program in entry_points(group="console_scripts"):
+        script = folder / "bin" / program.name
+        if not script.exists():
+            script.write_text(
+                PROGRAM.format(python=python, module=program.module, attr=program.attr)
+            )
+            script.chmod(0o755)
     return folder / "bin"
 
 

@@ -46,6 +46,12 @@ def project_folder() -> Path:
     return current
 
 
+def import_folders() -> list[Path]:
+    """Return the folders that the project's modules are imported from, as `dg` finds them."""
+    folder = project_folder()
+    return [each for each in (folder / "src", folder) if each.is_dir()]
+
+
 def declaring_module() -> str | None:
     """Return the module that declares the streams of the current folder's project, if one does.
 

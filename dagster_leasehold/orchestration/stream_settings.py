@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from dagster_leasehold.assets import pace, shard_stream
 from dagster_leasehold.assets.table_settings import (
@@ -28,6 +28,37 @@ from dagster_leasehold.lease_store.rules.node_settings import (
 )
 from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_options
 from dagster_leasehold.shard_sources.source import Limits
+
+# In the form of a JSON schema, and not as constraints of the fields: in YAML a number may be a
+# template, which no constraint fits.
+POSITIVE = Field(json_schema_extra={"exclusiveMinimum": 0})
+NOT_NEGATIVE = Field(json_schema_extra={"minimum": 0})
+TIME_FOR_READERS = Field(json_schema_extra={"minimum": shard_stream.VACUUM_AFTER_MIN_S})
+DAYS_OF_HISTORY = Field(
+    examples=[365], json_schema_extra={"minimum": HISTORY_DAYS_MIN, "maximum": HISTORY_DAYS_MAX}
+)
+PATH_OF_FUNCTION = Field(
+    examples=["transforms.visits"], json_schema_extra={"pattern": r"^\w+(\.\w+)+$"}
+)
+PARTITION_FIELD = Field(
+    json_schema_extra={"pattern": r"^(shard_id|(year|month|day|hour)\(event_time\))$"}
+)
+
+
+def check_limits(value: float, limits: Mapping[str, Any]) -> None:
+    """Refuse a number that the limits of a JSON schema do not allow.
+
+    Raises:
+        ValueError: with the sentence that a setting's error ends in.
+    """
+    above, low, high = (limits.get(each) for each in ("exclusiveMinimum", "minimum", "maximum"))
+    if above is not None and value <= above:
+        raise ValueError("use a positive number")
+    if low is None or low <= value <= (high or value):
+        return
+    if high is not None:
+        raise ValueError(f"use {low:g} to {high:,g}")
+    raise ValueError(f"use at least {low:g}" if low else "use 0 or a positive number")
 
 
 class NodeTable(BaseModel):
@@ -68,76 +99,79 @@ class NodeTable(BaseModel):
 class StreamSettings(BaseModel):
     """A stream named in `leasehold.toml`: `[[streams]]`, and its source's `[streams.options]`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     name: str
+    """The name of the stream, of its asset, and of the folder of its local log."""
     source: str = LOCAL_LOG
+    """The place that records come from: `local_log`, `kafka`, `kinesis`, `loghub`, or your own."""
     options: Mapping[str, Any] = Field(default={})
-    transform: str | None = None
+    """The options of that source."""
+    transform: Annotated[str | None, PATH_OF_FUNCTION] = None
+    """The transform, as `module.function`."""
     group: str = "default"
+    """The consumer group."""
     ordered: bool = True
+    """The children of a split or merge wait until their parents are consumed."""
     assignment: AssignmentMode = AssignmentMode.BALANCED
+    """The rule by which nodes share the shards: `balanced`, `modulo` or `pinned`."""
     nodes: Mapping[str, NodeTable] = Field(default={})
-    batch_records_max: int = Limits().records_max
-    batch_bytes_max: int = Limits().bytes_max
-    shards_per_run: int = 64
-    run_budget_s: float = pace.RUN_BUDGET_DEFAULT_S
-    commit_interval_s: float = pace.COMMIT_INTERVAL_DEFAULT_S
-    commit_bytes: int = pace.COMMIT_BYTES_DEFAULT
-    idle_limit_s: float = pace.IDLE_LIMIT_DEFAULT_S
-    stall_limit_s: float = STALL_LIMIT_DEFAULT_S
+    """The part of each node, for `modulo` and `pinned`."""
+    batch_records_max: Annotated[int, POSITIVE] = Limits().records_max
+    """The most records of one shard in one batch."""
+    batch_bytes_max: Annotated[int, POSITIVE] = Limits().bytes_max
+    """The most bytes of keys and values of one shard in one batch."""
+    shards_per_run: Annotated[int, POSITIVE] = 64
+    """The most shards that one run of a sensor serves."""
+    run_budget_s: Annotated[float, POSITIVE] = pace.RUN_BUDGET_DEFAULT_S
+    """The time after which a run leaves the rest to the next one, in seconds."""
+    commit_interval_s: Annotated[float, NOT_NEGATIVE] = pace.COMMIT_INTERVAL_DEFAULT_S
+    """The longest time that a record waits before it is committed, in seconds; `0` commits at
+    once."""
+    commit_bytes: Annotated[int, POSITIVE] = pace.COMMIT_BYTES_DEFAULT
+    """The unread bytes of one shard that are committed sooner."""
+    idle_limit_s: Annotated[float, POSITIVE] = pace.IDLE_LIMIT_DEFAULT_S
+    """The time without records after which a run ends, in seconds."""
+    stall_limit_s: Annotated[float, POSITIVE] = STALL_LIMIT_DEFAULT_S
+    """The time without progress after which a run gives up its shards and fails, in seconds."""
     on_poison: OnPoison = "hold"
-    output_days: float | None = None
-
+    """The treatment of a record at which every run hangs or crashes: `hold` the shard there, or
+    `quarantine` the record."""
+    output_days: Annotated[float | None, DAYS_OF_HISTORY] = None
+    """The age in days at which committed output expires, from 1 to 36,500; without it, output is
+    kept for good."""
     compact: bool = True
-    compact_target_bytes: int = shard_stream.COMPACT_TARGET_BYTES
-    compact_after_s: float = shard_stream.COMPACT_AFTER_S
-    vacuum_after_s: float = shard_stream.VACUUM_AFTER_S
-
-    table: str | None = None
-    partitioning: tuple[str, ...] = PARTITIONING_DEFAULT
+    """A sensor merges small files of committed output."""
+    compact_target_bytes: Annotated[int, POSITIVE] = shard_stream.COMPACT_TARGET_BYTES
+    """The size of a merged file, in bytes."""
+    compact_after_s: Annotated[float, NOT_NEGATIVE] = shard_stream.COMPACT_AFTER_S
+    """A batch is merged once it is this much older than the newest batch of its shard, in
+    seconds."""
+    vacuum_after_s: Annotated[float, TIME_FOR_READERS] = shard_stream.VACUUM_AFTER_S
+    """The age at which files that nothing names any more are removed, in seconds: at least 60, and
+    more than that of a backup that may be restored."""
+    table: Annotated[str | None, Field(examples=["web.visits"])] = None
+    """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default the name of the
+    stream, in the namespace `leasehold`."""
+    partitioning: tuple[Annotated[str, PARTITION_FIELD], ...] = PARTITIONING_DEFAULT
+    """The fields of the table's partitions: `shard_id`, and `year`, `month`, `day` or `hour` of
+    `event_time`; a change takes effect with the next publication."""
     sort_order: tuple[str, ...] = ()
+    """The columns by which engines that rewrite the table sort it, each with ` asc` or ` desc` if
+    need be; it counts when the table is made."""
     table_properties: Mapping[str, str] = Field(default={})
-    snapshots_kept: int = SNAPSHOTS_KEPT_DEFAULT
-    publish_interval_s: float = PUBLISH_INTERVAL_DEFAULT_S
+    """Iceberg's table properties."""
+    snapshots_kept: Annotated[int, POSITIVE] = SNAPSHOTS_KEPT_DEFAULT
+    """The number of newest snapshots that stay readable."""
+    publish_interval_s: Annotated[float, NOT_NEGATIVE] = PUBLISH_INTERVAL_DEFAULT_S
+    """The shortest average time between publications, in seconds."""
 
-    # Not as constraints of the fields: in YAML a number may be a template, which has none yet.
-    @field_validator(
-        "batch_records_max",
-        "batch_bytes_max",
-        "shards_per_run",
-        "run_budget_s",
-        "commit_bytes",
-        "idle_limit_s",
-        "stall_limit_s",
-        "compact_target_bytes",
-        "snapshots_kept",
-    )
+    @field_validator("*")
     @classmethod
-    def _positive(cls, value: float) -> float:
-        if value <= 0:
-            raise ValueError("use a positive number")
-        return value
-
-    @field_validator("commit_interval_s", "compact_after_s", "publish_interval_s")
-    @classmethod
-    def _not_negative(cls, value: float) -> float:
-        if value < 0:
-            raise ValueError("use 0 or a positive number")
-        return value
-
-    @field_validator("vacuum_after_s")
-    @classmethod
-    def _time_for_readers(cls, value: float) -> float:
-        if value < shard_stream.VACUUM_AFTER_MIN_S:
-            raise ValueError(f"use at least {shard_stream.VACUUM_AFTER_MIN_S:g}")
-        return value
-
-    @field_validator("output_days")
-    @classmethod
-    def _days_of_history(cls, value: float | None) -> float | None:
-        if value is not None and not HISTORY_DAYS_MIN <= value <= HISTORY_DAYS_MAX:
-            raise ValueError(f"use {HISTORY_DAYS_MIN:g} to {HISTORY_DAYS_MAX:,g}")
+    def _within_limits(cls, value: Any, info: ValidationInfo) -> Any:
+        limits = cls.model_fields[str(info.field_name)].json_schema_extra
+        if isinstance(limits, dict) and isinstance(value, int | float):
+            check_limits(value, limits)
         return value
 
     @property

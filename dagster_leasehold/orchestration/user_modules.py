@@ -12,7 +12,7 @@ from typing import Any
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, one_line, shown
-from dagster_leasehold.orchestration.project_module import project_folder
+from dagster_leasehold.orchestration.project_module import import_folders, project_folder
 from dagster_leasehold.orchestration.settings import PREFIX, Settings
 
 _LOADING: set[str] = set()
@@ -97,9 +97,7 @@ def imported(module: str) -> ModuleType:
     Raises:
         InvalidSetting: it cannot be imported.
     """
-    folder = str(project_folder())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    sys.path[:0] = [each for each in map(str, import_folders()) if each not in sys.path]
     try:
         return importlib.import_module(module)
     except Exception as error:

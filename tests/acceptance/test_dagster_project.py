@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
 from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from tests.acceptance.leasehold_process import COMMAND, environment
-from tests.dagster_deployment import ROOT, DagsterDeployment, port_open, wait_for
+from tests.acceptance.leasehold_process import environment
+from tests.acceptance.wheel_terminal import Terminal, programs, terminal
+from tests.dagster_deployment import DagsterDeployment, port_open, wait_for
 from tests.ports import free_port
 from tests.unit.docs.test_docs import DOCS, fences
 
+__all__ = ["programs", "terminal"]
 PAGE = DOCS / "how-to/dagster-project.md"
-PROGRAMS = {
-    "create-dagster": (str(Path(sys.executable).with_name("create-dagster")),),
-    "dg": (str(Path(sys.executable).with_name("dg")),),
-    "leasehold": COMMAND,
-}
 START_S, RUN_S = 120.0, 180.0
 LAUNCH = """mutation ($params: ExecutionParams!) {
     launchPipelineExecution(executionParams: $params) {
@@ -38,35 +31,8 @@ PARTITIONS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) 
 KEY = ["web", "visits"]
 
 
-class Project:
-    """The project of the page, and the environment in which its commands are typed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.variables = environment() | {
-            # It stands for the installation of both.
-            "PYTHONPATH": os.pathsep.join([str(folder / "web-logs/src"), str(ROOT)]),
-            "DAGSTER_DISABLE_TELEMETRY": "yes",
-        }
-
-    def type(self, command: str, *, code: int = 0) -> str:
-        """Run a command of the page; return what it prints."""
-        program, *words = shlex.split(command)
-        if program == "cd":
-            self.folder /= words[0]
-            return ""
-        done = subprocess.run(
-            [*PROGRAMS[program], *words],
-            cwd=self.folder,
-            env=self.variables,
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout + done.stderr
+class Project(Terminal):
+    """The project of the page, which is not installed, and the terminal that is open in it."""
 
     def write(self, blocks: Iterable[str]) -> None:
         """Write the files of the page: those whose first line says where they are."""
@@ -78,12 +44,11 @@ class Project:
 
     def dev(self, command: str, port: int) -> ChildProcess:
         """Return `dg dev` on a free port, not started yet."""
-        program, *words = shlex.split(command)
         return ChildProcess(
             command,
-            [*PROGRAMS[program], *words, "--port", str(port)],
+            [*shlex.split(command), "--port", str(port)],
             log=self.folder.parent / "dg-dev.log",
-            environment=self.variables,
+            environment=environment() | self.variables,
             folder=self.folder,
         )
 
@@ -91,17 +56,16 @@ class Project:
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.dagster_processes
-def test_every_command_of_the_page_in_a_project_of_create_dagster(tmp_path: Path) -> None:
-    project = Project(tmp_path)
+def test_every_command_of_the_page_in_a_project_of_create_dagster(terminal: Terminal) -> None:
     commands = [line[2:] for block in fences(PAGE, "console") for line in block.splitlines()]
     create, enter, components, stream, hours, *checks, load, dev, status, cat = commands
-    project.type(create)
-    project.type(enter)
+    terminal.type(create)
+    project = Project(terminal.programs, terminal.folder / enter.removeprefix("cd "))
     listed = project.type(components)
     assert "dagster_leasehold.ShardStreamComponent" in listed
     assert "dagster_leasehold.HourlyAssetComponent" in listed
     project.type(stream)
-    assert project.type("dg check yaml"), "what is scaffolded needs no attributes"
+    assert project.type("dg check yaml"), "what is scaffolded is valid"
     project.type(hours)
     project.write([*fences(PAGE, "yaml"), *fences(PAGE, "python")])
     (settings,) = fences(PAGE, "toml")
@@ -138,9 +102,11 @@ def check_eight_lines(project: Project, checks: list[str]) -> None:
     [text] = [block for block in fences(PAGE, "yaml") if "KAFKA" in block]
     file.parent.mkdir()
     file.write_text(text.replace("table: web.visits", "table: web.orders"))
-    project.variables["KAFKA"] = "127.0.0.1:9"
+    project.exported["KAFKA"] = "127.0.0.1:9"
     for check in checks:
         assert "successfully" in project.type(check)
+    file.write_text(text.replace("commit_interval_s: 5", "commit_interval_s: -5"))
+    assert "-5 is less than the minimum of 0" in project.type(f"{checks[0]} {file.parent}", code=1)
     file.write_text(text.replace("commit_interval_s", "commit_intervall_s"))
     # Dagster 1.13 looks at one file of each type, unless it is told at which.
     for check in (f"{checks[0]} {file.parent}", checks[1]):

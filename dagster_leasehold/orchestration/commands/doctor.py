@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
@@ -50,7 +50,18 @@ def doctor(
     Nothing is changed; one small file is written to the output and removed. Each part is a line,
     with what to do where it is not well. Exits with 1 if a check failed.
     """
-    target = Target.at(home, module)
+    findings = examined(Target.at(home, module), started=spark)
+    failed = any(each.health is Health.FAILED for each in findings)
+    if as_json:
+        presentation.show_json({"healthy": not failed, "findings": findings})
+    else:
+        show_findings(findings)
+    if failed:
+        raise typer.Exit(1)
+
+
+def examined(target: Target, *, started: bool = False) -> list[Finding]:
+    """Return the findings of all checks; with `started`, Spark is started for them."""
     environment = dict(os.environ)
     findings = findings_of("database", lambda: database(target))
     usable = any(each.part == "schema" and each.health is Health.OK for each in findings)
@@ -58,7 +69,7 @@ def doctor(
         "clock": lambda: clocks(target, utc_now),
         "output": lambda: output(target),
         "catalog": lambda: catalog(target),
-        "spark": lambda: spark_runtime(target, started=spark),
+        "spark": lambda: spark_runtime(target, started=started),
         "source": lambda: sources(target),
         "dagster": lambda: dagster(target, time.time, environment, with_nodes=usable),
         "nodes": lambda: nodes(target),
@@ -66,14 +77,13 @@ def doctor(
     for part, check in checks.items():
         looked_at = usable or part not in OF_THE_STORE
         findings += findings_of(part, check) if looked_at else [not_looked_at(part)]
-    failed = any(each.health is Health.FAILED for each in findings)
-    if as_json:
-        presentation.show_json({"healthy": not failed, "findings": findings})
-    else:
-        for each in findings:
-            presentation.say(f"{each.health:<8} {each.part}: {each.text}")
-    if failed:
-        raise typer.Exit(1)
+    return findings
+
+
+def show_findings(findings: Sequence[Finding]) -> None:
+    """Print a line for each finding."""
+    for each in findings:
+        presentation.say(f"{each.health:<8} {each.part}: {each.text}")
 
 
 def not_looked_at(part: str) -> Finding:

@@ -206,9 +206,7 @@ def load(
     declared = target.declared(stream)
     check_readable(files)
     target.make_home()
-    log = target.local_log(declared.name)
-    if not log.exists:
-        log = LocalLog.create(log.root, shards)
+    log = LocalLog.create(target.local_log(declared.name).root, shards, exist_ok=True)
     with progress(f"loading into {declared.name}", "records") as show:
         appended = log.append_lines(*files, progress=show)
     records = sum(int(part.end) - int(part.begin) for part in appended.values())

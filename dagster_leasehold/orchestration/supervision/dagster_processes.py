@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.mariadb_access import dagster_variables
-from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE
+from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE, import_folders
 from dagster_leasehold.orchestration.settings import PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.steady_daemon import SOCKET_FILE, WORKSPACE_FILE
@@ -32,12 +32,13 @@ POLL_S = 0.1
 def child_environment(
     settings: Settings, environment: Mapping[str, str], *, settings_of_home_only: bool = False
 ) -> dict[str, str]:
-    """Return the environment of Dagster's processes: the home's full path, and Dagster's own home.
-
+    """Return the environment of Dagster's processes: both homes, and where the modules are.
     With `settings_of_home_only`, no other setting of the environment goes along, so that what is
     written in the home decides.
     """
     own = {PREFIX + name.upper() for name in Settings.model_fields}
+    folders = [str(each) for each in import_folders() if each != Path.cwd()]
+    inherited = filter(None, [environment.get("PYTHONPATH")])
     return {
         **{
             name: value
@@ -47,6 +48,7 @@ def child_environment(
         **dagster_variables(settings.home.absolute(), environment),
         "LEASEHOLD_HOME": str(settings.home.absolute()),
         "DAGSTER_HOME": str(settings.dagster_home),
+        "PYTHONPATH": os.pathsep.join([*folders, *inherited]),
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -28,6 +28,8 @@ GROUP = "leasehold"
 BUFFER_KIBIBYTES = 16 * 1024
 """The most that a reader fetches ahead of a partition; all after a range is fetched for nothing."""
 MESSAGES_MAX = 1_000
+LOG_CRITICAL = 2
+"""The level of syslog from which on librdkafka logs."""
 LOOK_S = 0.5
 """The time between two looks, during a wait for records, for a refusal by the brokers."""
 IDLE_MAX = 4
@@ -98,6 +100,9 @@ class KafkaClient:
             # buffer by a whole one.
             "fetch.wait.max.ms": 10,
             "fetch.queue.backoff.ms": 20,
+            # A failure reaches the caller as an exception. The log would repeat it with each try to
+            # connect, several times a second.
+            "log_level": LOG_CRITICAL,
             **options.client,
             **secrets,
             "bootstrap.servers": options.bootstrap_servers,

@@ -64,13 +64,16 @@ class LocalLog(LocalLogSource):
         root: Path | str,
         shards: int,
         *,
+        exist_ok: bool = False,
         clock: Callable[[], datetime] = utc_now,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
     ) -> Self:
         """A new log of `shards` shards, named "0", "1", …, which divide all hashes evenly.
 
+        With `exist_ok`, a log that the folder holds already is returned as it is.
+
         Raises:
-            LogExists: the folder holds a log already; it is left as it is.
+            LogExists: the folder holds a log already, without `exist_ok`; it is left as it is.
             LogCorrupt: it holds a log whose catalog is missing; it is left as it is.
             UserMistake: the number is out of range, or the folder cannot be made.
         """
@@ -85,6 +88,8 @@ class LocalLog(LocalLogSource):
             make_folder(log.root, exist_ok=True)
             with catalog.catalog_lock(log.root):
                 if log.exists:
+                    if exist_ok:
+                        return log
                     raise LogExists(f"There is a log in {log.root} already: use another folder.")
                 catalog.refuse_remains(log.root)
                 for entry in entries:

@@ -27,6 +27,15 @@ Table leasehold.leasehold.demo, as DuckDB reads it
 Table: DuckDB counts 20,000 records, as many as were committed.
 …""",
     ),
+    ("init",): (
+        "leasehold init visits",
+        """\
+Wrote leasehold.toml, transforms.py, visits.jsonl.
+…
+ok       source of visits: 8 shards; it can be read.
+…
+The next command: leasehold dev.""",
+    ),
     ("node",): (
         "leasehold node --name node-a",
         """\

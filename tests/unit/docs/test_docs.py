@@ -118,9 +118,9 @@ def test_every_command_exists(page: Path) -> None:
         elif program == "leasehold":
             check_leasehold(words[1:], offered, command)
         else:
-            assert program in ("cd", "create-dagster", "dg", "export", "python", "venv-pack"), (
-                command
-            )
+            assert program in {
+                *("cd", "create-dagster", "dg", "export", "mkdir", "python", "venv-pack")
+            }, command
 
 
 def check_leasehold(words: list[str], offered: dict[tuple[str, ...], Any], command: str) -> None:
@@ -231,6 +231,9 @@ def test_all_settings_are_documented_with_their_defaults() -> None:
     for name, field in StreamSettings.model_fields.items():
         if not field.is_required():
             assert code(of_streams[name][1]) == [str(field.default).replace("True", "true")], name
+        assert re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", of_streams[name][2]) == " ".join(
+            str(field.description).split()
+        )
     for name in Settings.model_fields:
         assert code(documented[name][1]) == [f"LEASEHOLD_{name.upper()}"]
 

@@ -11,12 +11,18 @@ from typing import Any
 import dagster as dg
 import pytest
 import yaml
+from jsonschema import Draft202012Validator
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.orchestration.build import streams_in
 from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.components import (
+    CommentedAttributes,
+    HourlyAssetComponent,
+    ShardStreamComponent,
+)
 from dagster_leasehold.reading import declared_stream
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
@@ -220,3 +226,79 @@ def test_hours_of_a_stream_in_python(project: Project) -> None:
     assert hours.key == dg.AssetKey(["web", "traffic"])
     # By this name the watermark's sensor configures the op.
     assert hours.op.name == hours.key.to_python_identifier()
+
+
+COMPONENT_TYPES = (ShardStreamComponent, HourlyAssetComponent)
+HOURS = {"stream": "visits", "transform": "web.traffic", "since": "2026-01-01T00:00:00Z"}
+
+
+def refusals(component: type[Any], **attributes: object) -> list[str]:
+    """The errors that `dg check yaml` prints: it judges by the schema alone."""
+    judge = Draft202012Validator(component.get_model_cls().model_json_schema())
+    return [f"{error.json_path} {error.message}" for error in judge.iter_errors(attributes)]
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("commit_interval_s", -1, "-1 is less than the minimum of 0"),
+        ("batch_records_max", 0, "0 is less than or equal to the minimum of 0"),
+        ("batch_records_max", "many", "'many' is not of type 'integer'"),
+        ("output_days", 0.5, "0.5 is less than the minimum of 1.0"),
+        ("vacuum_after_s", 5, "5 is less than the minimum of 60.0"),
+        ("assignment", "blanced", "'blanced' is not one of ['balanced', 'modulo', 'pinned']"),
+        ("gap_policy", "skip", "'skip' is not one of ['hold', 'begin', 'end']"),
+        ("ordered", "maybe", "'maybe' is not of type 'boolean'"),
+        ("transform", "visits", "'visits' does not match"),
+        ("partitioning", ["week(event_time)"], "'week(event_time)' does not match"),
+        ("initial_position", "newest", "'newest' does not match"),
+        ("commit_intervall_s", 1, "('commit_intervall_s' was unexpected)"),
+    ],
+)
+def test_the_schema_refuses_a_wrong_value(attribute: str, value: object, reason: str) -> None:
+    [refusal] = refusals(ShardStreamComponent, **{attribute: value})
+    assert reason in refusal
+    template = {} if attribute.endswith("ll_s") else {attribute: "{{ env.VALUE }}"}
+    assert refusals(ShardStreamComponent, **template) == []
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("late", "keep", "'keep' is not one of ['drop', 'rerun']"),
+        ("late_wait_s", -1, "-1 is less than the minimum of 0"),
+        ("since", "yesterday", "'yesterday' does not match"),
+    ],
+)
+def test_the_schema_of_hours_refuses_a_wrong_value(
+    attribute: str, value: object, reason: str
+) -> None:
+    [refusal] = refusals(HourlyAssetComponent, **{**HOURS, attribute: value})
+    assert reason in refusal
+
+
+@pytest.mark.parametrize("component", COMPONENT_TYPES)
+def test_the_schema_describes_each_attribute(component: type[Any]) -> None:
+    properties = component.get_model_cls().model_json_schema()["properties"]
+    assert {*properties} == {*component.model_fields}
+    for name, schema in properties.items():
+        assert re.fullmatch(r"[A-Z].*\.", schema["description"], re.DOTALL), name
+
+
+@pytest.mark.parametrize("component", COMPONENT_TYPES)
+def test_a_scaffold_has_every_attribute_with_its_meaning(
+    component: type[Any], tmp_path: Path
+) -> None:
+    request = dg.ScaffoldRequest(
+        type_name=f"dagster_leasehold.{component.__name__}",
+        target_path=tmp_path,
+        scaffold_format="yaml",
+        project_root=tmp_path,
+        params=None,
+    )
+    CommentedAttributes().scaffold(request)
+    text = (tmp_path / "defs.yaml").read_text()
+    assert refusals(component, **yaml.safe_load(text)["attributes"]) == []
+    uncommented = yaml.safe_load(re.sub(r"^  # (?=\w+: )", "  ", text, flags=re.MULTILINE))
+    assert {*uncommented["attributes"]} == {*component.model_fields} - {"name"}
+    assert refusals(component, **uncommented["attributes"]) == []

@@ -214,6 +214,13 @@ class TestMistakes:
             LocalLog.create(log.root, 4)
         assert read_all(log) == [b"kept"]
 
+    def test_a_log_that_may_exist_is_returned_as_it_is(self, tmp_path: Path) -> None:
+        shards = [row.shard for row in new_log(tmp_path / "log").list_shards()]
+        log = LocalLog.create(tmp_path / "log", len(shards) + 2, exist_ok=True)
+        assert [row.shard for row in log.list_shards()] == shards
+        log.append("0", [b"kept"])
+        assert read_all(LocalLog.create(log.root, 1, exist_ok=True)) == [b"kept"]
+
     @pytest.mark.parametrize("shards", [0, -1, 100_001])
     def test_a_number_of_shards_out_of_range(self, tmp_path: Path, shards: int) -> None:
         with pytest.raises(UserMistake, match="use 1 to"):

@@ -1,0 +1,143 @@
+"""`leasehold init`: a project with a source, a transform and commented settings, which runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey, StreamName
+from dagster_leasehold.orchestration import presentation
+from dagster_leasehold.orchestration.commands.doctor import examined, show_findings
+from dagster_leasehold.orchestration.commands.findings import Health
+from dagster_leasehold.orchestration.commands.options import Home, Json
+from dagster_leasehold.orchestration.commands.records import SHARDS_DEFAULT
+from dagster_leasehold.orchestration.commands.target import Target
+from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
+from dagster_leasehold.orchestration.scaffolding import written_settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_kind, source_options
+
+DEPLOYMENT = """\
+# The settings of this deployment. A line that begins with `# name =` shows a default, or an example
+# where there is none: remove the `# ` to change it.
+
+# The nodes that this deployment serves; `leasehold dev --nodes` and `leasehold node` bring others.
+# nodes = ["local"]
+# The time in seconds after which a silent node loses its shards.
+# lease_timeout_s = 20.0
+# The place of committed output: a folder in the home, or a URI such as s3://bucket/path.
+# output = "output"
+# The days for which the history of shards and batches stays.
+# history_days = 30.0
+# The lease store is SQLite in the home. Name another database by the variable
+# LEASEHOLD_DATABASE_URL, since its address may hold a password.
+
+[[streams]]
+"""
+TRANSFORMS = '''\
+"""The transforms of this project."""
+
+from dagster_leasehold import arrow_transform, parse_json
+
+
+@arrow_transform
+def {function}(records):
+    """Columns path and status from the JSON in each record; the rest goes to quarantine."""
+    return parse_json(records, "path string, status int")
+'''
+SAMPLE = "".join(
+    f'{{"path": "/{path}", "status": {status}}}\n'
+    for path, status in (("cart", 200), ("search", 404), ("cart", 200), ("pay", 500))
+)
+
+
+def init(
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to declare.")],
+    *,
+    source: Annotated[
+        str, typer.Option("--source", help="local_log, kafka, kinesis, loghub, or your own.")
+    ] = LOCAL_LOG,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of the source."),
+    ] = None,
+    as_json: Json = False,
+    home: Home = None,
+) -> None:
+    """Write a project into this folder: a source, a transform, and all settings with their meaning.
+
+    The settings are in `leasehold.toml`, the transform in `transforms.py`. A local log gets four
+    records to begin with. At the end, `leasehold doctor` looks at what is there.
+    """
+    name = GroupKey.parse("default", stream).stream
+    files = project_files(name, source, _options(source, option or []))
+    for file in files:
+        if Path(file).exists():
+            raise InvalidSetting(f"There is a file {file} already: use another folder.")
+    for file, text in files.items():
+        Path(file).write_text(text, encoding="utf-8")
+    target = Target.at(home)
+    target.make_home()
+    if source == LOCAL_LOG:
+        log = target.local_log(name)
+        log.create(log.root, SHARDS_DEFAULT, exist_ok=True).append_lines(_sample(name))
+    if target.settings.database_url is None:
+        open_store(target.settings.store_url, upgrade=True).close()
+    findings = examined(target)
+    failed = any(each.health is Health.FAILED for each in findings)
+    if as_json:
+        document = {"stream": name, "files": [*files], "healthy": not failed, "findings": findings}
+        presentation.show_json(document)
+    else:
+        presentation.say(f"Wrote {presentation.listed(files)}.")
+        show_findings(findings)
+        after = "leasehold doctor, once this is mended" if failed else "leasehold dev"
+        presentation.say(f"The next command: {after}.")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _options(source: str, given: Sequence[str]) -> Mapping[str, Any]:
+    """Return the given options of a source, as it takes them.
+
+    Raises:
+        UnknownSource: there is no source of this name.
+        InvalidSetting: an option is missing, unknown or of the wrong form.
+    """
+    values: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise InvalidSetting(f"The option {shown(each)} has no value: give it as NAME=VALUE.")
+        values[name] = value
+    try:
+        return source_options(source, values).model_dump(mode="json", include={*values})
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{error} Give it as --option NAME=VALUE.") from None
+
+
+def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the files to write, by their names."""
+    function = re.sub(r"\W", "_", name)
+    values = {"name": name, "source": source, "transform": f"transforms.{function}"}
+    stream = written_settings(
+        StreamSettings, values, separator=" = ", left_out=("options", "nodes")
+    )
+    of_source = written_settings(source_kind(source).options, options, separator=" = ")
+    lines = (*stream, "", "[streams.options]", *of_source)
+    files = {
+        SETTINGS_FILE: DEPLOYMENT + "".join(f"{line}\n" for line in lines),
+        "transforms.py": TRANSFORMS.format(function=function),
+    }
+    return files | ({_sample(name): SAMPLE} if source == LOCAL_LOG else {})
+
+
+def _sample(name: StreamName) -> str:
+    """Return the name of the file with records to begin with."""
+    return f"{name}.jsonl"

@@ -1,0 +1,130 @@
+"""`leasehold init`: what it writes is a project that runs, whatever the source."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_leasehold.lease_store.identifiers import StreamName
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.commands.init import project_files
+from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from dagster_leasehold.reading import declared_stream
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from dagster_leasehold.shard_sources.registry import source_names
+from tests.environment import forget_settings
+from tests.kafka_broker import KafkaBroker, Partition
+from tests.unit.docs.recorded_output import assert_printed
+
+OPTIONS = {
+    "kafka": {"bootstrap_servers": "127.0.0.1:9092", "topic": "visits"},
+    "kinesis": {"region": "eu-west-1", "shard_calls_per_s": 2.0},
+    "loghub": {"endpoint": "https://cn-hangzhou.log.aliyuncs.com", "project": "shop"},
+    "local_log": {},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one."""
+    forget_settings(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "transforms", raising=False)
+    return tmp_path
+
+
+def stream_of(text: str) -> StreamSettings:
+    [stream] = tomllib.loads(text)["streams"]
+    return StreamSettings.model_validate(stream)
+
+
+def test_a_local_log_is_healthy_and_has_records(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "web-visits"]) == 0
+    assert_printed(("init",), capsys.readouterr().out.replace("web-visits", "visits"))
+    stream = declared_stream("web-visits")
+    assert stream.transform is not None
+    assert isinstance(stream.source, LocalLog)
+    bounds = stream.source.bounds([row.shard for row in stream.source.list_shards()])
+    assert sum(int(each.end) for each in bounds.values()) == 4
+
+
+def test_a_topic_of_kafka_is_reached(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with KafkaBroker() as broker:
+        broker.topics["orders"] = [Partition(), Partition()]
+        option = f"bootstrap_servers={broker.address}"
+        assert main(["init", "orders", "--source", "kafka", "--option", option]) == 0
+    printed = capfd.readouterr().out
+    assert "source of orders: 2 shards; it can be read." in printed
+    assert stream_of(Path("leasehold.toml").read_text()).options == {
+        "bootstrap_servers": broker.address
+    }
+
+
+def test_a_broker_that_is_away_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Goal: the client's own log says nothing of its tries, several of which it makes a second."""
+    options = ("bootstrap_servers=127.0.0.1:1", "timeout_s=1")
+    words = [word for each in options for word in ("--option", each)]
+    assert main(["init", "orders", "--source", "kafka", *words]) == 1
+    printed = capfd.readouterr()
+    assert "failed   source of orders: Kafka does not answer" in printed.out
+    assert printed.out.endswith("The next command: leasehold doctor, once this is mended.\n")
+    assert printed.err == ""
+
+
+@pytest.mark.parametrize("source", source_names())
+def test_every_setting_is_written_with_its_meaning(source: str) -> None:
+    """Method: all that is commented out is a default or an example, and valid."""
+    files = project_files(StreamName("visits"), source, OPTIONS[source])
+    text = files["leasehold.toml"]
+    stream = stream_of(text)
+    assert (stream.name, stream.source) == ("visits", source)
+    assert stream.options == OPTIONS[source]
+    assert stream.source_options.model_dump(include={*OPTIONS[source]}) == OPTIONS[source]
+    # An empty text stands where an option has no default.
+    uncommented = re.sub(r"^# (?=\w+ = (?!\"\"))", "", text, flags=re.MULTILINE)
+    values: dict[str, Any] = tomllib.loads(uncommented)
+    [all_set] = values.pop("streams")
+    assert {*all_set} == {*StreamSettings.model_fields} - {"nodes"}
+    checked = StreamSettings.model_validate(all_set)
+    assert checked.source_options
+    assert checked.table_settings
+    assert Settings.model_validate(values).nodes == Settings().nodes
+    for line, following in zip(text.splitlines(), text.splitlines()[1:], strict=False):
+        if re.match(r"(# )?\w+ = ", following):
+            assert line.startswith("# "), following
+
+
+def test_nothing_is_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("transforms.py").write_text("mine")
+    assert main(["init", "visits"]) == 2
+    assert "There is a file transforms.py already: use another folder." in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["transforms.py"]
+    assert Path("transforms.py").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--source", "kafka"), "The option 'bootstrap_servers' of the source 'kafka' is missing."),
+        (("--source", "kafkaa"), "There is no source 'kafkaa'"),
+        (("--option", "root"), "The option 'root' has no value: give it as NAME=VALUE."),
+        (("--option", "roof=1"), "'roof' is no option of the source 'local_log'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], sentence: str
+) -> None:
+    assert main(["init", "visits", *words]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+    assert not [*folder.iterdir()]
