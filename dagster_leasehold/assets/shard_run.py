@@ -158,12 +158,13 @@ class ShardRun:
         return read_text(self._reports.values())
 
     def summary(self) -> str:
-        """Return the run's results over all shards, in one line, with the first few errors."""
+        """Return the run's results over all shards, in one line; `failure` says why some failed."""
         reports = self._reports.values()
         ends = Counter(report.stopped.value for report in reports)
         stopped = ", ".join(f"{count} {reason}" for reason, count in ends.most_common())
         records, batches = sum(r.records or 0 for r in reports), sum(r.batches for r in reports)
-        causes = dict.fromkeys(report.error for report in reports if report.error)
+        others = [report for report in reports if report.stopped is not StopReason.FAILED]
+        causes = dict.fromkeys(report.error for report in others if report.error)
         shown = " ".join(list(causes)[:SHOWN_CAUSES_MAX])
         return f"{records} records in {batches} batches; shards: {stopped}. {shown}".rstrip()
 

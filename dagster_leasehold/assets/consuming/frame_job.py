@@ -60,7 +60,7 @@ def attempt_frames(
     except LeaseholdError:
         folder.remove_empty_folder()
         raise
-    explain = partial(_explain, folder=folder, job=job, shards=shards)
+    explain = partial(_explain, folder=folder, job=job, ranges=ranges)
     with at_work(spark, job, folder, explain):
         writer = output.write.format(FORMAT).mode("append")
         own = {shard: numbers[shard] for shard in shards}
@@ -160,18 +160,18 @@ def _can_be_read(records: DataFrame) -> bool:
 
 
 def _explain(
-    error: Exception, folder: OutputPlace, job: SweepJob, shards: Sequence[ShardId]
+    error: Exception, folder: OutputPlace, job: SweepJob, ranges: Sequence[ReadRange]
 ) -> Exception:
     """Return the failure of a job in our own words, for the shards that it concerns."""
     if session_is_gone(error):
         return unavailable(error)
-    failures = attempt_reports.failures(folder, shards)
+    failures = attempt_reports.failures(folder, [range_.shard for range_ in ranges])
     named = {failure.shard: failure.error for failure in failures if failure.shard is not None}
     if named:
         return ShardsFailed(named)
     if failures:
         return JobFailed(failures[0].error)
-    return failed_job(error, job, shards)
+    return failed_job(error, job, ranges)
 
 
 def _outcomes(

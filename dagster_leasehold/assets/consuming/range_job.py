@@ -50,7 +50,6 @@ def attempt_ranges(
     """
     transform = _pickled(spark, job)
     attempt, folder = job.begin_attempt()
-    shards = [range_.shard for range_ in ranges]
     parts = parts_of(ranges, job.tasks_max, job.divide)
     tasks = RangeTasks(
         job.source_options,
@@ -61,11 +60,11 @@ def attempt_ranges(
         transform,
         name_of(job.transform),
     )
-    explain = partial(failed_job, job=job, shards=shards)
+    explain = partial(failed_job, job=job, ranges=ranges)
     with at_work(spark, job, folder, explain):
         rows = _run(spark, tasks)
     _check_shared(tasks.tasks, rows, folder, attempt)
-    of_shard: dict[ShardId, list[RangeRow]] = {shard: [] for shard in shards}
+    of_shard: dict[ShardId, list[RangeRow]] = {range_.shard: [] for range_ in ranges}
     for row in rows:
         of_shard[row.part.shard].append(row)
     results = {

@@ -189,11 +189,41 @@ class _Task:
         except TransformError:
             raise
         except Exception as error:
+            refused = (
+                f"records of shard {range_.shard} between cursors {range_.start} and {range_.end}"
+            )
+            if cursor := self._refused_record(records):
+                refused = f"the record at cursor {cursor} of shard {range_.shard}"
             raise TransformError(
-                f"The transform {self._name} raised {users_error(error)}, for shard "
-                f"{range_.shard} between cursors {range_.start} and {range_.end}."
+                f"The transform {self._name} raised {users_error(error)}, for {refused}."
             ) from error
         return checked(output, range_.shard, self._name)
+
+    def _refused_record(self, records: pa.Table) -> str | None:
+        """Return the cursor of the first record at which the transform raises.
+
+        It is None if the transform raises only at several records together. The records are halved,
+        so that it sees each about twice.
+        """
+        if not self._raises_at(records):
+            return None
+        while records.num_rows > 1:
+            middle = records.num_rows // 2
+            halves = records.slice(0, middle), records.slice(middle)
+            refused = next(filter(self._raises_at, halves), None)
+            if refused is None:
+                return None
+            records = refused
+        return records["cursor"][0].as_py()
+
+    def _raises_at(self, records: pa.Table) -> bool:
+        assert self._transform is not None
+        self._moving.moved()
+        try:
+            self._transform(records)
+        except Exception:
+            return True
+        return False
 
 
 def _reading_failed(error: Exception) -> SourceError:

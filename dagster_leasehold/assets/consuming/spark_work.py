@@ -28,6 +28,7 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
+from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,14 +152,17 @@ def feature_missing(error: Exception, job: SweepJob) -> SparkFeatureMissing:
 
 
 def failed_job(
-    error: Exception, job: SweepJob, shards: Sequence[ShardId]
+    error: Exception, job: SweepJob, ranges: Sequence[ReadRange]
 ) -> JobFailed | SparkUnavailable:
     """Return the failure of a job, of which no worker said why, in our own words."""
     if session_is_gone(error):
         return unavailable(error)
     if lacks_feature(error) and (works_on_arrow(job.transform) or not is_of_a_plan(error)):
         return feature_missing(error, job)
-    whose = f"shard {shards[0]} of stream {job.stream}" if len(shards) == 1 else job.stream
+    whose, (first, *others) = str(job.stream), ranges
+    if not others:
+        cursors = f"between cursors {first.start} and {first.end}"
+        whose = f"shard {first.shard} of stream {job.stream}, {cursors},"
     cause = users_error(error)
     if EXECUTOR_LOST in str(error):
         return JobFailed(

@@ -106,7 +106,7 @@ class ArrowSweeping(Sweeping):
         results = self.run(arrow_transform(poison))
         error = results.pop(ShardId("2"))
         assert isinstance(error, TransformError)
-        assert "raised ValueError: cannot do shard 2, for shard 2 between" in str(error)
+        assert "raised ValueError: cannot do shard 2, for the record at cursor" in str(error)
         for outcome in results.values():
             assert self.table(outcome).num_rows == len(AWKWARD) + self.records
         assert len({outcome.attempt for outcome in results.values()}) == 1, "nothing is repeated"

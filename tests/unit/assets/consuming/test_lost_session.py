@@ -43,7 +43,7 @@ class Spark:
     def attempt(self, session: str, job: SweepJob, *_: object) -> dict[ShardId, Any]:
         self.swept.append(session)
         if session in self.gone:
-            raise failed_job(CLOSED, job, [SHARD])
+            raise failed_job(CLOSED, job, [ReadRange(SHARD, "0", "1")])
         return {SHARD: session}
 
 

@@ -111,9 +111,46 @@ def test_a_failed_range_stops_no_other_one_and_leaves_no_file(scene: Scene) -> N
     assert failed.files == ()
     assert failed.error is not None
     assert str(error_of(failed.error)).endswith(
-        "raised KeyError: 'cannot\\ndo it', for shard 1 between cursors 0 and 40."
+        "raised KeyError: 'cannot\\ndo it', for the record at cursor 0 of shard 1."
     )
     assert len([*scene.folder.iterdir()]) == 2
+
+
+@pytest.mark.parametrize("refused", [0, 1, 19, 20, 38, 39])
+def test_the_record_at_which_a_transform_raises_is_named(scene: Scene, refused: int) -> None:
+    def poison(table: pa.Table) -> pa.Table:
+        if table["shard_id"][0].as_py() == "1" and str(refused) in table["cursor"].to_pylist():
+            raise ValueError("refused")
+        return table
+
+    _, failed, _ = scene.rows(poison)
+    assert failed.error is not None
+    assert str(error_of(failed.error)).endswith(
+        f"raised ValueError: refused, for the record at cursor {refused} of shard 1."
+    )
+
+
+def test_a_transform_that_raises_at_no_single_record_names_their_range(scene: Scene) -> None:
+    """Method: it takes any half, and it takes everything at its second try."""
+    calls: list[int] = []
+
+    def crowded(table: pa.Table) -> pa.Table:
+        if table["shard_id"][0].as_py() == "1" and table.num_rows > 25:
+            raise ValueError("too many")
+        return table
+
+    def once(table: pa.Table) -> pa.Table:
+        calls.append(table.num_rows)
+        if table["shard_id"][0].as_py() == "1" and calls.count(40) == 2:
+            raise ValueError("not now")
+        return table
+
+    for transform in (crowded, once):
+        _, failed, _ = scene.rows(transform)
+        assert failed.error is not None
+        assert str(error_of(failed.error)).endswith(
+            "for records of shard 1 between cursors 0 and 40."
+        )
 
 
 def test_a_reader_that_fails_in_the_middle_leaves_no_file(

@@ -46,9 +46,7 @@ def test_a_cluster_that_loses_its_executors_is_not_asked_once_for_each_shard(
         _: object, job: SweepJob, ranges: Sequence[ReadRange], *__: object
     ) -> Mapping[Any, Any]:
         jobs.append(len(ranges))
-        raise failed_job(
-            RuntimeError(LOST.format(n=len(jobs))), job, [each.shard for each in ranges]
-        )
+        raise failed_job(RuntimeError(LOST.format(n=len(jobs))), job, ranges)
 
     monkeypatch.setattr(spark_sweeper, "attempt_ranges", attempt)
     ranges = [ReadRange(ShardId(str(n)), "0", "1") for n in range(64)]
