@@ -87,6 +87,19 @@ class TableMetadataGone(TableUnavailable):
         self.at = at
 
 
+class TableElsewhere(TableMetadataGone):
+    """The lease database names metadata of a table that is not where the stream's output is."""
+
+    def __init__(self, at: str, output: str) -> None:
+        TableUnavailable.__init__(
+            self,
+            f"The table is at {at}, and the stream's output at {output}: if the output was moved "
+            "or copied, have its table follow with `leasehold table move`; otherwise set the "
+            "setting output back.",
+        )
+        self.at = at
+
+
 class OutputNotOwned(UserMistake):
     """Another lease store writes its output into this folder, and removes what it does not know."""
 

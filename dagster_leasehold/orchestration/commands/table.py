@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_leasehold.assets.errors import TableUnavailable
+from dagster_leasehold.assets.errors import TableElsewhere, TableUnavailable
 from dagster_leasehold.orchestration import presentation
 from dagster_leasehold.orchestration.commands import options
 from dagster_leasehold.orchestration.commands.target import Target
@@ -54,9 +54,56 @@ def create(
     A running deployment publishes by itself, some seconds after each commit. This does it at once,
     and compares the table with the ledger, file by file; it exits with 1 if they differ.
     """
-    from dagster_leasehold.assets.output.table.group_table import build_publisher
+    _publish(Target.at(home, module), stream, group, adopt=adopt, as_json=as_json)
+
+
+@app.command()
+def move(
+    stream: options.Stream,
+    *,
+    group: options.GroupName = None,
+    module: options.Module = None,
+    as_json: options.Json = False,
+    home: options.Home = None,
+) -> None:
+    """Have the stream's table follow its output, after the home was moved or copied.
+
+    The table names its files by their whole addresses. It begins anew in the new place, with all
+    that is published and one snapshot; no file of records is written. Stop the deployment first.
+    """
+    from dagster_leasehold.assets.output.table.group_table import find_table
+    from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 
     target = Target.at(home, module)
+    key = target.chosen(stream, group).key
+    place = target.settings.output_folder(key.stream, key.group)
+    try:
+        published = find_table(target.store, key, target.settings.catalog_settings, place)
+    except TableElsewhere as error:
+        metadata = f"{METADATA_FOLDER}/{error.at.rpartition('/')[2]}"
+        if (place / metadata).content() is None:
+            raise TableUnavailable(
+                f"There is no {metadata} in {place}: move the whole output to where the setting "
+                "output says, and repeat this."
+            ) from None
+        _publish(target, stream, group, adopt=True, as_json=as_json)
+        return
+    if published is None:
+        raise TableUnavailable(f"Nothing of {key} is published: there is no table to move.")
+    table, io = published
+    if (at := table.metadata.location.rstrip("/")) != io.location:
+        raise TableUnavailable(
+            f"The catalog says that the table is at {at}: remove it there without its files, and "
+            f"make it anew with `leasehold table create {stream} --adopt`."
+        )
+    presentation.tell(
+        {"moved": False}, f"The table of {key} is where its output is.", as_json=as_json
+    )
+
+
+def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
+    from dagster_leasehold.assets.output.table.group_table import build_publisher
+
     declared = target.chosen(stream, group)
     key, catalog = declared.key, target.settings.catalog_settings
     name = declared.table.table_name(catalog.name, key)

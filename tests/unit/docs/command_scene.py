@@ -146,6 +146,7 @@ def _rewrite(scene: Scene, home: ConsumedHome) -> None:
         scene.run(f"quarantine retry demo -m {MODULE}", words=2)
         scene.run("replay demo 0")
     scene.run("table create demo", words=2)
+    scene.run("table move demo", words=2)
     scene.run("compact demo")
     for path in HOME.rglob("*.parquet"):
         os.utime(path, (0, 0))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from typing_extensions import override
 
-from dagster_leasehold.assets.errors import PublicationRefused, TableMetadataGone
+from dagster_leasehold.assets.errors import PublicationRefused, TableElsewhere, TableMetadataGone
 from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
@@ -168,6 +168,8 @@ class LeaseDatabaseCatalog(TableCatalog):
                 table = OpenTable(self._read(at), at)
             except FileNotFoundError:
                 continue  # a publisher removed it
+            if table.metadata.location != self.io.location:
+                continue  # the output was moved, and this with it
             rank = _rank(table)
             if rank[0] > best[0] or (newest is not None and rank > best):
                 newest, best = table, rank
@@ -236,6 +238,8 @@ class LeaseDatabaseCatalog(TableCatalog):
         return self.store.drop_publication(turn, publication)
 
     def _load(self, at: str) -> OpenTable:
+        if not self.io.has_place_for(at):
+            raise TableElsewhere(at, self.io.location)
         if self._seen is None or self._seen.at != at:
             try:
                 metadata = self._read(at)

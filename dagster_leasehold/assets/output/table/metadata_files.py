@@ -30,7 +30,7 @@ class PlaceIO(FileIO):
     def __init__(self, place: OutputPlace, location: str) -> None:
         super().__init__({})
         self._place = place
-        self._location = location
+        self.location = location
 
     def write(self, location: str, content: bytes) -> None:
         """Write a new file, durable in content and name.
@@ -66,9 +66,9 @@ class PlaceIO(FileIO):
         Raises:
             TableUnavailable: they cannot be listed.
         """
-        with _reached(f"{self._location}/{folder}", "listed"):
+        with _reached(f"{self.location}/{folder}", "listed"):
             return {
-                f"{self._location}/{entry.path}": entry.modified_ns
+                f"{self.location}/{entry.path}": entry.modified_ns
                 for entry in self._place.entries(folder)
                 if not entry.folder
             }
@@ -87,24 +87,28 @@ class PlaceIO(FileIO):
         self._at(name).remove(missing_ok=True)
 
     def discard(self, locations: Iterable[str]) -> None:
-        """Delete files that nothing names, as far as that works; what stays is vacuum's."""
-        for location in locations:
+        """Delete files here that nothing names, as far as that works; what stays is vacuum's."""
+        for location in filter(self.has_place_for, locations):
             try:
                 self.delete(location)
             except OSError:
                 continue
 
+    def has_place_for(self, location: str) -> bool:
+        """Return True if the location is below this one."""
+        return location.startswith(f"{self.location}/")
+
     def _at(self, location: str) -> OutputPlace:
         return self._place / self._relative(location)
 
     def _relative(self, location: str) -> str:
-        relative = location.removeprefix(f"{self._location}/")
-        if relative == location:
+        if not self.has_place_for(location):
             raise LogCorrupt(
-                f"The table names {location}, which is not below {self._location}, where the "
-                "stream's output is: set the setting output back, or move the table."
+                f"The table names {location}, which is not below {self.location}, where the "
+                "stream's output is: set the setting output back, or give the stream another table "
+                "name."
             )
-        return relative
+        return location.removeprefix(f"{self.location}/")
 
 
 class _Input(InputFile):

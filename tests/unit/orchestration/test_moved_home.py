@@ -1,0 +1,130 @@
+"""A home is moved or copied: its table follows by one command, and both copies go on."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
+from dagster_leasehold.orchestration.command_line import main
+from tests.table_engines import duckdb_query
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+
+NAME = TableSettings().table_name(CatalogSettings().name, KEY)
+PUBLICATIONS = 25
+"""More than the metadata files that a table keeps."""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a table of 20 records, which nobody has open."""
+    home = ConsumedHome(tmp_path / "home")
+    home.append(10)
+    home.consume("run-1")
+    assert main(["table", "create", "demo", "--home", str(home.settings.home)]) == 0
+    home.store.close()
+    return home.settings.home
+
+
+def values(home: Path) -> list[bytes]:
+    """The values in the table, as DuckDB reads them."""
+    opened = ConsumedHome(home)
+    pointer = opened.store.table_pointer(NAME)
+    opened.store.close()
+    assert pointer is not None
+    assert pointer.location.startswith(f"file://{home}/")
+    return sorted(row[0] for row in duckdb_query(pointer.location, "value"))
+
+
+def expected(count: int) -> list[bytes]:
+    return sorted(b"%d:%d" % (shard, number) for shard in range(2) for number in range(count))
+
+
+def go_on(home: Path, run: str) -> None:
+    """Consume one more record of each shard, and publish."""
+    opened = ConsumedHome(home)
+    opened.append(1)
+    opened.consume(run)
+    opened.store.close()
+    assert main(["table", "create", "demo", "--home", str(home)]) == 0
+
+
+def test_the_table_follows_a_home_that_was_moved(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = tmp_path / "elsewhere" / "home"
+    shutil.move(home, moved)
+    at = ("--home", str(moved))
+    for command in (("cat", "demo"), ("table", "create", "demo"), ("vacuum", "demo")):
+        capsys.readouterr()
+        assert main([*command, *at]) == 2
+        error = capsys.readouterr().err
+        assert "have its table follow with `leasehold table move`" in error
+        assert error.count("\n") == 1
+    assert main(["table", "move", "demo", *at]) == 0
+    assert "The table has 6 files; the ledger names the same." in capsys.readouterr().out
+    assert values(moved) == expected(10)
+    assert main(["verify", "demo", *at]) == 0
+    assert main(["table", "move", "demo", *at]) == 0
+    assert capsys.readouterr().out.endswith("The table of demo/default is where its output is.\n")
+
+
+def test_the_table_goes_on_long_after_it_was_moved(home: Path, tmp_path: Path) -> None:
+    """Goal: what its metadata tells of the place before is forgotten without an error."""
+    moved = tmp_path / "moved"
+    shutil.move(home, moved)
+    assert main(["table", "move", "demo", "--home", str(moved)]) == 0
+    for number in range(PUBLICATIONS):
+        go_on(moved, f"run-{number + 2}")
+    assert values(moved) == expected(10 + PUBLICATIONS)
+    assert main(["vacuum", "demo", "--home", str(moved)]) == 0
+    assert main(["verify", "demo", "--home", str(moved)]) == 0
+
+
+def test_a_home_and_its_copy_go_on_apart(home: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(home, copy)
+    assert main(["table", "move", "demo", "--home", str(copy)]) == 0
+    go_on(copy, "run-2")
+    assert values(home) == expected(10)
+    go_on(home, "run-3")
+    go_on(home, "run-4")
+    assert values(home) == expected(12)
+    assert values(copy) == expected(11)
+    for each in (home, copy):
+        assert main(["verify", "demo", "--home", str(each)]) == 0
+
+
+def test_a_table_does_not_follow_to_where_its_output_is_not(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = tmp_path / "moved"
+    shutil.move(home, moved)
+    shutil.move(moved / "output", tmp_path / "left behind")
+    assert main(["table", "move", "demo", "--home", str(moved)]) == 2
+    error = capsys.readouterr().err
+    assert "move the whole output to where the setting output says, and repeat this." in error
+    assert error.count("\n") == 1
+    shutil.move(tmp_path / "left behind", moved / "output")
+    assert main(["table", "move", "demo", "--home", str(moved)]) == 0
+    assert values(moved) == expected(10)
+
+
+def test_a_catalog_of_its_own_says_where_the_table_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_CATALOG", "lake")
+    properties = f'{{"type": "sql", "uri": "sqlite:///{tmp_path}/lake.db", "warehouse": "none"}}'
+    monkeypatch.setenv("LEASEHOLD_CATALOG_PROPERTIES", properties)
+    home = ConsumedHome(tmp_path / "home")
+    home.append(10)
+    home.consume("run-1")
+    home.store.close()
+    moved = tmp_path / "moved"
+    assert main(["table", "create", "demo", "--home", str(tmp_path / "home")]) == 0
+    shutil.copytree(tmp_path / "home", moved)
+    capsys.readouterr()
+    assert main(["table", "move", "demo", "--home", str(moved)]) == 2
+    assert "remove it there without its files, and make it anew" in capsys.readouterr().err
