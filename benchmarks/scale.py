@@ -29,9 +29,9 @@ from typing import Any
 
 from benchmarks.figures import print_rows
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.agent_membership import BEAT_EARLY, AgentMembership
 from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.balanced_plan import moves_lower_bound
@@ -42,7 +42,7 @@ from tests.database_server import DatabaseServer
 
 TIMING = Timing()
 TICK_S = 5.0
-KEEP_S = TIMING.beat_s * BEAT_EARLY
+KEEP_S = TIMING.beat_s
 ROUNDS_MAX = 200
 IDLE_ROUNDS = 3
 FLAPPING_AT_ONCE = 10
@@ -116,7 +116,7 @@ class Share:
 
     key: GroupKey
     rebalancer: Rebalancer
-    living: dict[NodeName, AgentMembership]
+    living: dict[NodeName, Member]
     tenures: dict[ShardId, Tenure] = field(default_factory=dict[ShardId, Tenure])
     cursor: str = ""
 
@@ -164,8 +164,8 @@ class World:
         """Have nodes arrive, each through its agent."""
         for name in names:
             node = Node(name, 0, f"{name}-{next(self._incarnations)}", address="here")
-            agent = AgentMembership(self.store, share.key, node, self.clock)
-            agent.keep(accepts_runs=True)
+            agent = Member(self.store, share.key, node, clock=self.clock)
+            agent.keep_alive(accepts_runs=True)
             share.living[name] = agent
 
     def leave(self, share: Share, names: list[NodeName]) -> None:
@@ -341,7 +341,7 @@ def beating(world: World) -> dict[str, Any]:
     with world.meter.measured() as cost:
         for name in chosen:
             for share in world.shares:
-                share.living[name].keep(accepts_runs=True)
+                share.living[name].keep_alive(accepts_runs=True)
     rate = len(nodes) / len(chosen) / KEEP_S
     return {
         "beats of all agents": f"{len(nodes) * len(world.shares) / KEEP_S:,.0f}/s",

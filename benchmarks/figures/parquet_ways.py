@@ -31,9 +31,9 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.group_rows import Node, Timing
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.shard_sources.local_log import LocalLog
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def consume(
     store.sync_shards(stream.key, log.list_shards(), observer="benchmark")
     claims = {lease.shard: (NODE, lease.lease_id) for lease in store.snapshot(stream.key).shards}
     store.claim(stream.key, claims, observer="benchmark", reason="set up")
-    with Heartbeat(store, stream.key, NODE, "a-1", Timing()) as heartbeat:
+    with Member(store, stream.key, Node(NODE, 0, "a-1")) as heartbeat:
         consumer = Consumer(
             stream=stream,
             store=store,

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import AssignmentConflict, OutcomeUnknown
+from dagster_leasehold.lease_store.errors import (
+    AssignmentConflict,
+    NodeNameTaken,
+    OutcomeUnknown,
+    StoreError,
+)
 from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Node, Pulse, Snapshot, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.member import Member
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.plan_steps import PlanSteps
-from dagster_leasehold.lease_store.rules.assignment_plan import Plan, Refusal, rank_key
+from dagster_leasehold.lease_store.rules.assignment_plan import Plan, Refusal, listed, rank_key
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import (
     Clock,
@@ -27,7 +36,6 @@ from dagster_leasehold.lease_store.rules.liveness import (
 from dagster_leasehold.lease_store.rules.planning import orphans, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.tick_memory import recall_incarnations
-from dagster_leasehold.lease_store.served_nodes import ServedNodes
 from dagster_leasehold.lease_store.shard_weights import SnapshotMemory
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickNotes, TickReport
@@ -47,6 +55,7 @@ class Rebalancer:
         clock: monotonic seconds.
         observer: named in the journal.
         incarnation_of: makes a new incarnation for a node that has none to go on with.
+        members: served nodes that their caller has made members of already.
         beats: True if this process keeps the served nodes alive; False where agents do.
         settings: assignment settings, address and readiness to register the nodes with.
         place: of this process (`process_identity`); only there a successor keeps its incarnations.
@@ -68,11 +77,14 @@ class Rebalancer:
         settings: Mapping[NodeName, Node] | None = None,
         place: str = "",
         serving: Callable[[Iterable[Node]], tuple[NodeName, ...]] | None = None,
+        members: Iterable[Member] = (),
     ) -> None:
         self._store = store
         self._key = key
         self._serves = serves
-        self._beat_s = timing.beat_s
+        self._timing = timing
+        self._observer = observer
+        self._settings = dict(settings or {})
         self._clock = clock
         self._incarnation_of = incarnation_of
         self._beats = beats
@@ -84,26 +96,19 @@ class Rebalancer:
         self._snapshots = SnapshotMemory(store, key, clock, self._notes.count)
         self._planned: tuple[Snapshot, frozenset[NodeName], Plan, list[str]] | None = None
         self._next_beat_at = 0.0
-        self._nodes = ServedNodes(
-            store,
-            key,
-            settings=dict(settings or {}),
-            beat_s=timing.beat_s,
-            clock=clock,
-            observer=observer,
-            steps=self._steps,
-            notes=self._notes,
-        )
+        self._members = {member.node: member for member in members}
         self._execution = PlanSteps(store, key, observer, self._steps, self._notes)
 
     @property
     def incarnations(self) -> Mapping[NodeName, str]:
         """The incarnation under which each served node is kept alive; set by the first tick."""
-        return self._nodes.incarnations
+        return {name: member.incarnation for name, member in self._members.items()}
 
     def offer(self, node: Node) -> None:
         """Change the settings that a served node registers with; the next tick sends them."""
-        self._nodes.offer(node)
+        self._settings[node.name] = node
+        if (member := self._members.get(node.name)) is not None:
+            member.offer(node)
 
     def tick(self, remembered: str = "") -> TickReport:
         """Do whatever is due, and report what was done and why.
@@ -117,7 +122,7 @@ class Rebalancer:
         """
         self._notes.begin()
         self._steps.begin()
-        self._next_beat_at = self._clock() + self._beat_s
+        self._next_beat_at = self._clock() + self._timing.beat_s
         observations = self._recall(remembered)
         self._notes.count("pulse")
         try:
@@ -125,7 +130,7 @@ class Rebalancer:
             observations.see(pulse.nodes, pulse.group.timeout_s)
             if self._serving is not None:
                 self._serves = self._serving(pulse.nodes)
-            moved = self._nodes.keep_alive(pulse, observations)
+            moved = self._keep_alive(pulse, observations)
             failpoints.reach(Failpoint.AFTER_BEAT)
             moved = self._evict_lapsed(pulse, observations) or moved
             snapshot, rounds, final = self._settle(pulse, observations, moved=moved)
@@ -137,10 +142,9 @@ class Rebalancer:
             self._snapshots.forget()
             observations.lose_sight()
             raise
-        self._nodes.end_tick()
-        notes, incarnations = self._notes, self._nodes.incarnations
+        notes = self._notes
         return TickReport(
-            remembered=observations.remember(incarnations=incarnations, place=self._place),
+            remembered=observations.remember(incarnations=self.incarnations, place=self._place),
             decisions=tuple(notes.decisions),
             owned=_owned(snapshot, self._serves, notes.refusals),
             progress=progress,
@@ -149,7 +153,6 @@ class Rebalancer:
             plan=final,
             rounds=rounds,
             refusals=tuple(notes.refusals) + final.refusals,
-            beaten_at=self._nodes.beaten_at,
             statements=Counter(notes.statements),
             troubles=tuple(self._steps.notes),
         )
@@ -161,18 +164,87 @@ class Rebalancer:
             StoreError: at least one node could not leave; the others have left all the same.
         """
         self._snapshots.forget()
-        return self._nodes.leave()
+        lines: list[str] = []
+        failure: StoreError | None = None
+        for name, member in self._members.items():
+            try:
+                outcome = member.leave()
+            except StoreError as error:
+                failure = error
+                continue
+            if isinstance(outcome, Changed):
+                lines.append(f"{name} left and freed {listed(outcome.shards)}")
+        if failure is not None:
+            raise failure
+        return lines
 
     def _recall(self, remembered: str) -> Observations:
         """Return this object's own memory, or that of its predecessor the first time."""
         if self._observations is None:
             self._observations = Observations.recall(remembered, self._clock)
             former = recall_incarnations(remembered, self._place)
-            self._nodes.begin(
-                self._serves if self._beats else (),
-                lambda name: former.get(name) or self._incarnation_of(name),
-            )
+            for name in self._serves if self._beats else ():
+                if name not in self._members:
+                    incarnation = former.get(name) or self._incarnation_of(name)
+                    self._members[name] = self._new_member(name, incarnation)
         return self._observations
+
+    def _new_member(self, name: NodeName, incarnation: str) -> Member:
+        return Member(
+            self._store,
+            self._key,
+            replace(self._settings.get(name, Node(name, 0, "")), incarnation=incarnation),
+            self._timing,
+            self._clock,
+            observer=self._observer,
+            count=self._notes.count,
+        )
+
+    def _keep_alive(self, pulse: Pulse, observations: Observations) -> bool:
+        """Beat for the members, or register them; return True if the membership changed."""
+        rows = {node.name: node for node in pulse.nodes}
+        changed = False
+        for name, member in self._members.items():
+            # Those before it in the loop may just have joined or left.
+            now = replace(pulse, nodes=tuple(rows.values()))
+            keep = partial(self._keep_one, member, now, rows, observations)
+            # Only a node whose step failed is not kept alive, and a beat cannot wait.
+            changed = self._steps.attempt(f"node {name}", keep, False, at_once=True) or changed
+        return changed
+
+    def _keep_one(
+        self, member: Member, pulse: Pulse, rows: dict[NodeName, Node], observations: Observations
+    ) -> bool:
+        name = member.node
+        try:
+            change = member.keep(pulse, observations)
+        except (AssignmentConflict, NodeNameTaken) as error:
+            self._notes.refusals.append(Refusal(name, error))
+            self._notes.decide(f"{name} could not join: {error}")
+            row = rows.get(name)
+            if row is None or row.incarnation != member.incarnation:
+                return False
+            outcome = member.resign()
+            if outcome is None:
+                self._notes.decide(f"{name} leaves once its runs have ended")
+            if not isinstance(outcome, Changed):
+                return False
+            self._notes.decide(f"{name} left, freed {listed(outcome.shards)}")
+            rows[name] = replace(row, incarnation="")
+            return True
+        if change:
+            self._notes.decide(f"{name} {change}")
+            rows[name] = member.settings
+        return bool(change)
+
+    def _own(self, nodes: Iterable[Node]) -> set[NodeName]:
+        """Return the members that this process itself keeps alive: it awaits no beat of theirs."""
+        incarnations = self.incarnations
+        return {
+            node.name
+            for node in nodes
+            if node.member and incarnations.get(node.name) == node.incarnation
+        }
 
     def _evict_lapsed(self, pulse: Pulse, observations: Observations) -> bool:
         """Evict the nodes whose counter stood still for longer than T; True if one was.
@@ -182,7 +254,7 @@ class Rebalancer:
         """
         timeout_s = pulse.group.timeout_s
         refused = {refusal.node for refusal in self._notes.refusals}
-        own = self._nodes.own(pulse.nodes) - refused
+        own = self._own(pulse.nodes) - refused
         evicted = False
         for name, value in observations.lapsed(timeout_s).items():
             if name not in own:
@@ -193,7 +265,7 @@ class Rebalancer:
 
     def _live(self, snapshot: Snapshot, observations: Observations) -> frozenset[NodeName]:
         lapsed = observations.lapsed(snapshot.group.timeout_s).keys()
-        dead = lapsed - self._nodes.own(snapshot.nodes)
+        dead = lapsed - self._own(snapshot.nodes)
         return frozenset(node.name for node in snapshot.nodes if node.member) - dead
 
     def _settle(

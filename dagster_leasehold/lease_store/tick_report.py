@@ -53,8 +53,6 @@ class TickReport:
         plan: the plan of the last round; its actions for other deployments' nodes included.
         rounds: the number of planning rounds that this tick needed.
         refusals: served nodes that could not join, and why.
-        beaten_at: for each served node, the moment before its last confirmed beat was sent, by the
-            clock given; none where no beat was confirmed yet.
         statements: the number of statements that the tick sent, by verb.
         troubles: one line for each step that failed; the others were taken.
     """
@@ -68,7 +66,6 @@ class TickReport:
     plan: Plan
     rounds: int = 0
     refusals: tuple[Refusal, ...] = ()
-    beaten_at: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
     statements: Counter[str] = field(default_factory=Counter[str])
     troubles: tuple[str, ...] = ()
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, OutcomeUnknown, StoreError
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchState
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed, Stale
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
@@ -29,16 +29,11 @@ class RenewsWithoutToken(MemoryStore):
         return super().beat(key, node, row.incarnation if row and row.member else incarnation)
 
 
-class TrustsForTheWholeTimeout(Heartbeat):
+class TrustsForTheWholeTimeout(Member):
     """The holder's timer is as long as the time after which the others bury it."""
 
-    def beat(self) -> float:
-        sent_at = self.clock()
-        before = self.trusted_until
-        pause_s = super().beat()
-        if self.trusted_until != before:
-            self.trusted_until = sent_at + self.timing.timeout_s
-        return pause_s
+    def extend_trust(self, sent_at: float) -> None:
+        self.trusted_until = sent_at + self.timeout_s
 
 
 class ReleasesWithoutToken(MemoryStore):
@@ -125,15 +120,11 @@ class AssumesEveryCommit:
         return {commit.tenure.shard: Changed() for commit in commits}
 
 
-class TrustsFromTheReply(Heartbeat):
+class TrustsFromTheReply(Member):
     """The window is counted from when the reply came back."""
 
-    def beat(self) -> float:
-        before = self.trusted_until
-        pause_s = super().beat()
-        if self.trusted_until != before:
-            self.trusted_until = self.clock() + self.timing.trust_s
-        return pause_s
+    def extend_trust(self, sent_at: float) -> None:
+        super().extend_trust(self.clock())
 
 
 class DoublesEvents(MemoryStore):
@@ -181,15 +172,16 @@ class AdvancesByAmount(_Unfenced):
         return shifted
 
 
-class TakesSilenceForYes(Heartbeat):
+class TakesSilenceForYes(Member):
     """A beat without an answer is taken for one that counted."""
 
-    def beat(self) -> float:
+    def beat(self) -> bool:
         sent_at = self.clock()
-        pause_s = super().beat()
-        if not self.lost.is_set():
-            self.trusted_until = sent_at + self.timing.trust_s
-        return pause_s
+        try:
+            return super().beat()
+        except StoreError:
+            self.beaten_at = sent_at
+            return True
 
 
 class LastWriterWins(_Unfenced):

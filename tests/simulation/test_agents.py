@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import OutcomeUnknown
+from dagster_leasehold.lease_store.member import Member
 from tests.simulation.protocol import Faults, Parts, SeedOutcome, SimulationConfig, fleet, run_seed
 from tests.simulation.protocol.consumption import consume
 
@@ -34,18 +34,18 @@ def test_an_agent_that_says_nothing_again_after_a_lost_reply_is_found(
 ) -> None:
     """It goes on beating for a row that says something else than it last said."""
 
-    def keep(self: AgentMembership, *, accepts_runs: bool, joins: bool) -> str:
+    def keep(self: Member, *, accepts_runs: bool, joins: bool) -> str:
         try:
             return sends_again(self, accepts_runs=accepts_runs, joins=joins)
         except OutcomeUnknown:
             self._silent = True  # pyright: ignore
             return ""
 
-    sends_again = AgentMembership.keep
+    sends_again = Member.keep_alive
 
-    def silent(self: AgentMembership, *, accepts_runs: bool, joins: bool) -> str:
+    def silent(self: Member, *, accepts_runs: bool, joins: bool) -> str:
         gone = hasattr(self, "_silent")
         return "" if gone else keep(self, accepts_runs=accepts_runs, joins=joins)
 
-    monkeypatch.setattr(AgentMembership, "keep", silent)
+    monkeypatch.setattr(Member, "keep_alive", silent)
     assert any(outcome(seed).violations for seed in range(SEEDS))

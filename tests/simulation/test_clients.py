@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dagster_leasehold.lease_store.client.beat_trust import BeatTrust
+from dagster_leasehold.lease_store.client import GroupMember
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rules.transitions import holds
 from dagster_leasehold.lease_store.shard_rows import Tenure
@@ -58,13 +58,13 @@ def test_a_store_that_lets_a_stale_client_save_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(fleet, "CLIENTS_SHARE", 1.0)
     rates = FaultRates(stalled_reply=0.05, pause_host=0.03, join=0.1)
     monkeypatch.setattr(FaultRates, "swarm", lambda _: rates)
-    sound = BeatTrust.lasts
-    broken = property(lambda trust: trust.until > float("-inf"))
+    sound = GroupMember.trusted
+    broken = property(lambda member: member.trusted_until > float("-inf"))
     for seed in range(MUTANT_SEEDS_MAX):
-        monkeypatch.setattr(BeatTrust, "lasts", broken)
+        monkeypatch.setattr(GroupMember, "trusted", broken)
         violations = outcome(seed, Parts(consume, store=SavesWithoutToken)).violations
         if any(violation.startswith("I2: run ") for violation in violations):
-            monkeypatch.setattr(BeatTrust, "lasts", sound)
+            monkeypatch.setattr(GroupMember, "trusted", sound)
             assert outcome(seed).violations == ()
             return
     pytest.fail(f"no seed up to {MUTANT_SEEDS_MAX} finds it")

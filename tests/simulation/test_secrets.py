@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from dagster_leasehold.lease_store.errors import StoreError
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.tick_report import TickReport
 from tests.simulation.protocol import Faults, Parts, SimulationConfig, run_seed
@@ -46,10 +46,10 @@ class RemembersTheCause(Rebalancer):
         return report
 
 
-class LogsTheCause(Heartbeat):
+class LogsTheCause(Member):
     """Logs the driver's own words."""
 
-    def beat(self) -> float:
+    def beat(self) -> bool:
         inner, store = self.store, self.store
 
         class Logging:
@@ -57,7 +57,7 @@ class LogsTheCause(Heartbeat):
                 try:
                     return store.beat(*args)
                 except StoreError as error:
-                    logging.getLogger("dagster_leasehold.lease_store.heartbeat").warning(
+                    logging.getLogger("dagster_leasehold.lease_store.member").warning(
                         "%r", error.__cause__
                     )
                     raise

@@ -55,9 +55,9 @@ def test_a_run_that_takes_no_answer_for_no_is_found(monkeypatch: pytest.MonkeyPa
         FaultRates, "swarm", lambda _: FaultRates(lost_before=0.03, lost_after=0.03)
     )
     config_ = SimulationConfig(nodes=4, shards=12, faults=Faults.SWARM, steps=1_500)
-    broken = run_seed(config_, 152, Parts(through(TakesNoAnswerForNo)))
-    assert broken.violations[0].startswith("I15: run-2 waits, and has shard 6 open")
-    assert run_seed(config_, 152, Parts(consume)).violations == ()
+    broken = run_seed(config_, 239, Parts(through(TakesNoAnswerForNo)))
+    assert broken.violations[0].startswith("I15: run-3 waits, and has shard 11 open")
+    assert run_seed(config_, 239, Parts(consume)).violations == ()
 
 
 def test_two_mutants_are_of_runs_that_follow() -> None:

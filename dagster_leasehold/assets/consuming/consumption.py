@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from typing import Protocol
 
 from dagster_leasehold.assets.consuming.batch_planning import BatchPlanning, PlannedBatch
 from dagster_leasehold.assets.consuming.batch_sizes import BatchSizes
@@ -56,7 +57,6 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.failpoints import Failpoint
-from dagster_leasehold.lease_store.heartbeat import Trust
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -73,6 +73,15 @@ UNANSWERED = (
     "The lease store gave no answer when this run opened a shard or let it go, so that the shard "
     "may still be open to it: the run ended, and the next one goes on at the checkpoints."
 )
+
+
+class Trust(Protocol):
+    """A member of a group, as far as the work that relies on its leases looks at it."""
+
+    @property
+    def trusted(self) -> bool:
+        """True if the node may still rely on its leases."""
+        ...
 
 
 class Consumer:

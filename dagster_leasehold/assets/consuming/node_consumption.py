@@ -21,10 +21,10 @@ from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Timing
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
+from dagster_leasehold.lease_store.member import Member
 
 _LOG = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def consume_shards(
             ended=ended,
             starved_after_s=starved_after_s,
         ) as on_spark,
-        Heartbeat(store, stream.key, node, incarnation, timing) as heartbeat,
+        Member(store, stream.key, Node(node, 0, incarnation), timing) as heartbeat,
     ):
         folder = owned(store, deployment.output_folder(stream.key))
         sweeper, apart = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
@@ -105,7 +105,7 @@ def _guarded_sweepers(
     stream: ShardStream,
     spark: RunOnSpark,
     folder: OutputPlace,
-    heartbeat: Heartbeat,
+    heartbeat: Member,
     guard: StallGuard,
 ) -> tuple[GuardedSweeper, GuardedApart]:
     on_spark = SparkSweeper(

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.client.member_shards import MemberShards
+from dagster_leasehold.lease_store.client.held_shards import HeldShards
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.membership import Membership
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.lineage import why_waiting
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
@@ -28,9 +29,12 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tick_report import TickReport
 
 FLUSH_DEFAULT_S = 5.0
+# Two heartbeats fit into one interval between beats, so that a change is noticed sooner; the
+# beat itself, which writes a row, is due at every second one.
+HEARTBEATS_PER_BEAT = 1 / 0.45
 
 
-class GroupMember(MemberShards):
+class GroupMember(HeldShards):
     """One node of a consumer group, driven by its caller; no thread of its own.
 
     `heartbeat` must be called at least every `beat_s` seconds. The calls are safe from several
@@ -57,13 +61,11 @@ class GroupMember(MemberShards):
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         settings = node if isinstance(node, Node) else Node(node, 0, "")
-        member = Membership(store, key, settings.name, incarnation, clock)
+        member = Member(store, key, replace(settings, incarnation=incarnation), clock=clock)
         super().__init__(store, member, flush_s=flush_s)
-        self._settings = member.row(settings)
         self._pause = pause
         self._rebalancer: Rebalancer | None = None
         self._report: TickReport | None = None
-        self._beat_s = 0.0
 
     @property
     def node(self) -> NodeName:
@@ -73,7 +75,7 @@ class GroupMember(MemberShards):
     @property
     def beat_s(self) -> float:
         """The longest time between two heartbeats, in seconds: a third of the group's timeout."""
-        return self._beat_s
+        return self._member.beat_s
 
     @property
     def group(self) -> Group:
@@ -105,16 +107,16 @@ class GroupMember(MemberShards):
         with self._beating:
             if self._rebalancer is None:
                 group = self._store.pulse(self._member.key).group
-                self._beat_s = group.timeout_s * BEAT_FRACTION_MAX
+                self._member.beat_s = group.timeout_s * BEAT_FRACTION_MAX
                 self._rebalancer = Rebalancer(
                     self._store,
                     self._member.key,
                     serves=(self.node,),
-                    timing=Timing(group.timeout_s, self._beat_s),
+                    timing=Timing(group.timeout_s, self._member.beat_s),
                     clock=self._member.clock,
                     observer=str(self.node),
-                    incarnation_of=lambda _: self._settings.incarnation,
-                    settings={self.node: self._settings},
+                    incarnation_of=lambda _: self._member.incarnation,
+                    members=(self._member,),
                 )
             self.heartbeat(())
             # Two members that joined at the same moment may both have been let in.
@@ -126,14 +128,12 @@ class GroupMember(MemberShards):
     def offer(self, settings: Node) -> None:
         """Change the assignment settings; `register` or the next heartbeat sends them."""
         with self._beating:
-            self._settings = self._member.row(settings)
-            if self._rebalancer is not None:
-                self._rebalancer.offer(self._settings)
+            self._member.offer(settings)
 
     @property
     def settings(self) -> Node:
         """The assignment settings that this member offers."""
-        return self._settings
+        return self._member.settings
 
     def heartbeat(self, held: Collection[ShardId]) -> tuple[ShardId, ...]:
         """Beat, carry out what concerns this member, and learn which shards are its own.
@@ -150,29 +150,38 @@ class GroupMember(MemberShards):
         """
         with self._beating:
             rebalancer = self._joined()
-            judged = self._shards.standing()
+            judged = self._standing()
             started = self._member.clock()
             report = rebalancer.tick()
             self._report = report
             group = report.snapshot.group
             if not report.has_member(self.node, self._member.incarnation):
-                self._shards.end_all(f"Node {self.node} is no member of group {group.key} now.")
-                self._trust.end()
+                self._end_all(f"Node {self.node} is no member of group {group.key} now.")
                 expelled = errors.NodeNameTaken(
                     f"Node {self.node} lost its place in group {group.key} while it was joining: "
                     "register it again."
                 )
                 raise next(iter(self.refusals), expelled)
-            self._beat_s = group.timeout_s * BEAT_FRACTION_MAX
+            self._member.beat_s = group.timeout_s * BEAT_FRACTION_MAX
+            ended = self._after_beat(judged, report.progress, held) & set(held)
             # A beat that failed is a trouble of the tick alone: only a confirmed one renews trust.
-            beaten_at = report.beaten_at.get(self.node)
+            beaten_at = self._member.beaten_at
             if beaten_at is not None and beaten_at >= started:
-                self._trust.renew(beaten_at, group.timeout_s)
-            self._shards.compare(judged, report.progress)
-            self._shards.flush_due()
-            ended = self._shards.ended() & set(held)
-            self._shards.let_go_of_unreported(held)
+                self._member.resume_trust()
             return tuple(shard for shard in report.ready(self.node) if shard not in ended)
+
+    def start(self, heartbeat: Callable[[], None]) -> None:
+        """Repeat a heartbeat on a thread, while the caller works, polls or sleeps."""
+        self._member.start(heartbeat, per_beat=HEARTBEATS_PER_BEAT)
+
+    def stop(self) -> None:
+        """End that thread after its present heartbeat."""
+        self._member.stop()
+
+    @property
+    def problem(self) -> errors.UserMistake | None:
+        """The mistake that a heartbeat of the thread met, until the next one succeeds."""
+        return self._member.problem
 
     def shutdown(self) -> None:
         """Persist all checkpoints, let go of all shards and leave the group.
@@ -189,12 +198,12 @@ class GroupMember(MemberShards):
                 are free after the timeout.
         """
         with self._beating:
-            lost: list[errors.LeaseLost] = self._shards.take_untold()
+            lost: list[errors.LeaseLost] = self._take_untold()
             cause = None
             if self._report is not None:
                 within_s = self.group.timeout_s
                 cause = self._release_all(lost, within_s=within_s, pause=self._pause)
-            if unsaved := self._shards.unsaved():
+            if unsaved := self._unsaved():
                 names = ", ".join(sorted(unsaved))
                 raise errors.CheckpointUnsaved(
                     f"Node {self.node} could not save the checkpoint of shard {names} of group "
@@ -205,8 +214,8 @@ class GroupMember(MemberShards):
             if self._rebalancer is not None:
                 self._rebalancer.leave()
                 self._rebalancer = None
-            self._trust.end()
-            lost += self._shards.take_untold()
+            self._member.end_trust("it has left the group")
+            lost += self._take_untold()
             if lost:
                 raise lost[0]
 

@@ -1,28 +1,30 @@
-"""The shards that a member has open, and the losses that its callers have not heard of yet."""
+"""The shards that a member has open, for as long as it may rely on them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from threading import RLock
 
 from dagster_leasehold.lease_store.client.open_shard import OpenShard, Standing
 from dagster_leasehold.lease_store.errors import (
-    CheckpointRefused,
     LeaseLost,
     ShardNotOpen,
     StoreError,
+    StoreUnavailable,
     shown,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.membership import Membership
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules.refusals import lease_lost
 from dagster_leasehold.lease_store.shard_rows import Progress, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 
 _LOG = logging.getLogger(__name__)
+FLUSH_RETRY_S = 0.5
+LET_GO = "its client let go of it"
 
 
 class HeldShards:
@@ -38,57 +40,37 @@ class HeldShards:
         flush_s: the longest time that a checkpoint waits to be persisted, in seconds.
     """
 
-    def __init__(self, store: LeaseStore, member: Membership, *, flush_s: float) -> None:
+    def __init__(self, store: LeaseStore, member: Member, *, flush_s: float) -> None:
         self._store = store
         self._member = member
         self._flush_s = flush_s
+        # Held while the member beats, and before the other one.
+        self._beating = RLock()
         self._lock = RLock()
         self._open: dict[ShardId, OpenShard] = {}
         self._untold: dict[ShardId, LeaseLost] = {}
         self._opened = 0
 
-    def standing(self) -> dict[ShardId, Standing]:
-        """Return the shards whose tenures go on, as far as this process can tell."""
-        with self._lock:
-            return {shard: held.stands for shard, held in self._open.items() if not held.over}
+    @property
+    def trusted(self) -> bool:
+        """True if the member may rely on its leases: a recent beat was confirmed."""
+        return self._member.trusted
 
-    def holds(self, shard: ShardId) -> bool:
-        """Return True if the shard is open here, and its tenure goes on as far as can be told."""
-        with self._lock:
-            return shard in self._open and not self._open[shard].over
-
-    def ended(self) -> set[ShardId]:
-        """Return the shards whose tenure is over and that have not been let go of yet."""
-        with self._lock:
-            return {shard for shard, held in self._open.items() if held.over}
-
-    def unsaved(self) -> set[ShardId]:
-        """Return the shards whose newest checkpoint is not in the store, as far as can be told."""
-        with self._lock:
-            return {shard for shard, held in self._open.items() if held.behind}
-
-    def take_untold(self) -> list[LeaseLost]:
-        """Return the losses that no caller has heard of; they count as told from now on."""
-        with self._lock:
-            untold = list(self._untold.values())
-            self._untold.clear()
-            return untold
-
-    def persisted(self, shard: ShardId) -> str | None:
-        """Return the checkpoint that the store confirmed, if any."""
-        with self._lock:
-            return self._open[shard].persisted if shard in self._open else None
-
-    def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
-        """Make sure that the shard is open here under a tenure that goes on."""
-        with self._lock:
-            self._current(shard, tenure)
+    @property
+    def trusted_until(self) -> float:
+        """The moment, on the clock given, at which trust ends unless a beat renews it."""
+        return self._member.trusted_until
 
     def open(self, shard: ShardId) -> Opened | OpenByOther | NotHeld:
-        """Begin a tenure; an earlier one of this very process is replaced."""
+        """Begin to work on a confirmed shard; the outcome says where to resume.
+
+        `NotHeld` is a normal outcome: the shard went elsewhere since the heartbeat.
+        """
+        if not self.trusted:
+            return NotHeld("untrusted", None)
         key, node, incarnation = self._member.key, self._member.node, self._member.incarnation
         with self._lock:
-            if self.holds(shard):
+            if self._goes_on(shard):
                 return OpenByOther(self._open[shard].tenure.run)
             self._opened += 1
             run = f"{incarnation}.{self._opened}"
@@ -102,109 +84,157 @@ class HeldShards:
                 self._open[shard] = OpenShard(self._store, outcome, self._member.clock)
             return outcome
 
-    def save(
-        self, shard: ShardId, cursor: str, *, persist: bool, tenure: Tenure | None = None
-    ) -> None:
-        """Remember a checkpoint, and write it to the store now if `persist`.
+    def holds(self, shard: ShardId) -> bool:
+        """Return True if the shard is open here, as far as can be told without the store."""
+        with self._lock:
+            return self.trusted and self._goes_on(shard)
+
+    def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
+        """Make sure that the shard is open here, under `tenure` if one is given.
+
+        The store is asked only where no beat was confirmed in time.
 
         Raises:
-            CheckpointRefused: it lies before the one that is stored; the shard stays open.
-            StoreError: it could not be written now; it is tried again by the interval.
+            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
+            ShardNotOpen: the shard is not open here.
+            StoreError: no beat was confirmed in time, nor now: nothing more may be read.
         """
-        with self._lock, self._fenced(shard, held := self._current(shard, tenure)):
+        self._confirm()
+        with self._lock:
+            self._current(shard, tenure)
+
+    def save_checkpoint(
+        self, shard: ShardId, cursor: str, *, persist: bool = False, tenure: Tenure | None = None
+    ) -> None:
+        """Set a shard's checkpoint: in memory, or in the store at once if `persist`.
+
+        One in memory is persisted by the first heartbeat after `flush_s`, when the shard is let
+        go of, and at shutdown. `tenure`, where given, must be the one that is open: it keeps a
+        consumer that was replaced within this process from saving for its successor.
+
+        Raises:
+            CheckpointRefused: it lies before the one that is stored. The shard stays open, and
+                its next save counts; to read records again, force the checkpoint.
+            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
+            ShardNotOpen: the shard is not open here.
+            StoreError: it could not be persisted now; a later heartbeat tries again.
+        """
+        # Remembered first: it is saved once the store says that the tenure goes on.
+        with self._fenced(shard, tenure) as held:
+            held.remember(cursor)
+        try:
+            self._confirm()
+        except StoreError:
+            if persist:
+                raise
+            return
+        with self._fenced(shard, tenure) as held:
             held.remember(cursor)
             if persist:
                 held.flush()
 
-    def flush_due(self) -> None:
-        """Write the checkpoints that have waited for longer than the interval.
-
-        The shard's own caller hears of a save that found its tenure over; a store that does not
-        answer is asked again at the next beat.
-        """
+    def persisted(self, shard: ShardId) -> str | None:
+        """Return the checkpoint of an open shard that the store confirmed, if any."""
         with self._lock:
-            for shard, held in list(self._open.items()):
-                if not held.due(self._flush_s):
-                    continue
-                try:
-                    with self._fenced(shard, held):
-                        _flush_remembered(held)
-                except LeaseLost as error:
-                    self._untold[shard] = error
-                except StoreError as error:
-                    _LOG.warning("The checkpoint of shard %s could not be saved: %s", shard, error)
+            return self._open[shard].persisted if shard in self._open else None
 
     def record_gap(
         self, shard: ShardId, *, start: str, end: str, reason: str, skip: bool = True
     ) -> None:
-        """Record that `[start, end)` cannot be read, and with `skip` continue at `end`.
+        """Record that `[start, end)` of an open shard cannot be read, and with `skip` pass it.
 
         Raises:
+            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
             CheckpointRefused: the gap does not begin at the checkpoint.
         """
-        with self._lock, self._fenced(shard, held := self._current(shard)):
+        self._confirm()
+        with self._fenced(shard) as held:
             held.record_gap(start=start, end=end, reason=reason, skip=skip)
 
+    def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
+        """Return the end of the gap at `start` whose loss somebody has accepted; else None."""
+        gaps = self._store.gaps(self._member.key, shard, start=start, acknowledged=True)
+        return gaps[0].end if gaps else None
+
     def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
-        """Publish how long the shard's hand-over will take."""
-        with self._lock, self._fenced(shard, held := self._current(shard)):
+        """Publish how long the hand-over of an open shard will take, in seconds.
+
+        Raises:
+            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
+        """
+        with self._fenced(shard) as held:
             held.announce(handoff_eta_s=handoff_eta_s)
 
     def finish(self, shard: ShardId, cursor: str) -> None:
-        """Let go of a read-only shard that is consumed up to its end at `cursor`: it is over."""
-        with self._lock, self._fenced(shard, held := self._current(shard)):
+        """Take note that a read-only shard was consumed up to its end: it is over for this group.
+
+        Raises:
+            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
+        """
+        self._confirm()
+        with self._fenced(shard) as held:
             held.finish(cursor)
             del self._open[shard]
 
-    def release(self, shard: ShardId, reason: str) -> None:
-        """Save what is unsaved and end the tenure; a shard in transfer is handed over by that.
+    def release(self, shard: ShardId, reason: str = LET_GO) -> None:
+        """Persist the checkpoint and end the tenure; one in transfer goes to the next node.
+
+        A shard that the plan gives to this member stays its own, and can be opened again.
 
         Raises:
+            LeaseLost, ShardNotOpen: as for `save_checkpoint`.
             StoreError: the store does not answer; the shard is still open here, until a heartbeat
                 does not report it.
         """
-        with self._lock, self._fenced(shard, held := self._current(shard)):
-            held.reported = True
-            _flush_remembered(held)
-            held.close(reason)
-            del self._open[shard]
+        self._confirm()
+        self._release(shard, reason)
 
-    def let_go_of_unreported(self, reported: Iterable[ShardId]) -> None:
-        """Release the shards that were reported before and are not any more; retried if unanswered.
+    # -- trust --------------------------------------------------------------------------------
 
-        A shard that was opened and never reported stays open:
+    def _confirm(self) -> None:
+        """Beat first where no beat was confirmed in time, and learn which tenures go on.
 
-        1. The beat's thread lists the shards that it will report.
-        2. The caller opens one more.
-        3. The beat reports the list of step 1. The new shard is not in it, and is not given up.
+        1. The last beat is confirmed; then the process stands still for longer than its trust. By
+           its own clock it stops: it reads, saves and opens nothing.
+        2. A beat under its incarnation is confirmed. So nobody has evicted it, which takes the
+           incarnation away; and from here an eviction needs the whole timeout again.
+        3. After that it reads its shards' rows. One that has its epoch and run still was opened by
+           nobody else since: every opening raises the epoch, and none ever falls. Nobody has read
+           on from its checkpoint, so it goes on where it stood, under the same tenure.
+        4. Had another node taken its shards and saved, 2 would be refused or 3 would differ: its
+           tenures are over. Whatever comes after 3, each write names the tenure, and the store
+           refuses it once that is over.
+
+        Raises:
+            StoreError: the store does not answer; nothing is trusted, and nothing is given up.
         """
-        named = set(reported)
-        with self._lock:
-            for shard, held in list(self._open.items()):
-                if shard in named:
-                    held.reported = True
-                elif held.reported:
-                    self._let_go(shard, held)
-
-    def _let_go(self, shard: ShardId, held: OpenShard) -> None:
-        if held.over:
-            del self._open[shard]
-            try:
-                # A holder that had to distrust itself may still own the row: it would stay open.
-                held.close(held.over)
-            except (LeaseLost, StoreError) as error:
-                # It is somebody else's already, or its own node's next opening will replace it.
-                _LOG.info("Shard %s was not closed: %s", shard, error)
+        member = self._member
+        if self.trusted or member.trusted_until == float("-inf"):
             return
-        try:
-            self.release(shard, "its client stopped reporting it")
-        except LeaseLost as error:
-            self._untold[shard] = error
-            self._open.pop(shard, None)
-        except StoreError as error:
-            _LOG.warning("Shard %s could not be let go of: %s", shard, error)
+        with self._beating:
+            if self.trusted:
+                return
+            judged = self._standing()
+            if not member.beat():
+                self._end_all(
+                    f"Node {member.node} had no beat confirmed in time, and has lost its place "
+                    f"and its shards in group {member.key}."
+                )
+                return
+            self._compare(judged, {row.shard: row for row in member.progress()})
+            member.resume_trust()
+        if not self.trusted:
+            raise StoreUnavailable(
+                f"The lease store answers too slowly for the timeout of group {member.key}: node "
+                f"{member.node} may not rely on its shards, and tries again."
+            )
 
-    def compare(
+    def _standing(self) -> dict[ShardId, Standing]:
+        """Return the shards whose tenures go on, as far as this process can tell."""
+        with self._lock:
+            return {shard: held.stands for shard, held in self._open.items() if not held.over}
+
+    def _compare(
         self, judged: Mapping[ShardId, Standing], progress: Mapping[ShardId, Progress]
     ) -> None:
         """End the tenures that the store no longer has, or has without what it confirmed.
@@ -223,26 +253,146 @@ class HeldShards:
                 if reason := held.contradiction(stood, progress.get(shard)):
                     self._end(shard, held, reason)
 
-    def end_all(self, reason: str) -> None:
-        """End all tenures, which are over or not to be relied on any more."""
+    def _end_all(self, reason: str) -> None:
+        """End all tenures, and trust with them: the member has no place in the group now."""
+        self._member.end_trust(reason)
         with self._lock:
             for shard, held in self._open.items():
                 if not held.over:
                     self._end(shard, held, reason)
+
+    # -- what a heartbeat does ----------------------------------------------------------------
+
+    def _after_beat(
+        self,
+        judged: Mapping[ShardId, Standing],
+        progress: Mapping[ShardId, Progress],
+        reported: Iterable[ShardId],
+    ) -> set[ShardId]:
+        """Compare, flush and let go as a heartbeat does; return the shards that have ended."""
+        with self._lock:
+            self._compare(judged, progress)
+            self._flush_due()
+            ended = {shard for shard, held in self._open.items() if held.over}
+            self._let_go_of_unreported(reported)
+            return ended
+
+    def _flush_due(self) -> None:
+        """Write the checkpoints that have waited for longer than the interval.
+
+        The shard's own caller hears of a save that found its tenure over; a store that does not
+        answer is asked again at the next beat.
+        """
+        for shard, held in list(self._open.items()):
+            if not held.due(self._flush_s):
+                continue
+            try:
+                with self._fenced(shard):
+                    held.flush_remembered()
+            except LeaseLost as error:
+                self._untold[shard] = error
+            except StoreError as error:
+                _LOG.warning("The checkpoint of shard %s could not be saved: %s", shard, error)
+
+    def _let_go_of_unreported(self, reported: Iterable[ShardId]) -> None:
+        """Release the shards that were reported before and are not any more; retried if unanswered.
+
+        A shard that was opened and never reported stays open:
+
+        1. The beat's thread lists the shards that it will report.
+        2. The caller opens one more.
+        3. The beat reports the list of step 1. The new shard is not in it, and is not given up.
+        """
+        named = set(reported)
+        for shard, held in list(self._open.items()):
+            if shard in named:
+                held.reported = True
+            elif held.reported:
+                self._let_go(shard, held)
+
+    def _let_go(self, shard: ShardId, held: OpenShard) -> None:
+        if held.over:
+            del self._open[shard]
+            try:
+                # A holder that had to distrust itself may still own the row: it would stay open.
+                held.close(held.over)
+            except (LeaseLost, StoreError) as error:
+                # It is somebody else's already, or its own node's next opening will replace it.
+                _LOG.info("Shard %s was not closed: %s", shard, error)
+            return
+        try:
+            self._release(shard, "its client stopped reporting it")
+        except LeaseLost as error:
+            self._untold[shard] = error
+            self._open.pop(shard, None)
+        except StoreError as error:
+            _LOG.warning("Shard %s could not be let go of: %s", shard, error)
+
+    def _release(self, shard: ShardId, reason: str) -> None:
+        with self._fenced(shard) as held:
+            held.reported = True
+            held.flush_remembered()
+            held.close(reason)
+            del self._open[shard]
+
+    def _release_all(
+        self, lost: list[LeaseLost], *, within_s: float, pause: Callable[[float], None]
+    ) -> StoreError | None:
+        """Save and close what is open, with retries for some seconds.
+
+        Losses are added to `lost`; the last failure is returned, or None. A tenure that is saved
+        and could not be closed is ended by leaving, so that it needs no retry.
+        """
+        give_up_at = self._member.clock() + within_s
+        while True:
+            failure: StoreError | None = None
+            for shard in self._standing():
+                try:
+                    self.release(shard, "its client shut down")
+                except LeaseLost as error:
+                    lost.append(error)
+                except ShardNotOpen:
+                    continue
+                except StoreError as error:
+                    failure = error
+                if self._member.clock() >= give_up_at:
+                    return failure
+            if failure is None or not self._unsaved():
+                return failure
+            pause(FLUSH_RETRY_S)
+
+    def _unsaved(self) -> set[ShardId]:
+        """Return the shards whose newest checkpoint is not in the store, as far as can be told."""
+        with self._lock:
+            return {shard for shard, held in self._open.items() if held.behind}
+
+    def _take_untold(self) -> list[LeaseLost]:
+        """Return the losses that no caller has heard of; they count as told from now on."""
+        with self._lock:
+            untold = list(self._untold.values())
+            self._untold.clear()
+            return untold
+
+    # -- one shard ----------------------------------------------------------------------------
+
+    def _goes_on(self, shard: ShardId) -> bool:
+        return shard in self._open and not self._open[shard].over
 
     def _end(self, shard: ShardId, held: OpenShard, reason: str) -> None:
         held.end(reason)
         self._untold[shard] = LeaseLost(reason)
 
     @contextmanager
-    def _fenced(self, shard: ShardId, held: OpenShard) -> Generator[None]:
-        """End the tenure where a write finds it over; its caller hears of it by this very error."""
-        try:
-            yield
-        except LeaseLost as error:
-            self._end(shard, held, str(error))
-            del self._untold[shard]
-            raise
+    def _fenced(self, shard: ShardId, tenure: Tenure | None = None) -> Generator[OpenShard]:
+        """Lend the open shard; where a write finds its tenure over, the caller hears of it once."""
+        with self._lock:
+            held = self._current(shard, tenure)
+            try:
+                yield held
+            except LeaseLost as error:
+                self._end(shard, held, str(error))
+                del self._untold[shard]
+                raise
 
     def _current(self, shard: ShardId, tenure: Tenure | None = None) -> OpenShard:
         """Return the open shard; LeaseLost once after its end, ShardNotOpen from then on."""
@@ -258,11 +408,3 @@ class HeldShards:
                 f"{self._member.node}: open it first, once a heartbeat has confirmed it."
             )
         return held
-
-
-def _flush_remembered(held: OpenShard) -> None:
-    """Persist what waits; one that only the store could refuse is dropped, and logged."""
-    try:
-        held.flush()
-    except CheckpointRefused as error:
-        _LOG.warning("%s", error)

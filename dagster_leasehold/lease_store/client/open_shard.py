@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.errors import CheckpointRefused, LeaseLost, shown
@@ -12,6 +13,8 @@ from dagster_leasehold.lease_store.rules.refusals import lease_lost
 from dagster_leasehold.lease_store.rules.starting_point import resumption
 from dagster_leasehold.lease_store.shard_rows import Progress, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,13 @@ class OpenShard:
             self._persist(cursor)
             self.persisted, self._unanswered, self._saved_at = cursor, None, self._clock()
         self.unsaved = None
+
+    def flush_remembered(self) -> None:
+        """Persist what waits; one that only the store could refuse is dropped, and logged."""
+        try:
+            self.flush()
+        except CheckpointRefused as error:
+            _LOG.warning("%s", error)
 
     def _persist(self, cursor: str) -> None:
         """Write a checkpoint; a store that contradicts its own confirmation has lost commits.

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable
 from threading import RLock
 
-from dagster_leasehold.lease_store.client.beating import BackgroundBeats
 from dagster_leasehold.lease_store.client.feed import ShardFeed
 from dagster_leasehold.lease_store.client.group_member import GroupMember
 from dagster_leasehold.lease_store.client.shard_worker import Processor, ShardWorker
@@ -90,18 +89,17 @@ class ProcessorWorker:
             RunStalled: a call took longer than the stall limit; the worker has left the group.
         """
         self._member.register()
-        beats = BackgroundBeats(self.beat, lambda: self._member.beat_s, str(self._member.node))
         try:
             self.beat()
-            beats.start()
-            while not stopping.is_set() and beats.problem is None:
+            self._member.start(self.beat)
+            while not stopping.is_set() and self._member.problem is None:
                 if not self.step():
                     stopping.wait(self._idle_s)
         finally:
-            beats.stop()
+            self._member.stop()
             self.shutdown()
-        if beats.problem is not None:
-            raise beats.problem
+        if self._member.problem is not None:
+            raise self._member.problem
 
     def beat(self) -> None:
         """Beat once: learn the assignment; shards that are wanted elsewhere begin to stop.

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from threading import RLock
 
-from dagster_leasehold.lease_store.client.beating import BackgroundBeats
 from dagster_leasehold.lease_store.client.connecting import Connector
 from dagster_leasehold.lease_store.client.connections import Connections, Offsets, PulledBatch
 from dagster_leasehold.lease_store.client.deliveries import Deliveries
@@ -61,7 +60,6 @@ class PullClient:
         )
         self._clock = clock
         self._background = background
-        self._beats: BackgroundBeats | None = None
         self._lock = RLock()
         self._confirmed: tuple[ShardId, ...] = ()
         pinned = PinnedShards(self._member, self.beat, lambda: self._confirmed, clock)
@@ -89,10 +87,7 @@ class PullClient:
             self._member.register()
             self.beat()
             if self._background:
-                self._beats = BackgroundBeats(
-                    self.beat, lambda: self._member.beat_s, str(self._member.node)
-                )
-                self._beats.start()
+                self._member.start(self.beat)
 
     def beat(self) -> None:
         """Beat once: learn the assignment, and hand over what is wanted elsewhere.
@@ -118,9 +113,7 @@ class PullClient:
             StoreError: all is persisted, but the store did not let the client leave: its shards
                 are free after the group's timeout.
         """
-        if self._beats is not None:
-            self._beats.stop()
-            self._beats = None
+        self._member.stop()
         with self._lock:
             self._connections.open.clear()
             self._confirmed = ()
@@ -242,6 +235,5 @@ class PullClient:
             self._deliveries.confirm(batch, upto, persist=persist)
 
     def _raise_problem(self) -> None:
-        problem = self._beats.problem if self._beats else None
-        if problem is not None:
-            raise problem
+        if self._member.problem is not None:
+            raise self._member.problem

@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.deployment import instance_address
-from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
-from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError, UserMistake
+from dagster_leasehold.lease_store.errors import (
+    LeaseholdError,
+    StoreError,
+    UnknownGroup,
+    UserMistake,
+)
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
+from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import GroupsAndNodes
@@ -92,7 +98,7 @@ class NodeAgent:
         self._clock = clock
         self._runs = NodeRuns(instance, node)
         self._mark = folder / "leaving"
-        self._memberships: list[AgentMembership] = []
+        self._members: list[Member] = []
         self._accepts_runs = True
         self._beats = threading.Thread(target=self._keep_all, name="beats", daemon=True)
         self._left = threading.Event()
@@ -144,9 +150,9 @@ class NodeAgent:
         """Return the sentence that says why the node takes no shards; empty if it does."""
         if not self._published or not self._accepts_runs:
             return f"The code server of node {self._node} takes no runs."
-        for membership in self._memberships:
-            if not membership.trusted:
-                return f"Node {self._node} has no recent beat in group {membership.key}."
+        for member in self._members:
+            if not member.trusted:
+                return f"Node {self._node} has no recent beat in group {member.key}."
         return ""
 
     def _succeed(self) -> str:
@@ -186,21 +192,21 @@ class NodeAgent:
         2. Published now, the node would be sent runs for that incarnation, each of which beats.
         3. So it is published later: once those runs have ended, the old incarnation is silent.
         """
-        if not self._memberships:
+        if not self._members:
             address = instance_address(self._instance)
             if not address:
                 return  # Dagster's sensors make it at their first tick
-            self._memberships = [
-                AgentMembership(
+            self._members = [
+                Member(
                     self._store,
                     key,
                     replace(row, incarnation=self._incarnation, address=address),
-                    self._clock,
+                    clock=self._clock,
                 )
                 for key, row in self._rows.items()
             ]
             self._beats.start()
-        if not self._published and not any(each.contested for each in self._memberships):
+        if not self._published and not any(each.contested for each in self._members):
             publish(self._instance, self._node, self._advertised)
             say(f"The code server of node {self._node} answers at {self._advertised}.")
             self._published = True
@@ -212,30 +218,30 @@ class NodeAgent:
             marks = tick_marks(self._instance, self._rows)
         except Exception as error:
             say(f"Dagster's storage did not answer: {type(error).__name__}: {error}")
-        for membership in self._memberships:
-            membership.see_planner(None if marks is None else marks[membership.key])
-            silent_s = membership.planner_silent_s
-            if silent_s and membership.key not in self._silent:
+        for member in self._members:
+            member.see_planner(None if marks is None else marks[member.key])
+            silent_s = member.planner_silent_s
+            if silent_s and member.key not in self._silent:
                 say(
-                    f"The rebalance sensor of {membership.key} has not ticked for {silent_s:.0f} s:"
+                    f"The rebalance sensor of {member.key} has not ticked for {silent_s:.0f} s:"
                     f" node {self._node} gives its shards away until it does. See that Dagster's "
                     "daemon runs, and that the sensor is switched on."
                 )
             change = self._silent.add if silent_s else self._silent.discard
-            change(membership.key)
+            change(member.key)
 
     # -- beats ----------------------------------------------------------------------------------
 
     def _keep_all(self) -> None:
         """Beat in every group, on a thread of its own: nothing else may delay a beat."""
         while not self._left.wait(KEEP_S):
-            for membership in self._memberships:
+            for member in self._members:
                 if self._left.is_set():
                     return
                 # A silent store keeps each beat waiting, and a round of many groups for minutes.
                 self._turned_at[BEATEN] = self._clock()
                 try:
-                    if change := self._beat(membership):
+                    if change := self._beat(member):
                         say(f"Node {self._node} {change}.")
                 except UserMistake as error:
                     self._problem = error
@@ -246,9 +252,9 @@ class NodeAgent:
                     # An error of a driver's that nobody foresaw must not end the beating unseen.
                     say(f"A beat of node {self._node} failed: {type(error).__name__}: {error}")
 
-    def _beat(self, membership: AgentMembership) -> str:
+    def _beat(self, member: Member) -> str:
         # Whoever gives it shards has to find it: only a published node joins.
-        return membership.keep(accepts_runs=self._accepts_runs, joins=self._published)
+        return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 
     def _tolerantly(self, work: Callable[[], None]) -> None:
         """Do something with Dagster's storage, which may be away for a while."""
@@ -282,11 +288,11 @@ class NodeAgent:
         self._left.set()
         if self._beats.is_alive():
             self._beats.join(self._leave_timeout_s)
-        for membership in self._memberships:
+        for member in self._members:
             # All that turns by now is this loop.
             self._turned_at = dict.fromkeys(self._turned_at, self._clock())
             try:
-                say(f"Node {self._node} {membership.leave()}.")
+                say(f"Node {self._node} {_departure(member)}.")
             except StoreError as error:
                 say(f"The lease store did not let node {self._node} go: {error}")
 
@@ -300,7 +306,7 @@ class NodeAgent:
 
     def _hands_over(self) -> bool:
         try:
-            return any(membership.hands_over() for membership in self._memberships)
+            return any(member.hands_over() for member in self._members)
         except StoreError as error:
             say(f"The lease store does not tell who has the shards of node {self._node}: {error}")
             return True
@@ -312,8 +318,18 @@ class NodeAgent:
     def _busy(self) -> bool:
         """Return True if a run of the node is still at work, or if nobody can tell."""
         try:
-            if any(membership.open_shards() for membership in self._memberships):
+            if any(member.open_shards() for member in self._members):
                 return True
             return self._runs.at_work()
         except Exception:
             return True
+
+
+def _departure(member: Member) -> str:
+    """Leave a group, and return a phrase about that."""
+    try:
+        outcome = member.leave()
+    except UnknownGroup:
+        return f"found no group {member.key} to leave"
+    freed = len(outcome.shards) if isinstance(outcome, Changed) else 0
+    return f"left group {member.key} and freed {freed} shard{'' if freed == 1 else 's'}"

@@ -24,9 +24,9 @@ from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.client import GroupMember, ProcessorWorker, Record
-from dagster_leasehold.lease_store.group_rows import Timing
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
+from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -70,7 +70,7 @@ class Instance:
     def _run(self, config: Any) -> None:
         node = NodeName(config["node"])
         key = self._stream.key
-        with Heartbeat(self._store, key, node, config["incarnation"], TIMING) as heartbeat:
+        with Member(self._store, key, Node(node, 0, config["incarnation"]), TIMING) as heartbeat:
             Consumer(
                 stream=self._stream,
                 store=self._store,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from typing_extensions import override
 
-from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError, UserMistake
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.lease_store.tick_report import TickReport
@@ -122,35 +122,35 @@ class AgentHost(Host):
         settings = self.settings[self.name]
         return replace(settings, incarnation=self.incarnations.get(self.name, ""))
 
-    def _new_membership(self, store: GroupsAndNodes) -> AgentMembership:
+    def _new_member(self, store: GroupsAndNodes) -> Member:
         self._published = False
-        return AgentMembership(store, self._stage.key, self._row(), self.clock)
+        return Member(store, self._stage.key, self._row(), clock=self.clock)
 
     def _keep(self, process: Process) -> None:
         stage = self._stage
         store = self._world.connect(process)
-        membership = self._new_membership(store)
+        member = self._new_member(store)
         while not self.leaving or self.runs.alive():
-            if not self._keep_once(membership):
+            if not self._keep_once(member):
                 # An agent that is refused ends; whoever supervises it starts the next.
                 stage.sleep(TICK_S)
-                membership = self._new_membership(store)
+                member = self._new_member(store)
             stage.sleep(KEEP_S)
         while not self.all_ready_to_leave():
             stage.sleep(KEEP_S)
         try:
-            membership.leave()
+            member.leave()
         except StoreError as error:  # Those who stay notice the silence.
             self._world.watch.hear(str(error))
         self.end(process)
 
-    def _keep_once(self, membership: AgentMembership) -> bool:
+    def _keep_once(self, member: Member) -> bool:
         """Beat if that is due; return True if the node may be a member."""
         self.refused = False
         try:
             accepts_runs = self.settings[self.name].accepts_runs
-            message = membership.keep(accepts_runs=accepts_runs, joins=self._published)
-            self._published = self._published or not membership.contested
+            message = member.keep_alive(accepts_runs=accepts_runs, joins=self._published)
+            self._published = self._published or not member.contested
         except UserMistake as error:
             self.refused = isinstance(error, AssignmentConflict)
             self._world.watch.hear(str(error))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
 from dagster_leasehold.lease_store.shard_rows import Progress
@@ -141,7 +142,7 @@ class HostRuns:
             shards=shards,
             replaces=dict(replaces),
             heartbeat=world.parts.heartbeat(
-                store, stage.key, node, incarnation, stage.timing, self._clock
+                store, stage.key, Node(node, 0, incarnation), stage.timing, self._clock
             ),
             clock=self._clock,
             log=stage.log,
@@ -166,7 +167,7 @@ class HostRuns:
     def _work(self, run: Run) -> None:
         world = self._world
         try:
-            pause_s = run.heartbeat.beat()
+            pause_s = run.heartbeat.attempt()
             world.watch.beaten(run.node, run.incarnation)
             self._stage.schedule.spawn(run.process, lambda: self._beat(run), pause_s)
             world.parts.consume(run)
@@ -178,7 +179,7 @@ class HostRuns:
 
     def _beat(self, run: Run) -> None:
         while not run.heartbeat.lost.is_set():
-            pause_s = run.heartbeat.beat()
+            pause_s = run.heartbeat.attempt()
             self._world.watch.beaten(run.node, run.incarnation)
             if not run.heartbeat.trusted:
                 return

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, runtime_checkable
 
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -62,7 +62,7 @@ class Run:
     incarnation: str
     shards: tuple[ShardId, ...]
     replaces: Mapping[ShardId, str]
-    heartbeat: Heartbeat
+    heartbeat: Member
     clock: Clock
     log: ShardLog
     read: Callable[[Iterable[tuple[ShardId, str, str]]], dict[ShardId, WrittenRange]]
@@ -115,5 +115,5 @@ class Parts:
     consume: Callable[[Run], None]
     store: Callable[[Callable[[], datetime]], LeaseStore] = MemoryStore
     rebalancer: type[Rebalancer] = Rebalancer
-    heartbeat: type[Heartbeat] = Heartbeat
+    heartbeat: type[Member] = Member
     seam: type[StoreSeam] = StoreSeam

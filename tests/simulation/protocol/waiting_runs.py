@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.states import ShardState
 from tests.simulation.protocol.configuration import FollowingPace
@@ -54,7 +54,7 @@ class Follower(Protocol):
         ...
 
     @property
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> Member:
         """The beats that keep its node alive."""
         ...
 

@@ -16,8 +16,8 @@ from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.output.table.reading import EventSpan, PlannedFile, TablePlan
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.shard_sources.source import record_schema
 from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST
@@ -83,15 +83,15 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
                 note in (DEAD, DEAD_ON_A_HOST)
             ),
             "dagster_leasehold.sensors.run_cleaning.process_gone": lambda note: note == DEAD,
-            "dagster_leasehold.lease_store.heartbeat.threading": virtual.threading(),
+            "dagster_leasehold.lease_store.member.threading": virtual.threading(),
             "dagster_leasehold.assets.guarding.stall_guard.threading": virtual.threading(),
             "dagster_leasehold.assets.guarding.stall_guard.SimpleQueue": partial(
                 VirtualQueue, virtual
             ),
             f"{SIDE_BY_SIDE}.threading": virtual.threading(),
             f"{SIDE_BY_SIDE}.SimpleQueue": partial(VirtualQueue, virtual),
-            "dagster_leasehold.assets.consuming.node_consumption.Heartbeat": partial(
-                Heartbeat, clock=virtual.clock
+            "dagster_leasehold.assets.consuming.node_consumption.Member": partial(
+                Member, clock=virtual.clock
             ),
             "dagster_leasehold.assets.consuming.node_consumption.SparkSweeper": sweeper,
             "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),

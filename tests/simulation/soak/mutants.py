@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any
 from unittest import mock
 
-from dagster_leasehold.lease_store.agent_membership import AgentMembership
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.rules.liveness import Looks
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
 from dagster_leasehold.sensors.on_commit import HookDelivery
@@ -128,7 +128,7 @@ MUTANTS = [
     Mutant(
         "a node takes shards though its daemon is down",
         "a daemon is down",
-        {f"{AgentMembership.__module__}.AgentMembership.planner_silent_s": 0.0},
+        {f"{Member.__module__}.Member.planner_silent_s": 0.0},
         "of orders/default stood still",
     ),
     Mutant(

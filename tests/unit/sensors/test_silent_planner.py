@@ -17,10 +17,10 @@ import pytest
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.agent_membership import PLANNER_LOOK_S, AgentMembership
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
@@ -58,8 +58,11 @@ class Site:
         self.sensor = build_rebalance_sensor(stream, deployment, job, world.clock)
         self.cursor: str | None = None
         self.agents = [
-            AgentMembership(
-                world.store, stream.key, Node(NodeName(name), 0, f"{name}-1", address), world.clock
+            Member(
+                world.store,
+                stream.key,
+                Node(NodeName(name), 0, f"{name}-1", address),
+                clock=world.clock,
             )
             for name in names
         ]
@@ -78,7 +81,7 @@ class Site:
     def beat(self) -> None:
         for agent in self.agents:
             try:
-                agent.keep(accepts_runs=True)
+                agent.keep_alive(accepts_runs=True)
             except StoreUnavailable:
                 continue
 

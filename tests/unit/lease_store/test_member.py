@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from dagster_leasehold.lease_store.errors import ModuloIdTaken
+from dagster_leasehold.lease_store.errors import ModuloIdTaken, NodeNameTaken
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.membership import Membership
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.rules.liveness import Observations
@@ -29,17 +29,19 @@ class Scene:
         self.store.create_group(Group(KEY, timeout_s=TIMEOUT_S, assignment=assignment))
         self.observations = Observations(lambda: self.now_s)
 
-    def member(self, incarnation: str, node: NodeName = A) -> Membership:
-        count = self.statements.update
-        return Membership(
-            self.store, KEY, node, incarnation, lambda: self.now_s, lambda verb: count([verb])
+    def member(self, incarnation: str, node: NodeName = A, **settings: int) -> Member:
+        return Member(
+            self.store,
+            KEY,
+            Node(node, 0, incarnation, **settings),
+            clock=lambda: self.now_s,
+            count=lambda verb: self.statements.update([verb]),
         )
 
-    def register(self, member: Membership, settings: Node | None = None) -> bool:
+    def join(self, member: Member) -> str:
         pulse = self.store.pulse(KEY)
         self.observations.see(pulse.nodes, TIMEOUT_S)
-        row = settings or Node(member.node, 0, "")
-        return member.register(row, pulse, self.observations, observer="test")
+        return member.join(pulse, self.observations)
 
 
 def test_a_member_beats_under_its_own_incarnation_alone() -> None:
@@ -47,7 +49,7 @@ def test_a_member_beats_under_its_own_incarnation_alone() -> None:
     member = scene.member("first")
     assert not member.beat(), "it has not joined"
     assert member.beaten_at is None
-    assert scene.register(member)
+    assert scene.join(member) == "joined"
     scene.now_s += 5
     assert member.beat()
     assert member.beaten_at == scene.now_s
@@ -60,22 +62,25 @@ def test_a_member_beats_under_its_own_incarnation_alone() -> None:
 def test_a_name_changes_hands_only_once_its_counter_stood_still_for_the_timeout() -> None:
     scene = Scene()
     first, second = scene.member("first"), scene.member("second")
-    assert scene.register(first)
-    assert not scene.register(second)
+    assert scene.join(first) == "joined"
+    with pytest.raises(NodeNameTaken, match="after 20 s the name is taken over"):
+        scene.join(second)
     rival = second.rival(scene.store.pulse(KEY).nodes)
     assert rival is not None
     assert rival.incarnation == "first"
-    for _ in range(3):
+    for _ in range(2):
         scene.now_s += TIMEOUT_S / 2
-        registered = scene.register(second)
-    assert registered
+        with pytest.raises(NodeNameTaken):
+            scene.join(second)
+    scene.now_s += TIMEOUT_S / 2
+    assert scene.join(second) == "took its name back from a process that stopped"
     assert not first.beat()
     assert second.rival(scene.store.pulse(KEY).nodes) is None
 
 
 def test_settings_that_contradict_another_member_cost_no_write() -> None:
     scene = Scene(AssignmentMode.MODULO)
-    scene.register(scene.member("first"), Node(A, 0, "", source_count=2, node_id=0))
+    scene.join(scene.member("first", source_count=2, node_id=0))
     with pytest.raises(ModuloIdTaken):
-        scene.register(scene.member("other", B), Node(B, 0, "", source_count=2, node_id=0))
+        scene.join(scene.member("other", B, source_count=2, node_id=0))
     assert scene.statements["register"] == 1

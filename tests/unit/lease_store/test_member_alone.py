@@ -1,13 +1,20 @@
+"""A member that no process rebalances for: an agent keeps it alive."""
+
 from __future__ import annotations
 
 import pytest
 
-from dagster_leasehold.lease_store.agent_membership import AgentMembership
-from dagster_leasehold.lease_store.errors import NodeNameTaken, OutcomeUnknown, StoreUnavailable
+from dagster_leasehold.lease_store.errors import (
+    NodeNameTaken,
+    OutcomeUnknown,
+    StoreUnavailable,
+    UnknownGroup,
+)
 from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.outcomes import Opened
+from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 KEY = GroupKey.parse("default", "orders")
@@ -30,8 +37,8 @@ def store() -> MemoryStore:
     return empty
 
 
-def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> AgentMembership:
-    return AgentMembership(store, KEY, Node(A, 0, incarnation, address="here"), clock)
+def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> Member:
+    return Member(store, KEY, Node(A, 0, incarnation, address="here"), clock=clock)
 
 
 def row(store: MemoryStore) -> Node:
@@ -42,11 +49,11 @@ def row(store: MemoryStore) -> Node:
 def test_it_joins_once_and_then_beats_about_every_third_of_the_timeout(store: MemoryStore) -> None:
     clock = Clock()
     place = member(store, clock)
-    assert place.keep(accepts_runs=True) == "joined group orders/default"
+    assert place.keep_alive(accepts_runs=True) == "joined group orders/default"
     began = row(store).lease_id
     for _ in range(40):
         clock.now_s += 0.5
-        assert place.keep(accepts_runs=True) == ""
+        assert place.keep_alive(accepts_runs=True) == ""
     assert row(store).address == "here"
     assert 3 <= row(store).lease_id - began <= 5
 
@@ -56,7 +63,7 @@ def test_a_beat_reads_no_other_node(store: MemoryStore, monkeypatch: pytest.Monk
     clock, pulses = Clock(), list[tuple[NodeName, ...]]()
     place = member(store, clock)
     store.register(KEY, Node(NodeName("b"), 0, "other"), observer="test")
-    place.keep(accepts_runs=True)
+    place.keep_alive(accepts_runs=True)
     whole = MemoryStore.pulse
 
     def seen(self: MemoryStore, key: GroupKey, node: NodeName | None = None) -> Pulse:
@@ -66,36 +73,37 @@ def test_a_beat_reads_no_other_node(store: MemoryStore, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(MemoryStore, "pulse", seen)
     clock.now_s += 7
-    place.keep(accepts_runs=True)
+    place.keep_alive(accepts_runs=True)
     assert pulses == [(A,)]
 
 
 def test_before_there_is_a_group_it_waits() -> None:
     place = member(MemoryStore(), Clock())
-    assert place.keep(accepts_runs=True) == ""
+    assert place.keep_alive(accepts_runs=True) == ""
     assert not place.joined
     assert place.open_shards() == []
-    assert place.leave() == "found no group orders/default to leave"
+    with pytest.raises(UnknownGroup):
+        place.leave()
 
 
 def test_it_tells_the_group_whether_it_takes_runs(store: MemoryStore) -> None:
     place = member(store, Clock())
-    place.keep(accepts_runs=True)
-    assert place.keep(accepts_runs=False) == "takes no runs for now in group orders/default"
+    place.keep_alive(accepts_runs=True)
+    assert place.keep_alive(accepts_runs=False) == "takes no runs for now in group orders/default"
     assert not row(store).accepts_runs
-    assert place.keep(accepts_runs=True) == "takes runs again in group orders/default"
+    assert place.keep_alive(accepts_runs=True) == "takes runs again in group orders/default"
     assert row(store).accepts_runs
 
 
 def test_a_name_that_somebody_alive_has_is_refused_in_one_sentence(store: MemoryStore) -> None:
     clock = Clock()
     first, second = member(store, clock), member(store, clock, "second")
-    first.keep(accepts_runs=True)
-    assert second.keep(accepts_runs=True) == ""
+    first.keep_alive(accepts_runs=True)
+    assert second.keep_alive(accepts_runs=True) == ""
     clock.now_s += 7.0
-    first.keep(accepts_runs=True)
+    first.keep_alive(accepts_runs=True)
     with pytest.raises(NodeNameTaken, match=r"^Another live process answers to node 'a'[^\n]+$"):
-        second.keep(accepts_runs=True)
+        second.keep_alive(accepts_runs=True)
     assert row(store).incarnation == "first"
 
 
@@ -103,39 +111,39 @@ def test_the_name_of_a_process_that_stands_still_is_taken_over_after_the_timeout
     store: MemoryStore,
 ) -> None:
     clock = Clock()
-    member(store, clock).keep(accepts_runs=True)
+    member(store, clock).keep_alive(accepts_runs=True)
     second = member(store, clock, "second")
-    second.keep(accepts_runs=True)
+    second.keep_alive(accepts_runs=True)
     for _ in range(2):
         clock.now_s += (TIMEOUT_S - 1) / 2
-        second.keep(accepts_runs=True)
+        second.keep_alive(accepts_runs=True)
     assert row(store).incarnation == "first"
     clock.now_s += 2
-    assert second.keep(accepts_runs=True) == "joined group orders/default"
+    assert second.keep_alive(accepts_runs=True) == "joined group orders/default"
     assert row(store).incarnation == "second"
 
 
 def test_one_that_was_evicted_joins_again(store: MemoryStore) -> None:
     clock = Clock()
     place = member(store, clock)
-    place.keep(accepts_runs=True)
+    place.keep_alive(accepts_runs=True)
     store.evict(KEY, A, row(store).lease_id, observer="test", reason="no beat")
     clock.now_s += 7
-    assert place.keep(accepts_runs=True) == "joined group orders/default"
+    assert place.keep_alive(accepts_runs=True) == "joined group orders/default"
 
 
 def test_leaving_frees_everything_at_once(store: MemoryStore) -> None:
     place = member(store, Clock())
-    place.keep(accepts_runs=True)
+    place.keep_alive(accepts_runs=True)
     (lease,) = store.snapshot(KEY).shards
     store.claim(KEY, {ZERO: (A, lease.lease_id)}, observer="test", reason="free")
     assert place.open_shards() == []
     assert isinstance(store.open_tenure(KEY, ZERO, A, "run"), Opened)
     assert place.open_shards() == [ZERO]
-    assert place.leave() == "left group orders/default and freed 1 shard"
+    assert place.leave() == Changed((ZERO,))
     (lease,) = store.snapshot(KEY).shards
     assert lease.consumer_owner is None
-    assert place.leave() == "left group orders/default and freed 0 shards"
+    assert isinstance(place.leave(), Stale)
 
 
 def test_a_change_whose_reply_was_lost_is_sent_again_and_so_is_its_opposite() -> None:
@@ -153,26 +161,26 @@ def test_a_change_whose_reply_was_lost_is_sent_again_and_so_is_its_opposite() ->
     store = LosesAReply()
     store.create_group(Group(KEY, timeout_s=TIMEOUT_S))
     place = member(store, Clock())
-    place.keep(accepts_runs=True)
+    place.keep_alive(accepts_runs=True)
     store.loses = True
     with pytest.raises(OutcomeUnknown):
-        place.keep(accepts_runs=False)
+        place.keep_alive(accepts_runs=False)
     assert not row(store).accepts_runs
     store.loses = False
-    place.keep(accepts_runs=True)
+    place.keep_alive(accepts_runs=True)
     assert row(store).accepts_runs
 
 
 def test_a_store_that_lost_a_change_is_told_again_with_the_next_beat(store: MemoryStore) -> None:
     clock = Clock()
     place = member(store, clock)
-    place.keep(accepts_runs=True)
-    place.keep(accepts_runs=False)
+    place.keep_alive(accepts_runs=True)
+    place.keep_alive(accepts_runs=False)
     backup = store.backup()
-    place.keep(accepts_runs=True)
+    place.keep_alive(accepts_runs=True)
     store.restore(backup)
     clock.now_s += 7
-    assert place.keep(accepts_runs=True) == "joined group orders/default"
+    assert place.keep_alive(accepts_runs=True) == "joined group orders/default"
     assert row(store).accepts_runs
 
 
@@ -180,15 +188,15 @@ def test_a_name_is_contested_while_another_incarnation_beats(store: MemoryStore)
     clock = Clock()
     first, second = member(store, clock), member(store, clock, "second")
     assert second.contested, "nobody has looked yet"
-    first.keep(accepts_runs=True)
-    second.keep(accepts_runs=True, joins=False)
+    first.keep_alive(accepts_runs=True)
+    second.keep_alive(accepts_runs=True, joins=False)
     assert second.contested
     for _ in range(2):
         clock.now_s += (TIMEOUT_S + 1) / 2
-        assert second.keep(accepts_runs=True, joins=False) == ""
+        assert second.keep_alive(accepts_runs=True, joins=False) == ""
     assert not second.contested
     assert row(store).incarnation == "first", "it was only watched"
-    assert second.keep(accepts_runs=True) == "joined group orders/default"
+    assert second.keep_alive(accepts_runs=True) == "joined group orders/default"
     assert not second.contested
 
 
@@ -197,9 +205,9 @@ def test_a_name_is_not_taken_from_a_process_that_could_not_reach_the_store(
 ) -> None:
     """While the store is away, the one that has the name can beat as little as the other."""
     clock = Clock()
-    member(store, clock).keep(accepts_runs=True)
+    member(store, clock).keep_alive(accepts_runs=True)
     second = member(store, clock, "second")
-    second.keep(accepts_runs=True)
+    second.keep_alive(accepts_runs=True)
     with monkeypatch.context() as outage:
 
         def away(*_: object) -> object:
@@ -209,8 +217,8 @@ def test_a_name_is_not_taken_from_a_process_that_could_not_reach_the_store(
         outage.setattr(store, "pulse", away)
         for _ in range(20):
             with pytest.raises(StoreUnavailable):
-                second.keep(accepts_runs=True)
-    second.keep(accepts_runs=True)
+                second.keep_alive(accepts_runs=True)
+    second.keep_alive(accepts_runs=True)
     clock.now_s += TIMEOUT_S / 2
-    second.keep(accepts_runs=True)
+    second.keep_alive(accepts_runs=True)
     assert row(store).incarnation == "first"

@@ -6,10 +6,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from dagster_leasehold.lease_store.client.beating import BackgroundBeats
 from dagster_leasehold.lease_store.errors import NodeNameTaken, StoreUnavailable
+from dagster_leasehold.lease_store.group_rows import Node, Timing
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.member import Member
+from dagster_leasehold.lease_store.memory_store import MemoryStore
 
 DEADLINE_S = 20.0
+
+
+def member(beat_s: float = 0.02) -> Member:
+    """A member whose heartbeats are the test's."""
+    key = GroupKey.parse("group", "stream")
+    return Member(MemoryStore(), key, Node(NodeName("test"), 0, "first"), Timing(20.0, beat_s))
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -27,8 +36,8 @@ def test_a_store_that_is_away_is_asked_again_and_the_beating_goes_on():
         if len(calls) % 2:
             raise StoreUnavailable("away")
 
-    beats = BackgroundBeats(beat, lambda: 0.02, "test")
-    beats.start()
+    beats = member()
+    beats.start(beat)
     wait_until(lambda: len(calls) >= 6)
     assert beats.problem is None
     beats.stop()
@@ -44,8 +53,8 @@ def test_an_error_that_nobody_foresaw_does_not_end_the_beating():
         calls.append(1)
         raise ZeroDivisionError
 
-    beats = BackgroundBeats(beat, lambda: 0.02, "test")
-    beats.start()
+    beats = member()
+    beats.start(beat)
     wait_until(lambda: len(calls) >= 3)
     beats.stop()
 
@@ -58,8 +67,8 @@ def test_a_mistake_is_kept_for_the_client_until_a_beat_succeeds():
         if taken.is_set():
             raise NodeNameTaken("taken")
 
-    beats = BackgroundBeats(beat, lambda: 0.02, "test")
-    beats.start()
+    beats = member()
+    beats.start(beat)
     wait_until(lambda: isinstance(beats.problem, NodeNameTaken))
     taken.clear()
     wait_until(lambda: beats.problem is None)
@@ -67,13 +76,13 @@ def test_a_mistake_is_kept_for_the_client_until_a_beat_succeeds():
 
 
 def test_it_may_be_stopped_before_it_started_and_from_its_own_beat():
-    BackgroundBeats(lambda: None, lambda: 1.0, "test").stop()
+    member(1.0).stop()
     stopped = threading.Event()
 
     def beat() -> None:
         beats.stop()
         stopped.set()
 
-    beats = BackgroundBeats(beat, lambda: 0.02, "test")
-    beats.start()
+    beats = member()
+    beats.start(beat)
     assert stopped.wait(DEADLINE_S)

@@ -1,4 +1,4 @@
-"""The holder's heartbeat and its trust window."""
+"""A member's beats while a run works, and its trust window."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import OutcomeUnknown, StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
-from dagster_leasehold.lease_store.heartbeat import Heartbeat
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused
 
@@ -45,8 +45,8 @@ class HandClock:
         return self.now
 
 
-def heartbeat(store: MemoryStore, clock: Callable[[], float]) -> Heartbeat:
-    return Heartbeat(store, KEY, NODE, "first", TIMING, clock)
+def heartbeat(store: MemoryStore, clock: Callable[[], float]) -> Member:
+    return Member(store, KEY, Node(NODE, 0, "first"), TIMING, clock)
 
 
 def raises(error: Exception) -> Callable[[], None]:
@@ -64,7 +64,7 @@ def test_trust_counts_from_before_the_beat_was_sent() -> None:
 
     store.after = slow
     beating = heartbeat(store, clock)
-    assert beating.beat() == TIMING.beat_s
+    assert beating.attempt() == TIMING.beat_s
     assert beating.trusted_until == 100.0 + 15.0
     clock.now = 114.9
     assert beating.trusted
@@ -79,30 +79,30 @@ def test_a_store_that_does_not_answer_is_tried_again_soon_until_trust_runs_out(
 ) -> None:
     store, clock = ScriptedStore(), HandClock()
     beating = heartbeat(store, clock)
-    beating.beat()
+    beating.attempt()
     store.after = raises(error)
     clock.now += 10
-    assert beating.beat() <= TIMING.beat_s / 4
+    assert beating.attempt() <= TIMING.beat_s / 4
     assert beating.trusted
     clock.now += 5
     assert not beating.trusted
     store.after = lambda: None
-    beating.beat()
+    beating.attempt()
     assert not beating.trusted, "trust that ran out must not come back: the work was told to stop"
 
 
 def test_a_refused_beat_ends_trust_for_good_and_says_why() -> None:
     store, clock = ScriptedStore(), HandClock()
     beating = heartbeat(store, clock)
-    beating.beat()
+    beating.attempt()
     node = store.pulse(KEY).nodes[0]
     store.evict(KEY, NODE, node.lease_id, observer="test", reason="test")
     assert beating.trusted, "until told, the holder may rely on its window"
-    beating.beat()
+    beating.attempt()
     assert not beating.trusted
     assert "evicted" in beating.reason
     store.register(KEY, Node(NODE, 0, "first"), observer="test")
-    beating.beat()
+    beating.attempt()
     assert not beating.trusted
 
 
@@ -120,12 +120,12 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
 def test_the_thread_beats_until_it_is_left() -> None:
     store = ScriptedStore()
     timing = Timing(timeout_s=5.0, beat_s=0.01)
-    with Heartbeat(store, KEY, NODE, "first", timing) as beating:
+    with Member(store, KEY, Node(NODE, 0, "first"), timing) as beating:
         first = store.pulse(KEY).nodes[0].lease_id
         wait_until(lambda: store.pulse(KEY).nodes[0].lease_id >= first + 3)
         assert beating.trusted
     # Who leaves waits for one beat, which is short here; the thread may need longer to end.
-    wait_until(lambda: not any(t.name.startswith("heartbeat") for t in threading.enumerate()))
+    wait_until(lambda: not any(t.name.startswith("beats") for t in threading.enumerate()))
     last = store.pulse(KEY).nodes[0].lease_id
     time.sleep(3 * timing.beat_s)
     assert store.pulse(KEY).nodes[0].lease_id == last
@@ -134,7 +134,7 @@ def test_the_thread_beats_until_it_is_left() -> None:
 def test_the_thread_survives_an_unforeseen_error_and_sets_lost_on_eviction() -> None:
     store = ScriptedStore()
     timing = Timing(timeout_s=5.0, beat_s=0.01)
-    with Heartbeat(store, KEY, NODE, "first", timing) as beating:
+    with Member(store, KEY, Node(NODE, 0, "first"), timing) as beating:
         failures: list[None] = []
 
         def fail() -> None:
@@ -160,12 +160,12 @@ def test_entering_tries_a_lost_first_beat_again() -> None:
             raise error
 
     store.before = first_fails
-    with Heartbeat(store, KEY, NODE, "first", Timing(timeout_s=5.0, beat_s=0.01)) as beating:
+    with Member(store, KEY, Node(NODE, 0, "first"), Timing(timeout_s=5.0, beat_s=0.01)) as beating:
         assert beating.trusted
 
 
 def test_entering_under_a_taken_name_is_lost_at_once() -> None:
     store = ScriptedStore()
-    with Heartbeat(store, KEY, NODE, "another", TIMING) as beating:
+    with Member(store, KEY, Node(NODE, 0, "another"), TIMING) as beating:
         assert not beating.trusted
         assert beating.lost.is_set()
