@@ -26,13 +26,11 @@ from dagster_leasehold.lease_store.errors import (
     shown,
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, make_heads
 from dagster_leasehold.shard_sources.positions import was_removed
 
 CATALOG_FILE = "catalog.json"
 _FORMAT = "leasehold-local-log"
 _VERSION = 2
-_VERSION_WITHOUT_HEADS = 1
 _LOCK_WAIT_S = 30.0
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _SHARDS_NAMED_MAX = 20
@@ -75,12 +73,10 @@ class Catalog:
     """All shards of a log, in order of creation.
 
     Attributes:
-        heads: there is a file of heads; a log that only version 0.1 wrote to has none.
-        log: the identity of the log; empty where an earlier version made it.
+        log: the identity of the log.
     """
 
     shards: tuple[CatalogShard, ...] = ()
-    heads: bool = True
     log: str = ""
     _by_id: dict[str, CatalogShard] = field(init=False, repr=False, compare=False)
 
@@ -159,17 +155,16 @@ def load_catalog(root: Path) -> Catalog:
 def _parsed(path: Path, version: tuple[int, int, int]) -> Catalog:
     del version
     stored = json.loads(path.read_bytes())
-    heads = stored["version"] != _VERSION_WITHOUT_HEADS
-    if stored["format"] != _FORMAT or (heads and stored["version"] != _VERSION):
+    if (stored["format"], stored["version"]) != (_FORMAT, _VERSION):
         raise ValueError(f"it is of format {stored['format']!r} version {stored['version']!r}")
-    if stored.get("checksum") != (_checksum(stored["shards"]) if heads else None):
+    if stored.get("checksum") != _checksum(stored["shards"]):
         raise ValueError("its checksum is another")
     shards = tuple(CatalogShard.parse(row) for row in stored["shards"])
     if len({entry.shard for entry in shards}) != len(shards):
         raise ValueError("a shard is listed twice")
     if not all(entry.shard.isdecimal() for entry in shards):
         raise ValueError("a shard's id is not a number")
-    return Catalog(shards, heads, str(stored.get("log", "")))
+    return Catalog(shards, str(stored["log"]))
 
 
 def _checksum(shards: object) -> int:
@@ -199,21 +194,3 @@ def save_catalog(root: Path, catalog: Catalog) -> None:
         "checksum": _checksum(shards),
     }
     replace_file(root / CATALOG_FILE, json.dumps(document, indent=1), durable=True)
-
-
-def ensure_heads(root: Path) -> None:
-    """Give a log that only version 0.1 wrote to its file of heads, before anything changes in it.
-
-    The heads are unknown at first: the first writer of each shard finds them. SourceUnavailable is
-    raised if the files cannot be written.
-    """
-    if load_catalog(root).heads:
-        return
-    try:
-        with catalog_lock(root):
-            catalog = load_catalog(root)
-            if not catalog.heads:
-                make_heads(root, (entry.shard for entry in catalog.shards), UNKNOWN)
-                save_catalog(root, replace(catalog, heads=True))
-    except OSError as error:
-        raise SourceUnavailable(f"The log {root} cannot be written: {error.strerror}.") from None

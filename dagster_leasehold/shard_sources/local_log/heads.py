@@ -31,7 +31,7 @@ from dagster_leasehold.shard_sources.local_log.format import damaged_file
 HEADS_FILE = "heads"
 RECORD_BYTES = 256
 _POINT = struct.Struct("<QQQQI")
-_SLOT = struct.Struct("<BQ")
+_SLOT = struct.Struct("<Q")
 _BEGIN = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _SLOT_AT = (0, 96)
@@ -80,7 +80,6 @@ class Head:
         flushed: up to where they are on the disk, too; less only after appends that did not wait.
         begin: the offset at which retention lets the shard begin.
         certain: both slots are whole, so that this is certainly the newest.
-        unknown: the shard is as version 0.1 left it, and its index alone tells its end.
     """
 
     sequence: int = 0
@@ -88,11 +87,10 @@ class Head:
     flushed: Point = Point()
     begin: int = 0
     certain: bool = True
-    unknown: bool = False
 
     def slot(self, shard: ShardId) -> bytes:
         """Return the bytes of one slot."""
-        body = _SLOT.pack(self.unknown, self.sequence)
+        body = _SLOT.pack(self.sequence)
         return _sealed(shard, body + self.appended.pack() + self.flushed.pack())
 
     def record(self, shard: ShardId) -> bytes:
@@ -114,19 +112,15 @@ class Head:
         beginnings = [_BEGIN.unpack(body)[0] for body in begins if body is not None]
         if not whole or not beginnings:
             return None
-        newest = max(whole, key=lambda body: _SLOT.unpack_from(body)[1])
-        unknown, sequence = _SLOT.unpack_from(newest)
+        newest = max(whole, key=_SLOT.unpack_from)
+        (sequence,) = _SLOT.unpack_from(newest)
         return cls(
             sequence=sequence,
             appended=Point(*_POINT.unpack_from(newest, _SLOT.size)),
             flushed=Point(*_POINT.unpack_from(newest, _SLOT.size + _POINT.size)),
             begin=max(beginnings),
             certain=len(whole) == len(slots),
-            unknown=bool(unknown),
         )
-
-
-UNKNOWN = Head(unknown=True)
 
 
 def _sealed(shard: ShardId, body: bytes) -> bytes:

@@ -26,7 +26,6 @@ from dagster_leasehold.shard_sources.local_log.catalog import (
     Catalog,
     CatalogShard,
     catalog_lock,
-    ensure_heads,
     load_catalog,
     save_catalog,
 )
@@ -51,7 +50,7 @@ def reshard(
         UnknownShard, ShardReadOnly, ReshardingRefused: these parents cannot be replaced.
         ShardBusy: somebody is writing to a parent, or resharding the same log.
     """
-    ensure_heads(root)
+    load_catalog(root)  # without a log, no folder is made for the lock
     try:
         with catalog_lock(root), ExitStack() as locked:
             catalog = load_catalog(root)

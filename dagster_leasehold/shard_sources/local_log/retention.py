@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 
 from filelock import FileLock
@@ -31,11 +29,6 @@ def retain(
     Returns:
         The cursor at which the shard now begins.
     """
-    if folder.head().unknown:
-        # The first writer finds out where the shard begins. One that is at work has done so.
-        with suppress(ShardBusy), open_writer(folder.shard):
-            pass
-        folder = replace(folder, heads=True)
     gone = _removable(folder, before)
     extent = folder.extent()
     if gone and gone[-1].name == extent.segments[-1].name:
@@ -60,8 +53,6 @@ def _remove_before(folder: ShardFolder, begin: int) -> None:
     """
     with FileLock(folder.folder / "retain.lock", timeout=_LOCK_WAIT_S):
         head = folder.head()
-        if head.unknown:
-            return
         if begin > head.begin:
             with HeadsFile(folder.root, writable=True) as heads:
                 heads.write_begin(folder.shard, begin)

@@ -20,7 +20,7 @@ from dagster_leasehold.shard_sources.local_log.format import (
     microseconds,
     missing_offset,
 )
-from dagster_leasehold.shard_sources.local_log.heads import UNKNOWN, Head, HeadsFile
+from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
 from dagster_leasehold.shard_sources.local_log.tails import Extent, extent_of
 from dagster_leasehold.shard_sources.positions import check_within, parse_offset
 from dagster_leasehold.shard_sources.source import (
@@ -44,12 +44,10 @@ class ShardFolder:
 
     Attributes:
         root: the log's folder.
-        heads: the log has a file of heads; one that only version 0.1 wrote to has none.
     """
 
     shard: ShardId
     root: Path
-    heads: bool
 
     @property
     def folder(self) -> Path:
@@ -58,8 +56,6 @@ class ShardFolder:
 
     def head(self) -> Head:
         """Read the shard's head; raise LogCorrupt if it is damaged."""
-        if not self.heads:
-            return UNKNOWN
         with HeadsFile(self.root) as file:
             return file.read(self.shard)
 
@@ -112,9 +108,7 @@ class ShardFolder:
 
     def _gone(self, offset: int) -> CursorExpired | LogCorrupt:
         """The error for an offset that was written and is not there: retention, or damage."""
-        head = self.head()
-        names = segments.list_segments(self.folder)
-        begin = head.begin if not head.unknown else names[0].first if names else 0
+        begin = self.head().begin
         if begin > offset:
             return CursorExpired(
                 f"Retention has removed the records from {offset} of shard {self.shard} on, up to "

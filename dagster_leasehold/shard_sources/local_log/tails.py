@@ -41,11 +41,7 @@ def extent_of(head: Head, names: Sequence[SegmentName]) -> Extent:
     Raises:
         FileNotFoundError: retention has removed a segment that had to be looked at.
     """
-    begin = names[0].first if head.unknown and names else head.begin
-    if head.unknown:
-        last = tail_without_head(names[-1]) if names else None
-        end = last.end if last else begin
-    elif head.certain and head.appended == head.flushed:
+    if head.certain and head.appended == head.flushed:
         last, end = None, head.appended.end
     else:
         last = _unproved_tail(head, names)
@@ -57,7 +53,7 @@ def extent_of(head: Head, names: Sequence[SegmentName]) -> Extent:
     ]
     if last is None:
         last = _last_span(head.appended, names)
-    return Extent(begin, end, (*spans, last) if last else ())
+    return Extent(head.begin, end, (*spans, last) if last else ())
 
 
 def _last_span(appended: Point, names: Sequence[SegmentName]) -> SegmentSpan | None:
@@ -126,35 +122,6 @@ def _is_whole(segment: Segment, number: int) -> bool:
     return True
 
 
-def tail_without_head(name: SegmentName) -> SegmentSpan:
-    """The segment up to the last entry that may be trusted, in a log that has no heads.
-
-    At its end, entries that are torn or that name bytes beyond the end of the file are what a
-    power failure leaves, and the next writer removes them; they cannot be told from records that
-    were lost. Anywhere else they are damage.
-
-    Raises:
-        FileNotFoundError: retention has removed the segment.
-        LogCorrupt: an entry is damaged.
-    """
-    with Segment(SegmentSpan(name, 0)) as segment:
-        whole, end = segment.count, name.first
-        while whole:
-            stored, entry = segment.stored_entry(whole - 1)
-            if entry is None and not _unwritten(stored):
-                raise segment.damaged_entry(whole - 1)
-            if entry is not None and entry.position_end <= segment.size:
-                end = entry.end
-                break
-            whole -= 1
-    return SegmentSpan(name, end, whole)
-
-
-def _unwritten(stored: bytes) -> bool:
-    """Return True if a power failure left parts of an entry as zeros: it is not damaged."""
-    return not any(stored[-4:]) or not any(stored[:20])
-
-
 def writable_tail(folder: Path, head: Head) -> SegmentSpan | None:
     """Return the tail that a writer goes on from; prove that nothing acknowledged is missing.
 
@@ -165,11 +132,6 @@ def writable_tail(folder: Path, head: Head) -> SegmentSpan | None:
         LogCorrupt: something is missing or damaged.
     """
     names = list_from(folder, head.begin)
-    if head.unknown:
-        if not names:
-            return None
-        _check_sealed(names)
-        return tail_without_head(names[-1])
     flushed = head.flushed
     if not names and flushed.is_origin:
         return None

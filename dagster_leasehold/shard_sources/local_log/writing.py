@@ -25,7 +25,7 @@ from filelock import FileLock, Timeout
 from dagster_leasehold.lease_store.errors import ShardBusy, ShardReadOnly, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import segments
-from dagster_leasehold.shard_sources.local_log.catalog import ensure_heads, load_catalog
+from dagster_leasehold.shard_sources.local_log.catalog import load_catalog
 from dagster_leasehold.shard_sources.local_log.format import (
     IndexEntry,
     Message,
@@ -100,7 +100,6 @@ class ShardWriter:
 
     def __enter__(self) -> Self:
         load_catalog(self._root).find(self._shard)
-        ensure_heads(self._root)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
@@ -249,13 +248,11 @@ class ShardWriter:
         self._at = Point(name.first, count, size, tail.end, checksum)
         self._time_max = last.time_max_so_far if last else _NO_TIME
         self._segment = segments.AppendableSegment.reopen(name, size, count)
-        if self._at == head.appended == head.flushed and head.certain and not head.unknown:
+        if self._at == head.appended == head.flushed and head.certain:
             return
         # Even for a writer that does not wait for the disk: what was acknowledged before must not
         # depend on what this one does.
         self._segment.sync()
-        if head.unknown:
-            self._heads.write_begin(self._shard, segments.list_segments(self._folder)[0].first)
         self._acknowledge(self._at, durable=True)
 
     def _begin_segment(self) -> segments.AppendableSegment:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -215,81 +214,3 @@ def test_retention_that_was_killed_before_it_removed_anything(
     assert log.retain(ZERO, "13") == "12"
     assert [name.first for name in list_segments(shard_folder(log.root, ZERO))] == [12]
     assert read(log, ZERO) == (12, [*expected[ZERO][1][12:], b"new"])
-
-
-class TestWrittenByVersion01:
-    """A log without heads: read by its indexes alone, until somebody appends to it."""
-
-    @pytest.fixture
-    def old(self, tmp_path: Path) -> tuple[LocalLog, Expected]:
-        log, expected = filled(tmp_path / "log")
-        (log.root / HEADS_FILE).unlink()
-        catalog = log.root / "catalog.json"
-        stored = json.loads(catalog.read_text("ascii"))
-        del stored["checksum"]
-        catalog.write_text(json.dumps(stored | {"version": 1}), "ascii")
-        return log, expected
-
-    def test_is_read_as_it_is(self, old: tuple[LocalLog, Expected]) -> None:
-        log, expected = old
-        for shard, content in expected.items():
-            assert read(log, shard) == content
-        assert not (log.root / HEADS_FILE).exists()
-        assert log.cursor_at(ONE, datetime(2000, 1, 1, tzinfo=UTC)) == "6"
-
-    def test_is_guarded_from_the_first_append_on(self, old: tuple[LocalLog, Expected]) -> None:
-        log, expected = old
-        assert log.append(ZERO, [b"new"]) == ("15", "16")
-        assert read(log, ZERO) == (0, [*expected[ZERO][1], b"new"])
-        assert read(log, ONE) == expected[ONE], "nobody has appended to it yet"
-        assert log.append(ONE, [b"new"]) == ("15", "16")
-        assert read(log, ONE) == (6, [*expected[ONE][1], b"new"])
-        for shard in (ZERO, ONE):
-            list_segments(shard_folder(log.root, shard))[-1].data.unlink()
-            with pytest.raises(LogCorrupt):
-                read(log, shard)
-            with pytest.raises(LogCorrupt):
-                log.append(shard, [b"more"])
-
-    def test_a_torn_tail_is_healed(self, old: tuple[LocalLog, Expected]) -> None:
-        log, expected = old
-        name = list_segments(shard_folder(log.root, ZERO))[-1]
-        with name.data.open("ab") as data, name.index.open("ab") as index:
-            data.write(b"half a message")
-            index.write(b"half")
-        assert read(log, ZERO) == expected[ZERO]
-        assert log.append(ZERO, [b"new"]) == ("15", "16")
-
-    def test_is_split_merged_and_retained(self, old: tuple[LocalLog, Expected]) -> None:
-        log, expected = old
-        assert log.retain(ZERO, "7") == "6"
-        assert read(log, ZERO) == (6, expected[ZERO][1][6:])
-        low, high = log.split(ONE)
-        log.append(low, [b"low"])
-        child = log.merge(low, high)
-        log.append(child, [b"child"])
-        assert read(log, ONE) == expected[ONE]
-        assert [read(log, shard) for shard in (low, high, child)] == [
-            (0, [b"low"]),
-            (0, []),
-            (0, [b"child"]),
-        ]
-
-    def test_an_upgrade_that_was_killed_is_made_again(
-        self, old: tuple[LocalLog, Expected], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Method: killed between the file of heads and the catalog that announces it."""
-        from dagster_leasehold.shard_sources.local_log import catalog
-
-        def killed(*_: object) -> None:
-            raise KeyboardInterrupt
-
-        log, expected = old
-        with monkeypatch.context() as patch:
-            patch.setattr(catalog, "save_catalog", killed)
-            with pytest.raises(KeyboardInterrupt):
-                log.append(ZERO, [b"new"])
-        assert (log.root / HEADS_FILE).exists()
-        for shard, content in expected.items():
-            assert read(log, shard) == content
-        assert log.append(ZERO, [b"new"]) == ("15", "16")
