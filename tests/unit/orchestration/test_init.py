@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.reading import declared_stream
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.registry import source_names
+from tests import kinesis_servers
 from tests.environment import forget_settings
 from tests.kafka_broker import KafkaBroker, Partition
+from tests.sls_server.server import SlsServer
 from tests.unit.docs.recorded_output import assert_printed
 
 OPTIONS = {
@@ -69,11 +72,47 @@ def test_a_topic_of_kafka_is_reached(folder: Path, capfd: pytest.CaptureFixture[
     }
 
 
+def test_a_logstore_is_reached(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = SlsServer("shop")
+    try:
+        server.create("orders")
+        options = (
+            f"endpoint={server.endpoint}",
+            "project=shop",
+            f"credentials_uri={server.credentials_uri}",
+        )
+        assert main(["init", "orders", "--source", "loghub", *given(options)]) == 0
+    finally:
+        server.close()
+    assert "source of orders: 2 shards; it can be read." in capsys.readouterr().out
+
+
+def test_a_stream_of_kinesis_is_reached(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Method: moto's server stands for the service."""
+    url = f"http://127.0.0.1:{kinesis_servers.moto_port()}"
+    kinesis_servers.write_credentials()
+    client = kinesis_servers.client(url)
+    client.create_stream(StreamName="init-orders", ShardCount=3)
+    try:
+        options = (
+            f"region={kinesis_servers.REGION}", f"endpoint_url={url}", "shard_calls_per_s=9.5",
+        )  # fmt: skip
+        assert main(["init", "init-orders", "--source", "kinesis", *given(options)]) == 0
+    finally:
+        client.delete_stream(StreamName="init-orders")
+        client.close()
+    assert "source of init-orders: 3 shards; it can be read." in capsys.readouterr().out
+    assert stream_of(Path("leasehold.toml").read_text()).options["shard_calls_per_s"] == 9.5
+
+
+def given(options: Sequence[str]) -> list[str]:
+    return [word for option in options for word in ("--option", option)]
+
+
 def test_a_broker_that_is_away_is_one_line(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Goal: the client's own log says nothing of its tries, several of which it makes a second."""
     options = ("bootstrap_servers=127.0.0.1:1", "timeout_s=1")
-    words = [word for each in options for word in ("--option", each)]
-    assert main(["init", "orders", "--source", "kafka", *words]) == 1
+    assert main(["init", "orders", "--source", "kafka", *given(options)]) == 1
     printed = capfd.readouterr()
     assert "failed   source of orders: Kafka does not answer" in printed.out
     assert printed.out.endswith("The next command: leasehold doctor, once this is mended.\n")
