@@ -88,8 +88,8 @@ class CheckedAttributes(dg.Resolvable):
         own = cls.model_json_schema()
         schema |= extra
         for name, each in _inlined(own["properties"], own.get("$defs", {})).items():
-            shown = {key: each.pop(key) for key in ("description", "default") if key in each}
-            schema["properties"][name] = {"if": TEMPLATE, "else": each} | shown
+            notes = {key: each.pop(key) for key in ("description", "default") if key in each}
+            schema["properties"][name] = {"if": TEMPLATE, "else": each} | notes
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -81,7 +82,10 @@ def init(
         if Path(file).exists():
             raise InvalidSetting(f"There is a file {file} already: use another folder.")
     for file, text in files.items():
-        Path(file).write_text(text, encoding="utf-8")
+        try:
+            Path(file).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InvalidSetting(f"{file} cannot be written: {error.strerror}.") from None
     target = Target.at(home)
     target.make_home()
     if source == LOCAL_LOG:
@@ -125,6 +129,8 @@ def _options(source: str, given: Sequence[str]) -> Mapping[str, Any]:
 def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the files to write, by their names."""
     function = re.sub(r"\W", "_", name)
+    if not function.isidentifier() or iskeyword(function):
+        function = f"stream_{function}"
     values = {"name": name, "source": source, "transform": f"transforms.{function}"}
     stream = written_settings(
         StreamSettings, values, separator=" = ", left_out=("options", "nodes")

@@ -142,6 +142,16 @@ def test_every_setting_is_written_with_its_meaning(source: str) -> None:
             assert line.startswith("# "), following
 
 
+@pytest.mark.parametrize("name", ["class", "2026-visits", "a.b-c", "visits"])
+def test_a_transform_has_a_name_that_python_takes(name: str) -> None:
+    files = project_files(StreamName(name), "local_log", {})
+    defined: dict[str, Any] = {}
+    exec(files["transforms.py"], defined)
+    path = stream_of(files["leasehold.toml"]).transform
+    assert path is not None
+    assert callable(defined[path.removeprefix("transforms.")])
+
+
 def test_nothing_is_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("transforms.py").write_text("mine")
     assert main(["init", "visits"]) == 2
