@@ -58,19 +58,6 @@ def test_four_commands_lead_from_the_installation_to_a_record(terminal: Terminal
     assert "no violations" in terminal.type("leasehold verify visits")
 
 
-def test_what_init_writes_runs(terminal: Terminal) -> None:
-    printed = terminal.type("leasehold init visits")
-    assert printed.endswith("The next command: leasehold dev.\n")
-    with at_work(terminal, "leasehold dev") as process:
-        consumed(terminal, process, "leasehold cat visits", 4)
-    assert_nothing_runs(terminal.folder / ".leasehold")
-    assert {row["path"] for row in terminal.rows("leasehold cat visits")} == {
-        "/cart",
-        "/search",
-        "/pay",
-    }
-
-
 def test_every_command_of_the_quick_start(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +83,11 @@ def test_every_command_of_the_quick_start(
     shop.type(load)
     with at_work(shop, dev) as process:
         consumed(shop, process, "leasehold cat visits", 8)
+    assert {row["path"] for row in shop.rows("leasehold cat visits")} == {
+        "/cart",
+        "/search",
+        "/pay",
+    }
     for folder in (terminal.folder, shop.folder):
         assert_nothing_runs(folder / ".leasehold")
 
