@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
 
 
@@ -95,3 +95,21 @@ class OutboxEvent:
     run: str
     attempts: int = 0
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingEvents:
+    """The number of a shard's undelivered events of one kind; `oldest` comes next."""
+
+    shard: ShardId
+    count: int
+    oldest: OutboxEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryClaim:
+    """The turn to deliver a group's hook events: a node, and the turn's fencing number."""
+
+    key: GroupKey
+    node: NodeName
+    epoch: int

@@ -11,7 +11,6 @@ the group does not exist. An outcome is returned, an error is raised: losing a r
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
 
 from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.identity import Identity
@@ -26,19 +25,35 @@ from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.roles.windows import Windows
 
 
+class GroupsAndNodes(Groups, Nodes):
+    """The roles for whoever joins a group and stays in it."""
+
+
+class GroupsAndShards(Groups, Shards):
+    """The roles for whoever brings a shard list into a group."""
+
+
+class GroupsAndLedger(Groups, Ledger):
+    """The roles for whoever shows, weighs or proves what became of a group."""
+
+
+class GroupsAndRetention(Groups, Retention):
+    """The roles for whoever deletes the old history of a group."""
+
+
+class LedgerAndRewrites(Identity, Ledger, Rewrites, Publications):
+    """The roles for whoever replaces committed output by other files."""
+
+
 class LeaseStore(
-    Identity,
-    Groups,
-    Nodes,
-    Shards,
+    GroupsAndNodes,
+    GroupsAndShards,
+    GroupsAndLedger,
+    GroupsAndRetention,
+    LedgerAndRewrites,
     Tenures,
-    Ledger,
-    Rewrites,
-    Publications,
     Windows,
     Outbox,
-    Retention,
-    Protocol,
 ):
     """The lease store of a deployment: all roles together.
 
@@ -52,23 +67,3 @@ class LeaseStore(
     def close(self) -> None:
         """Let go of all connections; the store opens new ones when it is used again."""
         ...
-
-
-class GroupsAndNodes(Groups, Nodes, Protocol):
-    """The roles for whoever joins a group and stays in it."""
-
-
-class GroupsAndShards(Groups, Shards, Protocol):
-    """The roles for whoever brings a shard list into a group."""
-
-
-class GroupsAndLedger(Groups, Ledger, Protocol):
-    """The roles for whoever shows, weighs or proves what became of a group."""
-
-
-class GroupsAndRetention(Groups, Retention, Protocol):
-    """The roles for whoever deletes the old history of a group."""
-
-
-class LedgerAndRewrites(Identity, Ledger, Rewrites, Publications, Protocol):
-    """The roles for whoever replaces committed output by other files."""

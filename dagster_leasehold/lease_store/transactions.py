@@ -30,6 +30,7 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.database_errors import Verdict, verdict
 from dagster_leasehold.lease_store.engine import READ_ONLY_INFO, WRITE_OPTION
 from dagster_leasehold.lease_store.errors import StoreError, StoreReadOnly
+from dagster_leasehold.lease_store.stored_rows import Raced
 from dagster_leasehold.lease_store.transaction_failures import Pace, read_only, refusal, unavailable
 
 ATTEMPTS_MAX = 6
@@ -42,10 +43,6 @@ KIND_OPTION = "leasehold_kind"
 
 Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
-
-
-class Raced(Exception):
-    """The rows changed between a verb's first look and its locks: look again."""
 
 
 class Transaction:

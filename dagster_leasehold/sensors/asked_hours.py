@@ -16,10 +16,10 @@ from typing import Any, cast
 
 from dagster_leasehold.assets.windows.event_frontier import hour_of
 from dagster_leasehold.assets.windows.hourly_asset import hour_key
-from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.times import stored_time, time_text
+from dagster_leasehold.lease_store.window_rows import EventWindow
 
 RETRY_FIRST_S = 60.0
 RETRY_MAX_S = 6 * 3_600.0

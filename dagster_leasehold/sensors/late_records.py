@@ -29,10 +29,11 @@ from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateActio
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
+from dagster_leasehold.lease_store.roles.windows import Windows
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.window_rows import EventWindow
 
 SPANS_MAX = 8
 """The most spans of hours that are asked for one by one; more are one long span."""

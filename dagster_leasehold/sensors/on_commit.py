@@ -22,9 +22,13 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.users_code import users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError, without_secrets
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import (
+    DeliveryClaim,
+    EventKind,
+    OutboxEvent,
+    WaitingEvents,
+)
 from dagster_leasehold.lease_store.outcomes import TurnOver, TurnTaken
-from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim, WaitingEvents
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.tracing import fail, span

@@ -16,7 +16,6 @@ from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowCon
 from dagster_leasehold.assets.windows.window_run import lease_times
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.states import ShardState
@@ -24,6 +23,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.lease_store.tracing import fail, span
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work
 from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour

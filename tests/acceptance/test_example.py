@@ -15,9 +15,9 @@ from dagster import AssetKey, DagsterInstance
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, environment

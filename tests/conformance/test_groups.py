@@ -14,10 +14,9 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, GroupName, NodeName, StreamName
-from dagster_leasehold.lease_store.journal_rows import EventKind, Gap
+from dagster_leasehold.lease_store.journal_rows import DeliveryClaim, EventKind, Gap
 from dagster_leasehold.lease_store.ledger_rows import Intent, RewriteKind
 from dagster_leasehold.lease_store.outcomes import BeatRefused, Changed
-from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore

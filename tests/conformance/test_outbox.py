@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.lease_store.journal_rows import EventKind
+from dagster_leasehold.lease_store.journal_rows import DeliveryClaim, EventKind
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
-from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y, a_commit

@@ -10,7 +10,7 @@ import pytest
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
-from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, World, X, Y
 

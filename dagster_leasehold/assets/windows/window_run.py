@@ -32,11 +32,12 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.roles.groups import Groups
-from dagster_leasehold.lease_store.roles.windows import EventWindow, Windows
+from dagster_leasehold.lease_store.roles.windows import Windows
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.lease_store.tracing import span
+from dagster_leasehold.lease_store.window_rows import EventWindow
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.spark.spark_resource import SparkResource

@@ -6,34 +6,26 @@ A module per role has its verbs. Simulations and tests call it; no deployment do
 """
 
 from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches
-from dagster_leasehold.lease_store.memory_store.groups import MemoryGroups
-from dagster_leasehold.lease_store.memory_store.identity import MemoryIdentity
 from dagster_leasehold.lease_store.memory_store.ledger import MemoryLedger
-from dagster_leasehold.lease_store.memory_store.nodes import MemoryNodes
-from dagster_leasehold.lease_store.memory_store.outbox import MemoryOutbox
 from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
 from dagster_leasehold.lease_store.memory_store.rewrites import MemoryRewrites
 from dagster_leasehold.lease_store.memory_store.rolling_forward import MemoryRollingForward
 from dagster_leasehold.lease_store.memory_store.shards import MemoryShards
 from dagster_leasehold.lease_store.memory_store.tenures import MemoryTenures
-from dagster_leasehold.lease_store.memory_store.windows import MemoryWindows
+from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["MemoryStore"]
 
 
 class MemoryStore(
-    MemoryIdentity,
-    MemoryGroups,
-    MemoryNodes,
     MemoryShards,
     MemoryTenures,
     MemoryBatches,
     MemoryLedger,
     MemoryRewrites,
     MemoryRollingForward,
-    MemoryOutbox,
-    MemoryWindows,
     MemoryRetention,
+    LeaseStore,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 

@@ -9,7 +9,8 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent, ShardTotals
-from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.memory_store.memory_transactions import MemoryRows
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules import ledger as rules
@@ -57,9 +58,9 @@ class MemoryBatches(MemoryRows, Tenures):
                 batch = rows.batches.get((commit.tenure.shard, commit.sequence))
                 if rows.current(commit.tenure) and not rules.already_committed(batch, commit):
                     rules.check_intended(batch, commit)
-            before = self._sequence
+            before = self._all.sequence
             outcomes = {commit.tenure.shard: self._commit(rows, commit) for commit in commits}
-            if self._sequence != before and any(commit.finished for commit in commits):
+            if self._all.sequence != before and any(commit.finished for commit in commits):
                 rows.bump()
             return outcomes
 

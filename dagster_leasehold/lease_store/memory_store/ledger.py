@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     ShardTotals,
     Throughput,
 )
-from dagster_leasehold.lease_store.memory_store.rows import MemoryRows
+from dagster_leasehold.lease_store.memory_store.memory_transactions import MemoryRows
 from dagster_leasehold.lease_store.roles.ledger import THROUGHPUT_BATCHES, Ledger
 from dagster_leasehold.lease_store.rules.ledger import next_in_line
 from dagster_leasehold.lease_store.shard_rows import ShardLease

@@ -1,21 +1,19 @@
-"""The rows of the in-memory store, and the way of a verb to them."""
+"""The rows of the in-memory store."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from threading import RLock
 from typing import Generic, TypeVar
 
 from typing_extensions import override
 
-from dagster_leasehold.lease_store.group_rows import Group, Node, Snapshot
+from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchState,
@@ -30,12 +28,12 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableName,
     TablePointer,
 )
-from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
-from dagster_leasehold.lease_store.rules.refusals import unknown_group, unknown_shard
-from dagster_leasehold.lease_store.rules.transitions import Step, holds
+from dagster_leasehold.lease_store.rules.refusals import unknown_shard
+from dagster_leasehold.lease_store.rules.transitions import holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.lease_store.stored_rows import DeliveryTurn, LogIdentity
+from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
 S = TypeVar("S")
 V = TypeVar("V")
@@ -83,6 +81,11 @@ class ByShard(MutableMapping[tuple[S, int], V], Generic[S, V]):
         rows = self._shards.get(shard, {})
         return [rows[number] for number in sorted(rows)]
 
+    def newest(self, shard: S) -> V | None:
+        """Return the row of a shard with the highest number, or None."""
+        rows = self._shards.get(shard)
+        return rows[max(rows)] if rows else None
+
     def all(self) -> list[V]:
         """Return all rows, those of a shard together and in the order of their numbers."""
         return [row for shard in self._shards for row in self.of(shard)]
@@ -128,16 +131,16 @@ class GroupRows:
     compacted: dict[ShardId, Compacted] = field(default_factory=dict[ShardId, Compacted])
     versions: Counter[ShardId] = field(default_factory=Counter[ShardId])
     totals: dict[ShardId, ShardTotals] = field(default_factory=dict[ShardId, ShardTotals])
-    delivering: Turn = Turn()
+    delivering: dict[tuple[()], DeliveryTurn] = field(default_factory=dict[tuple[()], DeliveryTurn])
     publishing: Turn = Turn()
     publication: Publication | None = None
-    log: str = ""
+    logs: dict[tuple[()], LogIdentity] = field(default_factory=dict[tuple[()], LogIdentity])
     published: Counter[ShardId] = field(default_factory=Counter[ShardId])
     changes: dict[int, TableChange] = field(default_factory=dict[int, TableChange])
     windows: dict[tuple[str, datetime], EventWindow] = field(
         default_factory=dict[tuple[str, datetime], EventWindow]
     )
-    window_attempts: dict[str, WindowAttempt] = field(default_factory=dict[str, WindowAttempt])
+    window_attempts: dict[int, WindowAttempt] = field(default_factory=dict[int, WindowAttempt])
     summaries: dict[ShardId | None, ShardSummary] = field(
         default_factory=dict[ShardId | None, ShardSummary]
     )
@@ -219,76 +222,30 @@ class GroupRows:
         return max(settled, default=-1) + 1
 
 
-class MemoryRows:
-    """The state of a memory store and the one lock that every verb runs under."""
+TABLES: Mapping[type, str] = {
+    Node: "nodes",
+    ShardLease: "shards",
+    Batch: "batches",
+    JournalEntry: "journal",
+    OutboxEvent: "outbox",
+    EventWindow: "windows",
+    WindowAttempt: "window_attempts",
+    DeliveryTurn: "delivering",
+    LogIdentity: "logs",
+}
+"""The attribute of `GroupRows` that holds the rows of each kind."""
 
-    def __init__(self, clock: Callable[[], datetime] = utc_now) -> None:
-        self._clock = clock
-        self._lock = RLock()
-        self._groups: dict[GroupKey, GroupRows] = {}
-        self._pointers: dict[TableName, TablePointer] = {}
-        self._sequence = 0
-        self.statements: Counter[str] = Counter()
 
-    def backup(self) -> object:
-        """Return all rows as they are now, for `restore`."""
-        with self._lock:
-            groups = {key: rows.copy() for key, rows in self._groups.items()}
-            return groups, dict(self._pointers)
+@dataclass(slots=True)
+class AllRows:
+    """All rows of a store in memory, and what numbers and dates them."""
 
-    def restore(self, backup: object) -> None:
-        """Go back to a backup, like a database that lost its last commits."""
-        assert isinstance(backup, tuple)
-        groups, pointers = backup
-        with self._lock:
-            self._groups = {key: rows.copy() for key, rows in groups.items()}
-            self._pointers = dict(pointers)
+    clock: Callable[[], datetime]
+    groups: dict[GroupKey, GroupRows] = field(default_factory=dict[GroupKey, GroupRows])
+    pointers: dict[TableName, TablePointer] = field(default_factory=dict[TableName, TablePointer])
+    sequence: int = 0
 
-    def close(self) -> None:
-        """Do nothing; here so that any store can be closed."""
-
-    @contextmanager
-    def _verb(self, kind: str) -> Generator[None]:
-        with self._lock:
-            self.statements[kind] += 1
-            yield
-
-    @contextmanager
-    def _rows(self, kind: str, key: GroupKey) -> Generator[GroupRows]:
-        """Reach the rows of a group, under the lock.
-
-        Raises:
-            UnknownGroup: there is no such group.
-        """
-        with self._verb(kind):
-            if key not in self._groups:
-                raise unknown_group(key)
-            yield self._groups[key]
-
-    def _next_sequence(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
-    def _write(self, rows: GroupRows, steps: Iterable[Step], observer: str) -> tuple[ShardId, ...]:
-        """Carry out steps and journal them; return the shards that they concern, in order."""
-        changed: list[ShardId] = []
-        for step in steps:
-            rows.shards[step.after.shard] = step.after
-            changed.append(step.after.shard)
-            for note in step.notes:
-                self._note(rows, note, observer)
-        return tuple(changed)
-
-    def _note(self, rows: GroupRows, note: Note, observer: str) -> None:
-        sequence = self._next_sequence()
-        values = {field.name: getattr(note, field.name) for field in fields(note)}
-        rows.journal[note.shard, sequence] = JournalEntry(
-            **values, sequence=sequence, observer=observer, at=self._clock()
-        )
-
-    def _snapshot(self, rows: GroupRows) -> Snapshot:
-        return Snapshot(
-            group=rows.group,
-            nodes=tuple(rows.nodes[name] for name in sorted(rows.nodes)),
-            shards=tuple(rows.shards[shard] for shard in sorted(rows.shards)),
-        )
+    def next_sequence(self) -> int:
+        """Return a number that is larger than all before."""
+        self.sequence += 1
+        return self.sequence

@@ -8,7 +8,8 @@ from datetime import datetime
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
-from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.memory_store.memory_transactions import MemoryRows
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows
 from dagster_leasehold.lease_store.publication_rows import ChangeKind, TableChange
 from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION
 from dagster_leasehold.lease_store.rules.publishing import Border, border_of, changes_of_removal

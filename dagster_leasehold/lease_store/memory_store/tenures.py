@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.memory_store.rows import GroupRows, MemoryRows
+from dagster_leasehold.lease_store.memory_store.memory_transactions import MemoryRows
+from dagster_leasehold.lease_store.memory_store.rows import GroupRows
 from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules import transitions

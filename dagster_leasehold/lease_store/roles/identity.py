@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from uuid import uuid4
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.roles.operations import Operations, Rows
+from dagster_leasehold.lease_store.stored_rows import LogIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,19 @@ class StoreIdentity:
     file: Path | None = None
 
 
-class Identity(Protocol):
+class Identity(Operations):
     """The verbs that tell lease stores apart, and logs of one name."""
+
+    _identity: StoreIdentity | None = None
 
     def identity(self) -> StoreIdentity:
         """Return the identity of this store; it is made at the first call."""
-        ...
+        if self._identity is None:
+            id_ = self._reading("identity", None, lambda rows: rows.store_identity())
+            # A lost reply does no harm: the next look finds the row, whoever made it.
+            id_ = id_ or self._writing("new_identity", None, _made)
+            self._identity = StoreIdentity(id_, self._file())
+        return self._identity
 
     def log_of_group(self, key: GroupKey, identity: str, *, instead: bool = False) -> str:
         """Return the identity of the log that a group's cursors belong to.
@@ -37,4 +46,31 @@ class Identity(Protocol):
             identity: of its stream's log; it becomes the group's if that has none yet.
             instead: it becomes the group's in any case.
         """
-        ...
+
+        def stored(rows: Rows) -> str | None:
+            log = rows.first(LogIdentity)
+            return None if log is None else log.identity
+
+        def work(rows: Rows) -> str:
+            rows.group()
+            before = stored(rows)
+            if before is None:
+                rows.add(LogIdentity(identity))
+            elif instead and before != identity:
+                rows.write(LogIdentity(identity))
+            else:
+                return rows.abandon(before)
+            return identity
+
+        if not instead and (before := self._reading("log_of_group", key, stored)) is not None:
+            return before
+        # A lost reply does no harm: the next look finds what was written.
+        return self._writing("new_log_of_group", key, work)
+
+    def _file(self) -> Path | None:
+        """Return the file of an embedded store."""
+        return None
+
+
+def _made(rows: Rows) -> str:
+    return rows.store_identity() or rows.add_store_identity(str(uuid4()))

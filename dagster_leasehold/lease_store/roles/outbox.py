@@ -14,34 +14,23 @@ So every batch is delivered at least once and, while no deliverer is taken for d
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Collection, Iterator
 
+from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent
+from dagster_leasehold.lease_store.journal_rows import (
+    DeliveryClaim,
+    EventKind,
+    OutboxEvent,
+    WaitingEvents,
+)
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
+from dagster_leasehold.lease_store.roles.operations import Rows
+from dagster_leasehold.lease_store.roles.turns import Turns, has_turn, next_epoch
+from dagster_leasehold.lease_store.stored_rows import DeliveryTurn, Plus
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingEvents:
-    """The number of a shard's undelivered events of one kind; `oldest` comes next."""
-
-    shard: ShardId
-    count: int
-    oldest: OutboxEvent
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryClaim:
-    """The turn to deliver a group's hook events: a node, and the turn's fencing number."""
-
-    key: GroupKey
-    node: NodeName
-    epoch: int
-
-
-class Outbox(Protocol):
+class Outbox(Turns):
     """The verbs on events."""
 
     def pending_events(
@@ -54,15 +43,24 @@ class Outbox(Protocol):
         limit: int = 500,
     ) -> list[OutboxEvent]:
         """Return undelivered events of a kind in commit order, of one run or shard or of all."""
-        ...
+
+        def events(rows: Rows) -> Iterator[OutboxEvent]:
+            return rows.undelivered_events(kind, run=run, shard=shard, limit=limit)
+
+        return self._listing("pending_events", key, events)
 
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
         """Flag events as delivered."""
-        ...
+
+        def work(rows: Rows) -> None:
+            rows.group()
+            rows.deliver(sequences)
+
+        self._writing("mark_delivered", key, work)
 
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
         """Return the undelivered events of a kind: one value per shard that has any, by shard."""
-        ...
+        return self._listing("waiting_events", key, lambda rows: rows.waiting_events(kind))
 
     def take_turn(
         self, key: GroupKey, node: NodeName, incarnation: str
@@ -73,7 +71,18 @@ class Outbox(Protocol):
         the incarnation that took it. The epoch rises each time, so that taking it again fences
         an earlier turn of the same node.
         """
-        ...
+
+        def work(rows: Rows) -> DeliveryClaim | TurnTaken:
+            rows.group(lock=True)
+            turn = rows.first(DeliveryTurn)
+            epoch = next_epoch(rows, turn, node, incarnation)
+            if isinstance(epoch, TurnTaken):
+                return rows.abandon(epoch)
+            (rows.add if turn is None else rows.write)(DeliveryTurn(node, incarnation, epoch))
+            return DeliveryClaim(key, node, epoch)
+
+        # After a lost reply the turn is taken again.
+        return self._writing("take_turn", key, work)
 
     def settle_event(
         self, claim: DeliveryClaim, sequence: int, *, error: str = ""
@@ -82,8 +91,20 @@ class Outbox(Protocol):
 
         Condition: the turn is still the claim's. Of the error, one line is kept.
         """
-        ...
+
+        def work(rows: Rows) -> Settled | TurnOver:
+            if not has_turn(rows, DeliveryTurn, claim.node, claim.epoch):
+                return rows.abandon(TurnOver())
+            if error:
+                line = one_line(error) or "no message"
+                rows.change(OutboxEvent, {"attempts": Plus(1), "error": line}, sequence=sequence)
+            else:
+                rows.deliver([sequence])
+            return Settled()
+
+        # A lost reply may count an attempt twice.
+        return self._writing("settle_event", claim.key, work)
 
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
         """Give the turn back, for whoever comes next."""
-        ...
+        return self._give_turn_back("end_turn", DeliveryTurn, claim.key, claim.node, claim.epoch)

@@ -7,64 +7,16 @@ one notices and looks again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.roles.operations import Operations, Rows
+from dagster_leasehold.lease_store.stored_rows import Above, Below, given
+from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
 
-@dataclass(frozen=True, slots=True)
-class EventWindow:
-    """A row of `event_window`: the output of `[start, end)` of one downstream asset.
-
-    Attributes:
-        asset: the downstream asset's name.
-        version: +1 at every write of the row; the test-and-set of the next one.
-        generation: how often the output was made.
-        run: the run that made the output.
-        files: of the output, relative to the stream's output folder.
-        records: in these files.
-        covered: for each shard the number of its first batch that is neither in the output nor
-            looked through for late records; 0 for a shard that is missing.
-        late: records of the window that were committed after it was first made.
-        rerun: late records wait for the window to be made again.
-        made_at: when the output was made; for people only.
-    """
-
-    asset: str
-    start: datetime
-    end: datetime
-    version: int = 1
-    generation: int = 1
-    run: str = ""
-    files: tuple[DataFile, ...] = ()
-    records: int = 0
-    covered: Mapping[ShardId, int] = field(default_factory=dict[ShardId, int])
-    late: int = 0
-    rerun: bool = False
-    made_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WindowAttempt:
-    """An attempt to make a window that is under way: vacuum leaves its files alone.
-
-    Attributes:
-        attempt: its name, which is used once; its folder of files bears it.
-        run: the run that makes it.
-        at: when it began; for people only.
-    """
-
-    attempt: str
-    run: str
-    at: datetime
-
-
-class Windows(Protocol):
+class Windows(Operations):
     """The verbs on windows of event time."""
 
     def windows(
@@ -76,7 +28,8 @@ class Windows(Protocol):
         until: datetime | None = None,
     ) -> list[EventWindow]:
         """Return the windows that overlap `[since, until)`, of one asset or all, in order."""
-        ...
+        overlap = given(asset=asset, end=since and Above(since), start=until and Below(until))
+        return self._listing("windows", key, lambda rows: rows.select(EventWindow, **overlap))
 
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
@@ -87,16 +40,67 @@ class Windows(Protocol):
         is another, or the attempt is not under way any more: somebody ended it, and its files may
         be gone. Repeating a write that happened is `Changed`.
         """
-        ...
+
+        def stored(rows: Rows) -> EventWindow | None:
+            return rows.first(EventWindow, lock=True, asset=window.asset, start=window.start)
+
+        def work(rows: Rows) -> Changed | Stale:
+            rows.group()
+            before = stored(rows)
+            if before == window:
+                return rows.abandon(Changed())
+            if window.version != (before.version if before else 0) + 1:
+                return rows.abandon(Stale())
+            if attempt is not None and not _freed(rows, attempt):
+                return rows.abandon(Stale())
+            if before is None:
+                rows.add(window)
+            else:
+                rows.write(window, version=before.version)
+            return Changed()
+
+        return self._writing("put_window", key, work, mark=lambda rows: stored(rows) == window)
 
     def begin_window(self, key: GroupKey, attempt: str, run: str) -> Changed:
         """Record an attempt, before its first file; repeating it is harmless."""
-        ...
+
+        def work(rows: Rows) -> Changed:
+            rows.group()
+            # The whole group is locked by its rows; where there is none, the key decides.
+            slots = list(rows.select(WindowAttempt, lock=True))
+            if any(row.attempt == attempt for row in slots):
+                return rows.abandon(Changed())
+            free = next((row.slot for row in slots if not row.attempt), None)
+            if free is not None:
+                rows.write(WindowAttempt(attempt, run, self._clock(), free), attempt="")
+            else:
+                slot = max((row.slot for row in slots), default=-1) + 1
+                rows.add(WindowAttempt(attempt, run, self._clock(), slot))
+            return Changed()
+
+        return self._writing("begin_window", key, work)
 
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
         """Forget an attempt whose files nobody needs; `Stale` where it is not under way."""
-        ...
+        sent = False
+
+        def work(rows: Rows) -> Changed | Stale:
+            nonlocal sent
+            rows.group()
+            if _freed(rows, attempt):
+                sent = True
+                return Changed()
+            # A name is used once: an earlier try of this call freed it, and its reply was lost.
+            return rows.abandon(Changed() if sent else Stale())
+
+        return self._writing("end_window", key, work)
 
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
         """Return the attempts under way, by name."""
-        ...
+        slots = self._listing("window_attempts", key, lambda rows: rows.select(WindowAttempt))
+        return sorted((row for row in slots if row.attempt), key=lambda row: row.attempt)
+
+
+def _freed(rows: Rows, attempt: str) -> bool:
+    """Free the row of an attempt; the account of a running node may not delete it."""
+    return rows.change(WindowAttempt, {"attempt": "", "run": ""}, attempt=attempt) == 1

@@ -8,27 +8,23 @@ A module per role has its verbs; `*_statements` build every statement, `mapping`
 columns and values, `verbs` has the pieces that all of them use. `lease_store.open` alone calls it.
 """
 
+from pathlib import Path
+
+from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.sql_store.batches import SqlBatches
 from dagster_leasehold.lease_store.sql_store.forced_checkpoints import SqlForcedCheckpoints
-from dagster_leasehold.lease_store.sql_store.groups import SqlGroups
-from dagster_leasehold.lease_store.sql_store.identity import SqlIdentity
 from dagster_leasehold.lease_store.sql_store.ledger import SqlLedger
-from dagster_leasehold.lease_store.sql_store.nodes import SqlNodes
-from dagster_leasehold.lease_store.sql_store.outbox import SqlOutbox
 from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
 from dagster_leasehold.lease_store.sql_store.rolling_forward import SqlRollingForward
 from dagster_leasehold.lease_store.sql_store.shards import SqlShards
 from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
-from dagster_leasehold.lease_store.sql_store.windows import SqlWindows
+from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["SqlStore"]
 
 
 class SqlStore(
-    SqlIdentity,
-    SqlGroups,
-    SqlNodes,
     SqlShards,
     SqlForcedCheckpoints,
     SqlTenures,
@@ -36,8 +32,11 @@ class SqlStore(
     SqlLedger,
     SqlRewrites,
     SqlRollingForward,
-    SqlOutbox,
-    SqlWindows,
     SqlRetention,
+    LeaseStore,
 ):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""
+
+    def _file(self) -> Path | None:
+        path = sqlite_path(self._transactions.engine.url)
+        return path and path.resolve()

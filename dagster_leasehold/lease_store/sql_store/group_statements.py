@@ -10,11 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dagster_leasehold.lease_store.columns import server_time
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
-from dagster_leasehold.lease_store.tables import consumer_group, store_identity, worker_instance
-
-GROUP_PREFIX = "group_"
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.tables import worker_instance
 
 
 def of_group(table: sa.Table, key: GroupKey, **same: object) -> sa.ColumnElement[bool]:
@@ -45,76 +42,6 @@ def insert_into(table: sa.Table) -> sa.Insert:
     return sa.insert(table)
 
 
-def select_groups(stream: StreamName | None) -> sa.Select[Any]:
-    """All groups, or those of a stream, in order of stream and name."""
-    chosen = sa.select(consumer_group).order_by(
-        consumer_group.c.logstream_sig, consumer_group.c.consume_group
-    )
-    return chosen if stream is None else chosen.where(consumer_group.c.logstream_sig == stream)
-
-
-def lock_stream_groups(stream: StreamName) -> sa.Select[Any]:
-    """The groups of a stream, locked, so that two creators cannot both find room for one more."""
-    return select_groups(stream).with_for_update()
-
-
-def bump_generation(key: GroupKey) -> sa.Update:
-    """Raise the generation; its row is then locked until the transaction ends."""
-    return update_rows(consumer_group, key, {"generation": consumer_group.c.generation + 1})
-
-
-def update_settings(key: GroupKey, values: dict[str, Any]) -> sa.Update:
-    """Replace a group's settings."""
-    return update_rows(consumer_group, key, values)
-
-
-def delete_rows(table: sa.Table, key: GroupKey) -> sa.Delete:
-    """Delete everything of a group in one table."""
-    return sa.delete(table).where(of_group(table, key))
-
-
-def pulse(key: GroupKey, node: NodeName | None) -> sa.Select[Any]:
-    """A group and its nodes, or one of them, in one statement: a row per node, one at least."""
-    same = sa.and_(
-        sa.true() if node is None else worker_instance.c.worker_instance == node,
-        worker_instance.c.consume_group == consumer_group.c.consume_group,
-        worker_instance.c.logstream_sig == consumer_group.c.logstream_sig,
-    )
-    group_columns = [column.label(GROUP_PREFIX + column.name) for column in consumer_group.c]
-    return (
-        sa.select(worker_instance, *group_columns)
-        .select_from(consumer_group.outerjoin(worker_instance, same))
-        .where(of_group(consumer_group, key))
-        .order_by(worker_instance.c.worker_instance)
-    )
-
-
-def select_nodes(key: GroupKey) -> sa.Select[Any]:
-    """The nodes of a group by name."""
-    return rows_of(worker_instance, key).order_by(worker_instance.c.worker_instance)
-
-
-def select_members(key: GroupKey) -> sa.Select[Any]:
-    """The names that somebody answers to."""
-    return sa.select(worker_instance.c.worker_instance).where(
-        of_group(worker_instance, key), worker_instance.c.incarnation != ""
-    )
-
-
-def select_beat_times(key: GroupKey) -> sa.Select[Any]:
-    """The members, with the time of their last beat and the present time of the same clock."""
-    own = worker_instance.c
-    chosen: sa.Select[Any] = sa.select(
-        own.worker_instance, own.update_time, server_time().label("now")
-    )  # pyright: ignore[reportAssignmentType]
-    return chosen.where(of_group(worker_instance, key), own.incarnation != "")
-
-
-def select_identity() -> sa.Select[Any]:
-    """The identity of the store."""
-    return sa.select(store_identity.c.identity)
-
-
 def select_turn(table: sa.Table, key: GroupKey) -> sa.Select[Any]:
     """The turn, with the counter of its node if that is alive; the group's row is locked."""
     same = sa.and_(
@@ -135,16 +62,3 @@ def select_alive(key: GroupKey, node: NodeName, incarnation: str) -> sa.Select[A
     """The row of a node, if this incarnation answers to its name."""
     named = rows_of(worker_instance, key, worker_instance=node, incarnation=incarnation)
     return named.where(worker_instance.c.incarnation != "")
-
-
-def beat(key: GroupKey, node: NodeName, incarnation: str, *, dialect: str) -> sa.Update:
-    """Add 1 to a node's counter and report it, in one statement."""
-    counted = worker_instance.c.lease_id + 1
-    statement = sa.update(worker_instance).where(
-        of_group(worker_instance, key, worker_instance=node, incarnation=incarnation),
-        worker_instance.c.incarnation != "",
-    )
-    if dialect == "mysql":
-        # MariaDB's UPDATE returns no rows; LAST_INSERT_ID(x) sends x back with the reply.
-        return statement.values(lease_id=sa.func.last_insert_id(counted))
-    return statement.values(lease_id=counted).returning(worker_instance.c.lease_id)

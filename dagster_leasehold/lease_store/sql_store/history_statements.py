@@ -46,11 +46,6 @@ def select_heads(key: GroupKey, shards: Sequence[ShardId]) -> sa.CompoundSelect[
     )
 
 
-def select_newest(key: GroupKey, shards: Sequence[ShardId]) -> sa.CompoundSelect[*tuple[Any, ...]]:
-    """The newest ledger row of each shard that has one."""
-    return sa.union_all(*(sa.select(_newest(sa.select(batch), key, shard)) for shard in shards))
-
-
 def _newest(columns: sa.Select[*tuple[Any, ...]], key: GroupKey, shard: ShardId) -> sa.Subquery:
     """A shard's ledger row with the highest number.
 

@@ -1,9 +1,8 @@
-"""The statements on ledger, gaps, claims, summaries and windows, but for those that read pages."""
+"""The statements on ledger, gaps, claims and summaries, but for those that read pages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Select, Update, bindparam, func, literal, select, update
@@ -13,12 +12,10 @@ from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.sql_store.group_statements import of_group, rows_of, update_rows
 from dagster_leasehold.lease_store.tables import (
     batch,
-    event_window,
     gap,
     lease_journal,
     rewrite_claim,
     shard_summary,
-    window_attempt,
 )
 
 
@@ -114,30 +111,3 @@ def look_again(key: GroupKey, shard: ShardId, sequence: int) -> Update:
     values = {"folded_until": sequence, "version": shard_summary.c.version + 1}
     summary = update_rows(shard_summary, key, values, shard_id=shard)
     return summary.where(shard_summary.c.folded_until > sequence)
-
-
-# -- windows of event time ------------------------------------------------------------------------
-
-
-def select_windows(
-    key: GroupKey, asset: str | None, since: datetime | None, until: datetime | None
-) -> Select[Any]:
-    """Windows that overlap a span, by asset and start."""
-    chosen = rows_of(event_window, key)
-    if asset is not None:
-        chosen = chosen.where(event_window.c.asset == asset)
-    if since is not None:
-        chosen = chosen.where(event_window.c.window_end > since)
-    if until is not None:
-        chosen = chosen.where(event_window.c.window_start < until)
-    return chosen.order_by(event_window.c.asset, event_window.c.window_start)
-
-
-def select_attempts(key: GroupKey) -> Select[Any]:
-    """All rows for attempts, those that are free included, by slot."""
-    return rows_of(window_attempt, key).order_by(window_attempt.c.slot)
-
-
-def free_slot(key: GroupKey, attempt: str) -> Update:
-    """The row of an attempt, free for another."""
-    return update_rows(window_attempt, key, {"attempt": "", "run": ""}, attempt=attempt)

@@ -7,28 +7,55 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from enum import Enum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from dagster_leasehold.lease_store import ledger_rows
+import sqlalchemy as sa
+
+from dagster_leasehold.lease_store import ledger_rows, tables
 from dagster_leasehold.lease_store.columns import NAME_LENGTH_MAX
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
-from dagster_leasehold.lease_store.roles.windows import EventWindow, WindowAttempt
 from dagster_leasehold.lease_store.rules.isolation import suspicion_from, suspicion_values
 from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
-from dagster_leasehold.lease_store.sql_store.group_statements import GROUP_PREFIX
+from dagster_leasehold.lease_store.stored_rows import (
+    KEYS,
+    Above,
+    Below,
+    DeliveryTurn,
+    LogIdentity,
+    Not,
+    Plus,
+)
 from dagster_leasehold.lease_store.times import stored_time, time_text
+from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
+GROUP_PREFIX = "group_"
 REASON_LENGTH_MAX = 1_000
 FILE_TIMES = ("first_event_time", "last_event_time")
 
 Row = Mapping[Any, Any]
 Ways = Mapping[str, Callable[[Any], Any]]
 Value = TypeVar("Value")
+
+
+COLUMNS: dict[type, Columns[Any]] = {}
+"""The columns of each kind of row."""
+
+
+class Part(Protocol):
+    """A field that is made of several columns."""
+
+    def read(self, row: Row) -> Any:
+        """Return the field of a row."""
+        ...
+
+    def values(self, value: Any) -> dict[str, Any]:
+        """Return what is in the columns of a field."""
+        ...
 
 
 class Columns(Generic[Value]):
@@ -41,31 +68,45 @@ class Columns(Generic[Value]):
         named: the columns of fields, where their names differ.
         reads: makes a field of what is in its column, where they differ.
         writes: makes what is in the column of a field, likewise.
+        table: the table of the rows of this kind, of which there is one.
+        parts: makes a field of several columns, and several columns of it.
     """
 
     def __init__(
         self,
         kind: type[Value],
+        table: sa.Table | None = None,
         *,
         key: tuple[str, ...] = (),
         without: tuple[str, ...] = (),
         named: Mapping[str, str] | None = None,
         reads: Ways | None = None,
         writes: Ways | None = None,
+        parts: Mapping[str, Part] | None = None,
     ) -> None:
         columns = {**_COLUMNS, **(named or {})}
         reads, writes = {**_READS, **(reads or {})}, {**_WRITES, **(writes or {})}
         each = (field.name for field in fields(kind))  # pyright: ignore[reportArgumentType]
-        names = [name for name in each if name not in without]
+        self._parts = parts or {}
+        names = [name for name in each if name not in {*without, *self._parts}]
         self._kind: Callable[..., Value] = kind
         self._reads = [(name, columns.get(name, name), reads.get(name)) for name in names]
         self._writes = [(name, columns.get(name, name), writes.get(name)) for name in names]
-        self._key = {columns.get(name, name) for name in key}
+        self._key = {columns.get(name, name) for name in key or KEYS.get(kind, ())}
+        self._names = columns
+        self.names = [column for _, column, _ in self._reads]
+        if table is not None:
+            self.table = table
+            self.order = KEYS[kind]
+            self.selected = [_text(column) for column in table.c]
+            COLUMNS[kind] = self
 
     def read(self, row: Row, **given: Any) -> Value:
         """Return the value of a row."""
         for name, column, way in self._reads:
             given[name] = row[column] if way is None else way(row[column])
+        for name, part in self._parts.items():
+            given[name] = part.read(row)
         return self._kind(**given)
 
     def values(self, value: Value) -> dict[str, Any]:
@@ -84,11 +125,60 @@ class Columns(Generic[Value]):
             elif isinstance(each, Enum):
                 each = each.value
             yield column, each
+        for name, part in self._parts.items():
+            yield from part.values(getattr(value, name)).items()
+
+    def column(self, name: str) -> sa.Column[Any]:
+        """Return the column of a field."""
+        return self.table.c[self._names.get(name, name)]
+
+    def bound(self, name: str, value: Any) -> Any:
+        """Return what a field's value is in its column."""
+        way = next((way for each, _, way in self._writes if each == name), None)
+        return way(value) if way else value.value if isinstance(value, Enum) else value
+
+    def where(self, key: GroupKey, conditions: Mapping[str, Any]) -> sa.ColumnElement[bool]:
+        """Return the rows of a group that meet the conditions of `lease_store.stored_rows`."""
+        of_key = (self.table.c[name] == value for name, value in key_values(key).items())
+        return sa.and_(*of_key, *(self._condition(*each) for each in conditions.items()))
+
+    def _condition(self, name: str, value: Any) -> sa.ColumnElement[bool]:  # noqa: PLR0911
+        column = self.column(name)
+        match value:
+            case range():
+                return sa.and_(column >= value.start, column < value.stop)
+            case set() | frozenset():
+                return column.in_(sorted(self.bound(name, each) for each in value))
+            case Above():
+                return column > value.value
+            case Below():
+                return column < value.value
+            case Not():
+                return column.is_not(None) if value.value is None else column != value.value
+            case bool():
+                return column.is_(value)
+            case _:
+                return column == self.bound(name, value)
+
+    def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return changes of fields as those of columns."""
+        return {
+            self.column(name).name: self.column(name) + value.value
+            if isinstance(value, Plus)
+            else self.bound(name, value)
+            for name, value in changes.items()
+        }
 
 
 def key_values(key: GroupKey) -> dict[str, Any]:
     """Return the first two columns of every key."""
     return {"consume_group": key.group, "logstream_sig": key.stream}
+
+
+def _text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """Return a column, or its text where the JSON is decoded when the transaction is over."""
+    decoded = column.name not in ("files", "removed", "added")
+    return column if decoded else sa.type_coerce(column, sa.Text).label(column.name)
 
 
 def _optional(way: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -176,29 +266,37 @@ _WRITES: Ways = {
 
 NODE = Columns(
     Node,
-    key=("name",),
+    tables.worker_instance,
     named={"name": "worker_instance"},
     reads={"name": NodeName, "pinned": _optional(_by_shard)},
 )
-SHARD = Columns(ShardLease, key=("shard",), reads={"state": ShardState})
+SHARD = Columns(ShardLease, tables.shard_lease, reads={"state": ShardState})
 PROGRESS = Columns(Progress)
-ENTRY = Columns(JournalEntry, reads={"shard": _optional(ShardId)})
-GAP = Columns(Gap, key=("shard",))
-EVENT = Columns(OutboxEvent, key=("sequence",))
+ENTRY = Columns(JournalEntry, tables.lease_journal, reads={"shard": _optional(ShardId)})
+GAP = Columns(Gap, tables.gap, key=("shard",))
+EVENT = Columns(OutboxEvent, tables.outbox)
 TOTALS = Columns(ledger_rows.ShardTotals)
 # MariaDB adds integers up to a decimal.
 THROUGHPUT = Columns(ledger_rows.Throughput, reads={"records": int})
 CLAIM = Columns(
     ledger_rows.RewriteClaim,
-    key=("shard",),
+    tables.rewrite_claim,
     named={"at": "claimed_at"},
     reads={"kind": ledger_rows.RewriteKind},
 )
 COMPACTED = Columns(ledger_rows.Compacted, named={"until": "compacted_until"})
-ATTEMPT = Columns(WindowAttempt, named={"at": "begun_at"})
+ATTEMPT = Columns(WindowAttempt, tables.window_attempt, named={"at": "begun_at"})
+TURN = Columns(
+    DeliveryTurn,
+    tables.delivery_claim,
+    named={"node": "worker_instance"},
+    reads={"node": lambda name: NodeName(name) if name else None},
+    writes={"node": lambda name: name or ""},
+)
+LOG = Columns(LogIdentity, tables.log_identity)
 WINDOW = Columns(
     EventWindow,
-    key=("asset", "start"),
+    tables.event_window,
     named={"start": "window_start", "end": "window_end"},
     reads={"covered": _by_shard},
     writes={"covered": dict},

@@ -13,8 +13,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from dagster_leasehold.lease_store import schema
 from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import StoreReadOnly
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.release import HEAD, StoredSchema
-from dagster_leasehold.lease_store.transactions import Mark, Outcome, Transactions, Work
+from dagster_leasehold.lease_store.sql_store.rows_in_sql import RowsInSql
+from dagster_leasehold.lease_store.stored_rows import NO_GROUP
+from dagster_leasehold.lease_store.transactions import (
+    Mark,
+    Outcome,
+    Transaction,
+    Transactions,
+    Work,
+)
 
 
 class SqlReadiness:
@@ -97,6 +106,29 @@ class SqlReadiness:
             else:
                 stored.check(self._place)
             self._ready = True
+
+    def _reading(
+        self, kind: str, key: GroupKey | None, work: Callable[[RowsInSql], Outcome]
+    ) -> Outcome:
+        return self._read(kind, lambda tx: work(self._rows_of(tx, key)))
+
+    def _writing(
+        self,
+        kind: str,
+        key: GroupKey | None,
+        work: Callable[[RowsInSql], Outcome],
+        *,
+        mark: Callable[[RowsInSql], bool] | None = None,
+    ) -> Outcome:
+        def settled(tx: Transaction) -> bool:
+            return mark is not None and mark(self._rows_of(tx, key))
+
+        return self._write(
+            kind, lambda tx: work(self._rows_of(tx, key)), mark=settled if mark else None
+        )
+
+    def _rows_of(self, tx: Transaction, key: GroupKey | None) -> RowsInSql:
+        return RowsInSql(tx, key or NO_GROUP, self._clock)
 
     def _read(self, kind: str, work: Work[Outcome]) -> Outcome:
         self._make_ready()

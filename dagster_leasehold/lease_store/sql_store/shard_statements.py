@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Select, Update, and_, bindparam, or_, select, tuple_, update
+from sqlalchemy import Select, Update, and_, bindparam, or_, select, update
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import ShardTotals
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Tenure
-from dagster_leasehold.lease_store.sql_store.group_statements import (
-    lock_rows,
-    of_group,
-    rows_of,
-    update_rows,
-)
+from dagster_leasehold.lease_store.sql_store.group_statements import of_group, update_rows
 from dagster_leasehold.lease_store.tables import consumer_group, shard_lease
 
 TOTALS = (
@@ -30,57 +25,6 @@ MOVED = ("check_point", "watermark", "committed_until", "tries", "suspicion")
 HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 
 
-def select_shards(key: GroupKey, *, lock: bool = False) -> Select[Any]:
-    """All shards of a group by id."""
-    shards = lock_rows(shard_lease, key) if lock else rows_of(shard_lease, key)
-    return shards.order_by(shard_lease.c.shard_id)
-
-
-def select_page(key: GroupKey, after: str, limit: int, *, lock: bool = False) -> Select[Any]:
-    """The next shards of a group, behind one of them, by id."""
-    page = select_shards(key, lock=lock).where(shard_lease.c.shard_id > after).limit(limit)
-    # MySQL would rather find the group by the index of owners, and sort what it finds: all shards
-    # for each page.
-    return page.with_hint(shard_lease, "FORCE INDEX (PRIMARY)", dialect_name="mysql")
-
-
-def select_named(key: GroupKey, shards: Collection[ShardId], *, lock: bool = False) -> Select[Any]:
-    """Some shards by id; locked in that order, two transactions cannot cross."""
-    return select_shards(key, lock=lock).where(shard_lease.c.shard_id.in_(sorted(shards)))
-
-
-def select_shards_of(key: GroupKey, node: NodeName) -> CompoundSelect[Any]:
-    """Ids of the shards that a node may consume or waits for, each once."""
-    held, awaited = (
-        select(shard_lease.c.shard_id).where(of_group(shard_lease, key), owner == node)
-        for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
-    )
-    # Servers read the whole group for a condition on either column; here each has its index.
-    return held.union(awaited)
-
-
-def progress(key: GroupKey, nodes: Collection[NodeName]) -> Select[*tuple[Any, ...]]:
-    """Checkpoint and tenure of served shards: a row per shard, or one without if there is none."""
-    served = and_(
-        shard_lease.c.consume_group == consumer_group.c.consume_group,
-        shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
-        shard_lease.c.consumer_owner.in_(sorted(nodes)),
-    )
-    return (
-        select(
-            shard_lease.c.shard_id,
-            shard_lease.c.check_point,
-            shard_lease.c.consumer_epoch,
-            shard_lease.c.consumer_run,
-            shard_lease.c.tries,
-            shard_lease.c.suspicion,
-        )
-        .select_from(consumer_group.outerjoin(shard_lease, served))
-        .where(of_group(consumer_group, key))
-        .order_by(shard_lease.c.shard_id)
-    )
-
-
 def review(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
     """The rows of some shards with their group's `paused`; one row at least."""
     chosen = and_(
@@ -92,40 +36,6 @@ def review(key: GroupKey, shards: Collection[ShardId]) -> Select[Any]:
         select(shard_lease, consumer_group.c.paused)
         .select_from(consumer_group.outerjoin(shard_lease, chosen))
         .where(of_group(consumer_group, key))
-    )
-
-
-def update_shards(
-    key: GroupKey,
-    seen: Sequence[tuple[str, int, int, str]],
-    values: dict[str, Any],
-    *,
-    lease_ids_more: int,
-    epochs_more: int,
-) -> Update:
-    """Write shards that change alike, and whose ownership and tenure are still as they were read.
-
-    Args:
-        seen: shard, lease id, epoch and run of each, as they were read.
-        values: the columns that change, the same for all.
-        lease_ids_more, epochs_more: added to these two counters.
-    """
-    columns = shard_lease.c
-    identity = tuple_(
-        columns.shard_id, columns.lease_id, columns.consumer_epoch, columns.consumer_run
-    )
-    counters = {
-        "lease_id": columns.lease_id + lease_ids_more,
-        "consumer_epoch": columns.consumer_epoch + epochs_more,
-    }
-    return (
-        update(shard_lease)
-        .where(
-            of_group(shard_lease, key),
-            columns.shard_id.in_([shard for shard, *_ in seen]),  # finds the rows in the index
-            identity.in_(seen),
-        )
-        .values(values | counters)
     )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import RowMapping
 from typing_extensions import override
 
 from dagster_leasehold.lease_store import tables
@@ -18,7 +17,7 @@ from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
 from dagster_leasehold.lease_store.sql_store.group_statements import rows_of
-from dagster_leasehold.lease_store.sql_store.mapping import GAP, SHARD
+from dagster_leasehold.lease_store.sql_store.mapping import GAP
 from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, chunks
 from dagster_leasehold.lease_store.transactions import Transaction
 
@@ -40,11 +39,11 @@ class SqlShards(SqlVerbs, Shards):
         """
         listed = {entry.shard: entry for entry in listing}
 
-        def look(tx: Transaction) -> Sequence[RowMapping]:
+        def look(tx: Transaction) -> Iterator[ShardLease]:
             self._group(tx, key)
-            return self._shard_rows(tx, key)
+            return self._rows_of(tx, key).each_shard()
 
-        rows = {row.shard: row for row in map(SHARD.read, self._read("sync_shards", look))}
+        rows = {row.shard: row for row in self._read("sync_shards", look)}
         differing = [
             shard
             for shard, entry in sorted(listed.items())

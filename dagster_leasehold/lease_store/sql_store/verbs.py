@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import Executable, RowMapping, Table
 from sqlalchemy.exc import IntegrityError
@@ -13,33 +13,23 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_group, unknown_shard
+from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_shard
 from dagster_leasehold.lease_store.rules.transitions import Step, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
-from dagster_leasehold.lease_store.sql_store import (
-    group_statements,
-    ledger_statements,
-    shard_statements,
-)
-from dagster_leasehold.lease_store.sql_store import history_statements as history
+from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import (
     insert_into,
     lock_rows,
-    rows_of,
     update_rows,
 )
-from dagster_leasehold.lease_store.sql_store.mapping import SHARD, batch_from, group_from, note_row
+from dagster_leasehold.lease_store.sql_store.mapping import SHARD
 from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
-from dagster_leasehold.lease_store.tables import consumer_group, lease_journal, shard_lease
+from dagster_leasehold.lease_store.tables import consumer_group, shard_lease
 from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Transaction, Work
 
 SHARDS_PER_STATEMENT = 500
-SHARDS_PER_PAGE = 10_000
 SELECTS_PER_STATEMENT = 100
 Key = TypeVar("Key", ShardId, int)
-ROWS_PER_STATEMENT = 16
-"""The same for whole ledger rows: the process of a run is young, and every form of a statement must
-be compiled before it is sent, which takes most of a millisecond for each of its rows."""
 
 Value = TypeVar("Value")
 
@@ -82,93 +72,33 @@ class SqlVerbs(SqlReadiness):
         return [read(row) for row in self._read(kind, work)]
 
     def _bump(self, tx: Transaction, key: GroupKey) -> None:
-        if tx.connection.execute(group_statements.bump_generation(key)).rowcount != 1:
-            raise unknown_group(key)
+        self._rows_of(tx, key).bump()
 
     def _group(self, tx: Transaction, key: GroupKey, *, lock: bool = False) -> Group:
-        row = tx.rows((lock_rows if lock else rows_of)(consumer_group, key)).first()
-        if row is None:
-            raise unknown_group(key)
-        return group_from(row)
+        return self._rows_of(tx, key).group(lock=lock)
 
     def _members(self, tx: Transaction, key: GroupKey) -> set[NodeName]:
-        return {
-            NodeName(name)
-            for name in tx.connection.execute(group_statements.select_members(key)).scalars()
-        }
+        return self._rows_of(tx, key).members()
 
     def _all_shards(
         self, tx: Transaction, key: GroupKey, *, lock: bool = False
     ) -> list[ShardLease]:
-        return [SHARD.read(row) for row in self._shard_rows(tx, key, lock=lock)]
-
-    def _shard_rows(
-        self, tx: Transaction, key: GroupKey, *, lock: bool = False
-    ) -> list[RowMapping]:
-        """Return the rows of all shards, read page by page.
-
-        A process that takes a hundred thousand rows at once is busy for seconds, in which its
-        session stands still; the server ends a transaction that does so for too long.
-        """
-        rows, after = list[RowMapping](), ""
-        while True:
-            statement = shard_statements.select_page(key, after, SHARDS_PER_PAGE, lock=lock)
-            page = tx.rows(statement).all()
-            rows += page
-            if len(page) < SHARDS_PER_PAGE:
-                return rows
-            after = page[-1]["shard_id"]
+        return list(self._rows_of(tx, key).each_shard(lock=lock))
 
     def _shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
     ) -> list[ShardLease]:
-        return [
-            row
-            for chunk in chunks(sorted(shards))
-            for row in tx.all(shard_statements.select_named(key, chunk), SHARD.read)
-        ]
+        return list(self._rows_of(tx, key).shards(shards).values())
 
     def _lock_shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
     ) -> dict[ShardId, ShardLease]:
-        locked: dict[ShardId, ShardLease] = {}
-        for chunk in chunks(sorted(shards)):
-            rows = tx.rows(shard_statements.select_named(key, chunk, lock=True))
-            locked.update((row.shard, row) for row in map(SHARD.read, rows))
-        return locked
+        return self._rows_of(tx, key).shards(shards, lock=True)
 
     def _carry_out(
         self, tx: Transaction, key: GroupKey, steps: Sequence[Step], observer: str
     ) -> Changed:
-        """Write steps and journal them; the rows must be locked, or be as they were read.
-
-        Steps that change their rows alike are one statement: a round trip for each shard of a node
-        that is evicted would hold the group's row for as long as they all take.
-
-        Raises:
-            Raced: a row is not as it was read any more.
-        """
-        if steps:
-            for change, alike in _by_change(steps).items():
-                self._write_alike(tx, key, change, alike)
-            self._journal(tx, key, [note for step in steps for note in step.notes], observer)
-        return Changed(tuple(step.after.shard for step in steps))
-
-    def _write_alike(
-        self, tx: Transaction, key: GroupKey, change: _Change, steps: Sequence[Step]
-    ) -> None:
-        after = SHARD.values(steps[0].after)
-        for start in range(0, len(steps), SHARDS_PER_STATEMENT):
-            rows = [step.before for step in steps[start : start + SHARDS_PER_STATEMENT]]
-            statement = shard_statements.update_shards(
-                key,
-                [(row.shard, row.lease_id, row.consumer_epoch, row.consumer_run) for row in rows],
-                {name: after[name] for name, _ in change.values},
-                lease_ids_more=change.lease_ids_more,
-                epochs_more=change.epochs_more,
-            )
-            if tx.connection.execute(statement).rowcount != len(rows):
-                raise Raced
+        return self._rows_of(tx, key).carry_out(steps, observer)
 
     def _change_row(
         self, tx: Transaction, table: Table, key: GroupKey, values: dict[str, Any], **seen: object
@@ -195,21 +125,12 @@ class SqlVerbs(SqlReadiness):
     def _journal(
         self, tx: Transaction, key: GroupKey, notes: Iterable[Note], observer: str
     ) -> None:
-        rows = [
-            note_row(key, note, observer=observer, at=self._clock(), transaction_id=tx.id)
-            for note in notes
-        ]
-        if rows:
-            tx.connection.execute(insert_into(lease_journal), rows)
+        self._rows_of(tx, key).journal(notes, observer)
 
     def _newest(
         self, tx: Transaction, key: GroupKey, shards: Sequence[ShardId]
     ) -> dict[ShardId, Batch]:
-        newest: dict[ShardId, Batch] = {}
-        for part in portions(shards, ROWS_PER_STATEMENT):
-            rows = tx.rows(history.select_newest(key, part))
-            newest |= {batch.shard: batch for batch in map(batch_from, rows)}
-        return newest
+        return self._rows_of(tx, key).newest(shards)
 
     def _abandon_intent(self, tx: Transaction, key: GroupKey, shard: ShardId) -> None:
         newest = self._newest(tx, key, [shard]).get(shard)
@@ -241,32 +162,6 @@ class SqlVerbs(SqlReadiness):
     def _lost(self, tx: Transaction, tenure: Tenure) -> Exception:
         self._group(tx, tenure.key)
         return lease_lost(tenure)
-
-
-class _Change(NamedTuple):
-    """The difference that a step makes to its row.
-
-    Attributes:
-        lease_ids_more, epochs_more: added to these two counters.
-        values: the other columns that change, by name, with their new values in writing.
-    """
-
-    lease_ids_more: int
-    epochs_more: int
-    values: tuple[tuple[str, str], ...]
-
-
-def _by_change(steps: Sequence[Step]) -> dict[_Change, list[Step]]:
-    alike: dict[_Change, list[Step]] = {}
-    for step in steps:
-        before, after = SHARD.values(step.before), SHARD.values(step.after)
-        change = _Change(
-            after.pop("lease_id") - before["lease_id"],
-            after.pop("consumer_epoch") - before["consumer_epoch"],
-            tuple((name, repr(value)) for name, value in after.items() if value != before[name]),
-        )
-        alike.setdefault(change, []).append(step)
-    return alike
 
 
 def portions(keys: Collection[Key], size: int = SELECTS_PER_STATEMENT) -> Iterable[Sequence[Key]]:

@@ -39,7 +39,7 @@ from dagster_leasehold.orchestration.settings import Settings
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.lease_store.identifiers import GroupKey
-    from dagster_leasehold.lease_store.roles.outbox import WaitingEvents
+    from dagster_leasehold.lease_store.journal_rows import WaitingEvents
     from dagster_leasehold.lease_store.store import LeaseStore
 
 

@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.outcomes import ShardsSynced
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.sql_store import verbs
+from dagster_leasehold.lease_store.sql_store import shard_leases, verbs
 from dagster_leasehold.lease_store.store import LeaseStore
 
 
@@ -74,7 +74,8 @@ def test_a_long_shard_list_is_added_in_portions(
 ) -> None:
     """No transaction takes longer with the list; a parent of another portion is waited for."""
     monkeypatch.setattr(verbs, "SHARDS_PER_STATEMENT", 10)
-    monkeypatch.setattr(verbs, "SHARDS_PER_PAGE", 5)  # the list ends with a page
+    monkeypatch.setattr(shard_leases, "KEYS_PER_STATEMENT", 10)
+    monkeypatch.setattr(shard_leases, "SHARDS_PER_PAGE", 5)  # the list ends with a page
     store = open_store(f"sqlite:///{tmp_path}/leases.db")
     store.create_group(Group(KEY))
     names = [ShardId(f"{number:02}") for number in range(25)]

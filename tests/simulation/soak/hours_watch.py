@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.windows.event_frontier import HOUR
-from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from tests.simulation.soak.findings import Figures, Findings, Since
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.roles.windows import EventWindow
 from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.simulation.soak.synthetic_log import Chunk, SyntheticLog
 from tests.simulation.soak.virtual_time import Process, Terminated

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.journal_rows import Gap
+from dagster_leasehold.lease_store.journal_rows import DeliveryClaim, Gap
 from dagster_leasehold.lease_store.ledger_rows import (
     BatchRewrite,
     BatchStatistics,
@@ -14,8 +14,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteKind,
 )
 from dagster_leasehold.lease_store.outcomes import Changed, Registered, Settled
-from dagster_leasehold.lease_store.roles.outbox import DeliveryClaim
-from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from tests.conformance.published import Publisher
 from tests.conformance.world import NOON, A, World, X, Y
 

@@ -24,7 +24,7 @@ from dagster_leasehold.assets.windows.hourly_asset import (
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.sensors.watermark import WatermarkRounds, build_watermark_sensor
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.format import Record

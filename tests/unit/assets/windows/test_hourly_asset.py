@@ -18,7 +18,7 @@ from dagster_leasehold.assets.windows.hourly_asset import hourly_asset, window_m
 from dagster_leasehold.assets.windows.window_run import WindowMade
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.ledger_rows import DataFile
-from dagster_leasehold.lease_store.roles.windows import EventWindow
+from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.shard_sources.local_log import LocalLog
 
 

@@ -1,0 +1,297 @@
+"""Rows of one group in one transaction in memory: all that operations ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import fields, replace
+from itertools import islice
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from dagster_leasehold.lease_store.journal_rows import (
+    EventKind,
+    JournalEntry,
+    Note,
+    OutboxEvent,
+    WaitingEvents,
+)
+from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.memory_store.rows import TABLES, AllRows, ByShard, GroupRows
+from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed
+from dagster_leasehold.lease_store.rules.refusals import unknown_group
+from dagster_leasehold.lease_store.rules.transitions import Step
+from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
+from dagster_leasehold.lease_store.stored_rows import KEYS, Above, Below, Not, Plus
+
+Outcome = TypeVar("Outcome")
+Value = TypeVar("Value")
+
+
+class RowsInMemory:
+    """The rows of one group; `lease_store.sql_store.rows_in_sql` describes the methods.
+
+    Every write is remembered with the way back, for operations that raise or abandon.
+    """
+
+    def __init__(self, all_rows: AllRows, key: GroupKey) -> None:
+        self.key = key
+        self.abandoned = False
+        self._all = all_rows
+        self._ways_back: list[Callable[[], object]] = []
+
+    def abandon(self, outcome: Outcome) -> Outcome:
+        self.abandoned = True
+        return outcome
+
+    def undo(self) -> None:
+        """Take back all that was written."""
+        while self._ways_back:
+            self._ways_back.pop()()
+
+    # -- rows of any kind -----------------------------------------------------------------------
+
+    def select(
+        self,
+        kind: type[Value],
+        /,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        lock: bool = False,
+        **conditions: Any,
+    ) -> Iterator[Value]:
+        del lock
+        rows = [row for row in self._candidates(kind, conditions) if _meets(row, conditions)]
+        rows.sort(key=_order(kind), reverse=newest_first)
+        return islice(rows, limit)
+
+    def first(self, kind: type[Value], /, *, lock: bool = False, **conditions: Any) -> Value | None:
+        return next(self.select(kind, lock=lock, **conditions), None)
+
+    def add(self, *values: Any) -> None:
+        for value in values:
+            self._put(value)
+
+    def write(self, value: Any, /, **seen: Any) -> None:
+        del seen
+        self._put(value)
+
+    def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
+        rows = list(self.select(kind, **conditions))
+        for row in rows:
+            self._put(
+                replace(
+                    row,
+                    **{
+                        name: getattr(row, name) + value.value if isinstance(value, Plus) else value
+                        for name, value in changes.items()
+                    },
+                )
+            )
+        return len(rows)
+
+    def _table(self, kind: type) -> MutableMapping[Any, Any]:
+        return getattr(self._state, TABLES[kind])
+
+    def _candidates(self, kind: type, conditions: Mapping[str, Any]) -> Iterable[Any]:
+        """Return rows among which are all that meet the conditions, and few others."""
+        table, shard = self._table(kind), conditions.get("shard")
+        if isinstance(table, ByShard):
+            if "shard" not in conditions:
+                return table.all()
+            shards = shard if isinstance(shard, set | frozenset) else [shard]
+            number = conditions.get("sequence")
+            if isinstance(number, int):
+                return [row for each in shards if (row := table.get((each, number)))]
+            return [row for each in shards for row in table.of(each)]
+        (key, *more) = KEYS[kind] or (None,)
+        if key is not None and not more and isinstance(conditions.get(key), str | int):
+            row = table.get(conditions[key])
+            return [] if row is None else [row]
+        return table.values()
+
+    def _put(self, value: Any) -> None:
+        self._set(self._table(type(value)), _place(value), value)
+        if isinstance(value, Node):
+            self._set(self._state.beat_times, value.name, self._all.clock())
+
+    def _set(self, table: MutableMapping[Any, Any], place: Any, value: Any) -> None:
+        before = table.get(place)
+        if before is None:
+            self._ways_back.append(lambda: table.pop(place))
+        else:
+            self._ways_back.append(lambda: table.__setitem__(place, before))
+        table[place] = value
+
+    def _remove(self, table: MutableMapping[Any, Any], place: Any) -> None:
+        before = table.pop(place, None)
+        if before is not None:
+            self._ways_back.append(lambda: table.__setitem__(place, before))
+
+    # -- the store and its groups ---------------------------------------------------------------
+
+    @property
+    def _state(self) -> GroupRows:
+        if self.key not in self._all.groups:
+            raise unknown_group(self.key)
+        return self._all.groups[self.key]
+
+    def group(self, *, lock: bool = False) -> Group:
+        del lock
+        return self._state.group
+
+    def bump(self) -> None:
+        before = self._state.group
+        self.change_group(replace(before, generation=before.generation + 1))
+
+    def change_group(self, group: Group) -> None:
+        state, before = self._state, self._state.group
+        self._ways_back.append(lambda: setattr(state, "group", before))
+        state.group = group
+
+    def store_identity(self) -> str | None:
+        return None
+
+    def add_store_identity(self, identity: str) -> str:
+        return identity
+
+    def groups(self, stream: StreamName | None, *, lock: bool = False) -> list[Group]:
+        del lock
+        groups = [state.group for state in self._all.groups.values()]
+        chosen = [group for group in groups if stream in (None, group.key.stream)]
+        return sorted(chosen, key=lambda group: (group.key.stream, group.key.group))
+
+    def add_group(self, group: Group) -> None:
+        self._set(self._all.groups, group.key, GroupRows(group))
+
+    def delete_group(self) -> None:
+        self._remove(self._all.groups, self.key)
+
+    # -- the journal ----------------------------------------------------------------------------
+
+    def journal(self, notes: Iterable[Note], observer: str) -> None:
+        for note in notes:
+            values = {field.name: getattr(note, field.name) for field in fields(note)}
+            sequence, at = self._all.next_sequence(), self._all.clock()
+            self._put(JournalEntry(**values, sequence=sequence, observer=observer, at=at))
+
+    def journalled(self) -> bool:
+        return True
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def members(self) -> set[NodeName]:
+        return {name for name, node in self._state.nodes.items() if node.member}
+
+    def pulse(self, node: NodeName | None) -> Pulse:
+        nodes = self.select(Node) if node is None else self.select(Node, name=node)
+        return Pulse(self.group(), tuple(nodes))
+
+    def beat(self, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
+        state = self._all.groups.get(self.key)
+        row = state.nodes.get(node) if state is not None else None
+        if row is None or not incarnation or row.incarnation != incarnation:
+            return BeatRefused()
+        self._put(replace(row, lease_id=row.lease_id + 1))
+        return Beaten(row.lease_id + 1)
+
+    def beat_ages(self) -> dict[NodeName, float]:
+        state, now = self._all.groups.get(self.key), self._all.clock()
+        if state is None:
+            return {}
+        members = sorted(self.members())
+        return {node: (now - state.beat_times[node]).total_seconds() for node in members}
+
+    # -- shards ---------------------------------------------------------------------------------
+
+    def each_shard(self, *, lock: bool = False) -> Iterator[ShardLease]:
+        return self.select(ShardLease, lock=lock)
+
+    def shards(
+        self, names: Collection[ShardId], *, lock: bool = False
+    ) -> dict[ShardId, ShardLease]:
+        del lock
+        table = self._state.shards
+        return {name: table[name] for name in sorted(names) if name in table}
+
+    def shards_of(self, node: NodeName) -> list[ShardId]:
+        rows = self._state.shards.values()
+        return [row.shard for row in rows if node in (row.consumer_owner, row.lease_owner)]
+
+    def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
+        names = [field.name for field in fields(Progress)]
+        served = (row for row in self.each_shard() if row.consumer_owner in nodes)
+        return (Progress(*(getattr(row, name) for name in names)) for row in served)
+
+    def carry_out(self, steps: Collection[Step], observer: str) -> Changed:
+        self.add(*(step.after for step in steps))
+        self.journal([note for step in steps for note in step.notes], observer)
+        return Changed(tuple(step.after.shard for step in steps))
+
+    # -- the ledger -----------------------------------------------------------------------------
+
+    def newest(self, shards: Collection[ShardId]) -> dict[ShardId, Batch]:
+        rows = {shard: self._state.batches.newest(shard) for shard in shards}
+        return {shard: row for shard, row in rows.items() if row is not None}
+
+    # -- the outbox, which keeps no delivered event here ------------------------------------------
+
+    def undelivered_events(
+        self, kind: EventKind, *, run: str | None, shard: ShardId | None, limit: int
+    ) -> Iterator[OutboxEvent]:
+        events = (
+            event
+            for event in self._state.outbox.values()
+            if event.kind == kind and run in (None, event.run) and shard in (None, event.shard)
+        )
+        return iter(list(islice(events, limit)))
+
+    def waiting_events(self, kind: EventKind) -> Iterator[WaitingEvents]:
+        waiting: dict[ShardId, WaitingEvents] = {}
+        for event in self.select(OutboxEvent, kind=kind):
+            own = waiting.get(event.shard, WaitingEvents(event.shard, 0, event))
+            waiting[event.shard] = WaitingEvents(event.shard, own.count + 1, own.oldest)
+        return iter([waiting[shard] for shard in sorted(waiting)])
+
+    def deliver(self, sequences: Collection[int]) -> None:
+        for sequence in sequences:
+            self._remove(self._state.outbox, sequence)
+
+
+def _place(value: Any) -> Any:
+    """Return the key of a row in its table."""
+    if isinstance(value, Batch | JournalEntry):
+        return value.shard, value.sequence
+    names = KEYS[type(value)]
+    return attrgetter(*names)(value) if names else ()
+
+
+def _order(kind: type) -> Callable[[Any], Any]:
+    names = KEYS[kind]
+
+    def place(row: Any) -> list[Any]:
+        return ["" if (value := getattr(row, name)) is None else value for name in names]
+
+    return place
+
+
+def _meets(row: Any, conditions: Mapping[str, Any]) -> bool:
+    return all(_holds(getattr(row, name), value) for name, value in conditions.items())
+
+
+def _holds(field: Any, value: Any) -> bool:
+    match value:
+        case range():
+            return value.start <= field < value.stop
+        case set() | frozenset():
+            return field in value
+        case Above():
+            return field is not None and field > value.value
+        case Below():
+            return field is not None and field < value.value
+        case Not():
+            return field != value.value
+        case _:
+            return field == value

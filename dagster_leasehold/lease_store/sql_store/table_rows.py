@@ -1,0 +1,174 @@
+"""Rows of one group in one transaction of a database: by kind, key and condition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from dagster_leasehold.lease_store.group_rows import Group
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.journal_rows import Note
+from dagster_leasehold.lease_store.rules.refusals import unknown_group
+from dagster_leasehold.lease_store.sql_store.mapping import (
+    COLUMNS,
+    Columns,
+    Row,
+    group_from,
+    key_values,
+    note_row,
+)
+from dagster_leasehold.lease_store.stored_rows import KEYS
+from dagster_leasehold.lease_store.tables import consumer_group, lease_journal
+from dagster_leasehold.lease_store.transactions import Outcome, Raced, Transaction
+
+Value = TypeVar("Value")
+Key = TypeVar("Key", ShardId, int)
+KEYS_PER_STATEMENT = 500
+
+
+class TableRows:
+    """The rows of one group.
+
+    Args:
+        tx: the transaction that reads and writes them.
+        key: the group.
+        clock: the wall clock for the journal's dates; nothing is decided by it.
+    """
+
+    def __init__(self, tx: Transaction, key: GroupKey, clock: Callable[[], datetime]) -> None:
+        self.key = key
+        self._tx = tx
+        self._clock = clock
+
+    def abandon(self, outcome: Outcome) -> Outcome:
+        """Undo what was written so far; `outcome` is the operation's."""
+        return self._tx.abandon(outcome)
+
+    # -- rows of any kind -----------------------------------------------------------------------
+
+    def select(
+        self,
+        kind: type[Value],
+        /,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        lock: bool = False,
+        **conditions: Any,
+    ) -> Iterator[Value]:
+        """Read rows in the order of their keys; they are decoded as they are taken."""
+        columns: Columns[Value] = COLUMNS[kind]
+        chosen = sa.select(*columns.selected).where(columns.where(self.key, conditions))
+        ordered = _ordered(chosen, columns, newest_first=newest_first).limit(limit)
+        return self._rows(ordered.with_for_update() if lock else ordered, columns.read)
+
+    def first(self, kind: type[Value], /, *, lock: bool = False, **conditions: Any) -> Value | None:
+        """Return the first of the rows that meet the conditions, or None."""
+        return next(self.select(kind, limit=1, lock=lock, **conditions), None)
+
+    def add(self, *values: Any) -> None:
+        """Add rows of one kind that were not there when this transaction looked.
+
+        Raises:
+            Raced: another process was first between that look and this insert.
+        """
+        if values:
+            columns = COLUMNS[type(values[0])]
+            self._insert(columns.table, [columns.row(self.key, each) for each in values])
+
+    def write(self, value: Any, /, **seen: Any) -> None:
+        """Make the row of a value's key say what the value says.
+
+        Raises:
+            Raced: no row of this key has the values seen in these fields any more.
+        """
+        columns = COLUMNS[type(value)]
+        own = {name: getattr(value, name) for name in KEYS[type(value)]}
+        self._must_change(columns, columns.values(value), **(own | seen))
+
+    def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
+        """Change fields of the rows that meet the conditions; return their number."""
+        columns = COLUMNS[kind]
+        return self._update(columns, columns.changed(changes), conditions)
+
+    # -- the group ------------------------------------------------------------------------------
+
+    def group(self, *, lock: bool = False) -> Group:
+        """Return the group.
+
+        Raises:
+            UnknownGroup: there is none.
+        """
+        chosen = sa.select(consumer_group).where(self._own(consumer_group))
+        for row in self._tx.rows(chosen.with_for_update() if lock else chosen):
+            return group_from(row)
+        raise unknown_group(self.key)
+
+    def bump(self) -> None:
+        """Raise the generation; the group's row is then locked until the transaction ends."""
+        raised = {"generation": consumer_group.c.generation + 1}
+        bumped = sa.update(consumer_group).where(self._own(consumer_group)).values(raised)
+        if self._tx.connection.execute(bumped).rowcount != 1:
+            raise unknown_group(self.key)
+
+    # -- the journal ----------------------------------------------------------------------------
+
+    def journal(self, notes: Iterable[Note], observer: str) -> None:
+        """Append entries to the journal."""
+        at, transaction_id = self._clock(), self._tx.id
+        entries = [
+            note_row(self.key, note, observer=observer, at=at, transaction_id=transaction_id)
+            for note in notes
+        ]
+        self._insert(lease_journal, entries)
+
+    def journalled(self) -> bool:
+        """Return True if the transaction of this id has written to the journal."""
+        entries = sa.select(sa.literal(1)).where(lease_journal.c.transaction_id == self._tx.id)
+        return self._tx.value(entries.limit(1)) is not None
+
+    # -- statements -----------------------------------------------------------------------------
+
+    def _rows(self, statement: sa.Executable, read: Callable[[Row], Value]) -> Iterator[Value]:
+        return map(read, self._tx.rows(statement).all())
+
+    def _own(self, table: sa.Table, **same: object) -> sa.ColumnElement[bool]:
+        values = key_values(self.key) | same
+        return sa.and_(*(table.c[name] == value for name, value in values.items()))
+
+    def _insert(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+        if rows:
+            try:
+                self._tx.connection.execute(sa.insert(table), rows)
+            except IntegrityError:
+                raise Raced from None
+
+    def _update(
+        self, columns: Columns[Any], values: Mapping[str, Any], conditions: Mapping[str, Any]
+    ) -> int:
+        changed = sa.update(columns.table).where(columns.where(self.key, conditions))
+        return self._tx.connection.execute(changed.values(values)).rowcount
+
+    def _must_change(
+        self, columns: Columns[Any], values: Mapping[str, Any], **conditions: Any
+    ) -> None:
+        if self._update(columns, values, conditions) != 1:
+            raise Raced
+
+
+def _ordered(
+    chosen: sa.Select[Any], columns: Columns[Any], *, newest_first: bool
+) -> sa.Select[Any]:
+    order = [columns.column(name) for name in columns.order]
+    return chosen.order_by(*(each.desc() for each in order) if newest_first else order)
+
+
+def portions(keys: Iterable[Key], size: int = KEYS_PER_STATEMENT) -> Iterator[Sequence[Key]]:
+    """Pieces of some keys, in order, that one statement can ask for."""
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), size):
+        yield ordered[start : start + size]

@@ -1,0 +1,94 @@
+"""The rows that a group stores, by kind, and the conditions by which an operation names some.
+
+A condition is the value of a field, or a `range` of numbers, a set of values, or one of the
+classes below. Both stores read the same conditions: `sql_store` as SQL, `memory_store` as
+comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_leasehold.lease_store.group_rows import Node
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteClaim
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_summary import ShardSummary
+from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
+
+
+class Raced(Exception):
+    """The rows changed between an operation's first look and its locks: look again."""
+
+
+NO_GROUP = GroupKey.parse("none", "none")
+"""Stands in for the group of an operation that concerns the whole store."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """The identity of the log that a group's cursors belong to."""
+
+    identity: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryTurn:
+    """The turn of one node of a group to deliver its events; each epoch is used once."""
+
+    node: NodeName | None
+    incarnation: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """The field is larger than this value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Below:
+    """The field is smaller than this value."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The field has another value than this."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Plus:
+    """A change: the field grows by this number."""
+
+    value: int
+
+
+KEYS: Mapping[type, tuple[str, ...]] = {
+    Node: ("name",),
+    ShardLease: ("shard",),
+    Batch: ("shard", "sequence"),
+    JournalEntry: ("sequence",),
+    OutboxEvent: ("sequence",),
+    Gap: ("shard", "start", "end"),
+    RewriteClaim: ("shard",),
+    ShardSummary: ("shard",),
+    EventWindow: ("asset", "start"),
+    WindowAttempt: ("slot",),
+    DeliveryTurn: (),
+    LogIdentity: (),
+}
+"""The fields that tell one row of a group from the others; also the order of reading."""
+
+
+def given(**conditions: Any) -> dict[str, Any]:
+    """Return the conditions whose value is not None."""
+    return {name: value for name, value in conditions.items() if value is not None}
