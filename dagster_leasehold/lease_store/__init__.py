@@ -94,13 +94,14 @@ When something fails
 
 What is in the room
 -------------------
-    roles             what a caller may ask of a store, one protocol per subject: callers name these
+    roles             what a caller may ask of a store, one class per subject: callers name these
     store             `LeaseStore`, all roles together, and pairs of them
     *_rows, outcomes  the frozen values that verbs take and return
     rules             pure decisions: a snapshot in, actions out
-    sql_store         the store in SQL, on `transactions`, `engine`, `tables` and `migrations`
-    memory_store      the same in memory: the executable specification, for tests and simulations
-    rebalancing       planning rounds; `heartbeat` and the memberships: staying in a group
+    stored_rows       the kinds of rows that operations read and write, and their conditions
+    sql_store         the rows in SQL, on `transactions`, `engine`, `tables` and `migrations`
+    memory_store      the rows in memory, for tests and simulations
+    rebalancing       planning rounds; `member`: staying in a group
     client            consuming without Dagster
 
 Every other room may call the roles, the rows, the rules and what stands on them; what is inside

@@ -1,8 +1,8 @@
-"""The lease store as a model in memory: what the verbs of `LeaseStore` mean, without a database.
+"""The lease store in memory, without a database: simulations and tests call it, no deployment does.
 
-It is the executable specification that the SQL store is compared with, and what simulations and
-unit tests run on. Every verb runs under one lock, so it is atomic and safe to call from threads.
-A module per role has its verbs. Simulations and tests call it; no deployment does.
+Every verb runs under one lock, so it is atomic and safe to call from threads. `rows_in_memory`
+reads and writes the rows of a group, for the operations that `lease_store.roles` has written once.
+Roles whose operations are not written there yet have a module here each.
 """
 
 from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches

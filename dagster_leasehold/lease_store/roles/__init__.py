@@ -1,4 +1,4 @@
-"""Roles of the lease store: what a caller may ask of it, one protocol per subject.
+"""Roles of the lease store: what a caller may ask of it, one class per subject.
 
 Whoever needs one or two roles names them in its annotations (`store: Ledger`), so that a reader
 sees what it can change and a test needs to play no more; whoever needs most of them names
@@ -15,4 +15,8 @@ sees what it can change and a test needs to play no more; whoever needs most of 
     Windows       what was made of hours of event time
     Outbox        events that are still to be delivered
     Retention     deleting history that is old
+
+The operations of Identity, Groups, Nodes, Windows and Outbox stand here, written once on the rows
+of a group (`operations`). Those of the other roles still stand twice, in `sql_store` and in
+`memory_store`; here are their signatures.
 """

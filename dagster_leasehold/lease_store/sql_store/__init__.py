@@ -1,11 +1,9 @@
 """The lease store in SQL: SQLite, MariaDB and MySQL by the same statements.
 
-Each verb is one transaction: it locks what it decides upon, asks the pure rules, and writes under
-conditions that repeat what it saw. Changes of ownership lock the group's row first and shards by
-id, so that all transactions agree on one order; beats lock nothing but their own node's row.
-
-A module per role has its verbs; `*_statements` build every statement, `mapping` stands between
-columns and values, `verbs` has the pieces that all of them use. `lease_store.open` alone calls it.
+`rows_in_sql` reads and writes the rows of a group, for the operations that `lease_store.roles` has
+written once; `mapping` stands between columns and values. Roles whose operations are not written
+there yet have a module here each, `*_statements` build their statements, and `verbs` has the pieces
+that they share. `lease_store.open` alone calls it.
 """
 
 from pathlib import Path
