@@ -17,6 +17,7 @@ from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.roles.identity import StoreIdentity
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.object_store import ENVIRONMENT, new_bucket
 
@@ -151,7 +152,7 @@ def test_a_store_that_moved_to_a_server_owns_the_folder_and_the_file_does_not(
     before = embedded(home)
     owned(before, output)
     server = MemoryStore()
-    server._identity = before.identity().id
+    server._identity = StoreIdentity(before.identity().id)
     owned(server, output)
     with pytest.raises(OutputNotOwned, match="in a server"):
         owned(before, output, again=True)
