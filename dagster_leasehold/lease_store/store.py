@@ -26,23 +26,23 @@ from dagster_leasehold.lease_store.roles.windows import Windows
 
 
 class GroupsAndNodes(Groups, Nodes):
-    """The roles for whoever joins a group and stays in it."""
+    """The roles that a caller needs to join a group and stay in it."""
 
 
 class GroupsAndShards(Groups, Shards):
-    """The roles for whoever brings a shard list into a group."""
+    """The roles that a caller needs to bring a shard list into a group."""
 
 
 class GroupsAndLedger(Groups, Ledger):
-    """The roles for whoever shows, weighs or proves what became of a group."""
+    """The roles that a caller needs to show, weigh or prove what became of a group."""
 
 
 class GroupsAndRetention(Groups, Retention):
-    """The roles for whoever deletes the old history of a group."""
+    """The roles that a caller needs to delete the old history of a group."""
 
 
 class LedgerAndRewrites(Identity, Ledger, Rewrites, Publications):
-    """The roles for whoever replaces committed output by other files."""
+    """The roles that a caller needs to replace committed output with other files."""
 
 
 class LeaseStore(

@@ -1,4 +1,4 @@
-"""The rows that a group stores, by kind, and the conditions by which an operation names some.
+"""The kinds of rows that a group has, and the conditions that select some of them.
 
 A condition is the value of a field, or a `range` of numbers, a set of values, or one of the
 classes below. Both stores read the same conditions: `sql_store` as SQL, `memory_store` as
@@ -37,7 +37,7 @@ class LogIdentity:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryTurn:
-    """The turn of one node of a group to deliver its events; each epoch is used once."""
+    """A node's turn to deliver the events of its group. No epoch is used twice."""
 
     node: NodeName | None
     incarnation: str
@@ -54,13 +54,6 @@ class Above:
 @dataclass(frozen=True, slots=True)
 class Below:
     """The field is smaller than this value."""
-
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Not:
-    """The field has another value than this."""
 
     value: Any
 

@@ -1,17 +1,16 @@
-"""The transactions of the in-memory store: one lock, under which an operation is whole."""
+"""The transactions of the in-memory store: each operation runs alone, under one lock."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import datetime
 from threading import RLock
 from typing import TypeVar
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.journal_rows import JournalEntry, Note
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.memory_store.rows import AllRows, GroupRows
 from dagster_leasehold.lease_store.memory_store.rows_in_memory import RowsInMemory
 from dagster_leasehold.lease_store.publication_rows import TableName, TablePointer
@@ -105,17 +104,7 @@ class MemoryRows:
 
     def _write(self, rows: GroupRows, steps: Iterable[Step], observer: str) -> tuple[ShardId, ...]:
         """Carry out steps and journal them; return the shards that they concern, in order."""
-        changed: list[ShardId] = []
-        for step in steps:
-            rows.shards[step.after.shard] = step.after
-            changed.append(step.after.shard)
-            for note in step.notes:
-                self._note(rows, note, observer)
-        return tuple(changed)
+        return RowsInMemory(self._all, rows.group.key).carry_out(list(steps), observer).shards
 
     def _note(self, rows: GroupRows, note: Note, observer: str) -> None:
-        sequence = self._next_sequence()
-        values = {field.name: getattr(note, field.name) for field in fields(note)}
-        rows.journal[note.shard, sequence] = JournalEntry(
-            **values, sequence=sequence, observer=observer, at=self._clock()
-        )
+        RowsInMemory(self._all, rows.group.key).journal([note], observer)

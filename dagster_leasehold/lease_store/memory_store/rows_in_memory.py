@@ -23,7 +23,7 @@ from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.stored_rows import KEYS, Above, Below, Not, Plus
+from dagster_leasehold.lease_store.stored_rows import KEYS, Above, Below, Plus
 
 Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
@@ -291,7 +291,5 @@ def _holds(field: Any, value: Any) -> bool:
             return field is not None and field > value.value
         case Below():
             return field is not None and field < value.value
-        case Not():
-            return field != value.value
         case _:
             return field == value

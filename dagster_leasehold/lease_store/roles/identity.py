@@ -33,7 +33,7 @@ class Identity(Operations):
         """Return the identity of this store; it is made at the first call."""
         if self._identity is None:
             id_ = self._reading("identity", None, lambda rows: rows.store_identity())
-            # A lost reply does no harm: the next look finds the row, whoever made it.
+            # If the reply is lost, the next call reads the row, whichever process added it.
             id_ = id_ or self._writing("new_identity", None, _made)
             self._identity = StoreIdentity(id_, self._file())
         return self._identity
@@ -64,7 +64,7 @@ class Identity(Operations):
 
         if not instead and (before := self._reading("log_of_group", key, stored)) is not None:
             return before
-        # A lost reply does no harm: the next look finds what was written.
+        # If the reply is lost, the next call reads what this one wrote.
         return self._writing("new_log_of_group", key, work)
 
     def _file(self) -> Path | None:

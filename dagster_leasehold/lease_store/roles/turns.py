@@ -46,6 +46,6 @@ def next_epoch(
 
 
 def has_turn(rows: Rows, kind: type[Turn], node: NodeName | None, epoch: int) -> bool:
-    """Return True if the turn is still the node's; its row is locked then."""
+    """Return True, and lock the turn's row, if the node still has the turn."""
     rows.group()
     return rows.first(kind, lock=True, node=node, epoch=epoch) is not None

@@ -66,7 +66,8 @@ class Windows(Operations):
 
         def work(rows: Rows) -> Changed:
             rows.group()
-            # The whole group is locked by its rows; where there is none, the key decides.
+            # This locks all attempts of the group. Where there are none, two processes may choose
+            # the same slot, and the primary key refuses one of them.
             slots = list(rows.select(WindowAttempt, lock=True))
             if any(row.attempt == attempt for row in slots):
                 return rows.abandon(Changed())
@@ -102,5 +103,5 @@ class Windows(Operations):
 
 
 def _freed(rows: Rows, attempt: str) -> bool:
-    """Free the row of an attempt; the account of a running node may not delete it."""
+    """Clear the row of an attempt: the database account of a node may not delete rows."""
     return rows.change(WindowAttempt, {"attempt": "", "run": ""}, attempt=attempt) == 1

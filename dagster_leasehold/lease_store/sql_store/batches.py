@@ -21,7 +21,8 @@ from dagster_leasehold.lease_store.sql_store import history_statements as histor
 from dagster_leasehold.lease_store.sql_store import ledger_statements, mapping, shard_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import insert_into
 from dagster_leasehold.lease_store.sql_store.rows_in_sql import ROWS_PER_STATEMENT
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, portions
+from dagster_leasehold.lease_store.sql_store.table_rows import portions
+from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
 

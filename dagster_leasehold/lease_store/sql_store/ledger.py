@@ -25,7 +25,8 @@ from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.sql_store import history_statements as statements
 from dagster_leasehold.lease_store.sql_store import ledger_statements, mapping
 from dagster_leasehold.lease_store.sql_store.history_statements import Listing, page_sizes
-from dagster_leasehold.lease_store.sql_store.verbs import SqlVerbs, Value, portions
+from dagster_leasehold.lease_store.sql_store.table_rows import portions
+from dagster_leasehold.lease_store.sql_store.verbs import SELECTS_PER_STATEMENT, SqlVerbs, Value
 from dagster_leasehold.lease_store.transactions import Transaction
 
 
@@ -39,7 +40,7 @@ class SqlLedger(SqlVerbs, Ledger):
         if shards is None:
             shards = self._all("heads", key, statements.select_shards(key), itemgetter("shard_id"))
         heads: dict[ShardId, LedgerHead] = {}
-        for part in portions(shards):
+        for part in portions(shards, SELECTS_PER_STATEMENT):
             some = self._all("heads", key, statements.select_heads(key, part), mapping.head_from)
             heads |= {head.shard: head for head in some}
         return heads
@@ -61,7 +62,7 @@ class SqlLedger(SqlVerbs, Ledger):
             if head.next_number or head.intent is not None
         }
         sums: list[Throughput] = []
-        for part in portions(newest):
+        for part in portions(newest, SELECTS_PER_STATEMENT):
             statement = statements.throughput(key, window, {each: newest[each] for each in part})
             sums += self._all("throughput", key, statement, mapping.THROUGHPUT.read)
         return sums

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Select, Update, bindparam, func, literal, select, update
+from sqlalchemy import Select, Update, bindparam, func, select, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.sql_store.group_statements import of_group, rows_of, update_rows
-from dagster_leasehold.lease_store.tables import (
-    batch,
-    gap,
-    lease_journal,
-    rewrite_claim,
-    shard_summary,
-)
-
-
-def journalled(transaction_id: str) -> Select[Any]:
-    """A row if a transaction's entries are there."""
-    return select(literal(1)).where(lease_journal.c.transaction_id == transaction_id).limit(1)
+from dagster_leasehold.lease_store.tables import batch, gap, rewrite_claim, shard_summary
 
 
 def update_intended(key: GroupKey, values: Iterable[str]) -> Update:

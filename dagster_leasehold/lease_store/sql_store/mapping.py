@@ -27,7 +27,6 @@ from dagster_leasehold.lease_store.stored_rows import (
     Below,
     DeliveryTurn,
     LogIdentity,
-    Not,
     Plus,
 )
 from dagster_leasehold.lease_store.times import stored_time, time_text
@@ -94,6 +93,7 @@ class Columns(Generic[Value]):
         self._writes = [(name, columns.get(name, name), writes.get(name)) for name in names]
         self._key = {columns.get(name, name) for name in key or KEYS.get(kind, ())}
         self._names = columns
+        self._ways = {name: way for name, _, way in self._writes}
         self.names = [column for _, column, _ in self._reads]
         if table is not None:
             self.table = table
@@ -134,7 +134,7 @@ class Columns(Generic[Value]):
 
     def bound(self, name: str, value: Any) -> Any:
         """Return what a field's value is in its column."""
-        way = next((way for each, _, way in self._writes if each == name), None)
+        way = self._ways.get(name)
         return way(value) if way else value.value if isinstance(value, Enum) else value
 
     def where(self, key: GroupKey, conditions: Mapping[str, Any]) -> sa.ColumnElement[bool]:
@@ -142,7 +142,7 @@ class Columns(Generic[Value]):
         of_key = (self.table.c[name] == value for name, value in key_values(key).items())
         return sa.and_(*of_key, *(self._condition(*each) for each in conditions.items()))
 
-    def _condition(self, name: str, value: Any) -> sa.ColumnElement[bool]:  # noqa: PLR0911
+    def _condition(self, name: str, value: Any) -> sa.ColumnElement[bool]:
         column = self.column(name)
         match value:
             case range():
@@ -153,8 +153,6 @@ class Columns(Generic[Value]):
                 return column > value.value
             case Below():
                 return column < value.value
-            case Not():
-                return column.is_not(None) if value.value is None else column != value.value
             case bool():
                 return column.is_(value)
             case _:

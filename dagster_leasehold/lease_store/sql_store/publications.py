@@ -43,8 +43,9 @@ from dagster_leasehold.lease_store.sql_store.publication_mapping import (
     publication_from,
     table_values,
 )
+from dagster_leasehold.lease_store.sql_store.table_rows import portions
 from dagster_leasehold.lease_store.sql_store.turns import SqlTurns
-from dagster_leasehold.lease_store.sql_store.verbs import portions
+from dagster_leasehold.lease_store.sql_store.verbs import SELECTS_PER_STATEMENT
 from dagster_leasehold.lease_store.tables import (
     iceberg_namespace_properties,
     iceberg_tables,
@@ -104,7 +105,7 @@ class SqlPublications(SqlTurns, Publications):
         needs = {shard: place.numbers_left for shard, place in places.items()}
         share = shares(needs, limit)
         rows: dict[ShardId, list[sa.RowMapping]] = {}
-        for part in portions(places):
+        for part in portions(places, SELECTS_PER_STATEMENT):
             wanted = {shard: (places[shard].published_until, share[shard] + 1) for shard in part}
             for row in self._rows("unpublished", statements.select_unpublished(key, wanted)):
                 rows.setdefault(ShardId(row["shard_id"]), []).append(row)
@@ -146,7 +147,7 @@ class SqlPublications(SqlTurns, Publications):
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:
         places = self._waiting(key, SHARDS_PER_LOOK)
         lags: list[ShardLag] = []
-        for part in portions(places):
+        for part in portions(places, SELECTS_PER_STATEMENT):
             wanted = {shard: (places[shard].published_until, LAG_BATCHES) for shard in part}
             for row in self._rows("lag", statements.count_unpublished(key, wanted)):
                 shard = ShardId(row["shard_id"])

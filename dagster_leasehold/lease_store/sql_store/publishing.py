@@ -23,7 +23,8 @@ from dagster_leasehold.lease_store.rules import publishing as rules
 from dagster_leasehold.lease_store.sql_store import publication_statements as statements
 from dagster_leasehold.lease_store.sql_store.publication_mapping import place_from, planned_values
 from dagster_leasehold.lease_store.sql_store.publications import SqlPublications
-from dagster_leasehold.lease_store.sql_store.verbs import chunks, portions
+from dagster_leasehold.lease_store.sql_store.table_rows import portions
+from dagster_leasehold.lease_store.sql_store.verbs import SELECTS_PER_STATEMENT, chunks
 from dagster_leasehold.lease_store.tables import publication as publication_table
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 
@@ -66,7 +67,7 @@ class SqlPublishing(SqlPublications):
             if before.pending != publication:
                 return tx.abandon(Settled())
             # Their rows are locked: a withdrawal is before this, or sees that nothing is pending.
-            for part in portions(self._places(tx, turn.key, publication)):
+            for part in portions(self._places(tx, turn.key, publication), SELECTS_PER_STATEMENT):
                 cursors = {each.shard: each.start for each in publication.ranges}
                 dropped = {shard: cursors[shard] for shard in part}
                 tx.connection.execute(statements.drop_changes(turn.key, dropped))

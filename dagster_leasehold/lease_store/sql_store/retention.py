@@ -30,7 +30,7 @@ from dagster_leasehold.lease_store.sql_store import retention_statements as stat
 from dagster_leasehold.lease_store.sql_store.group_statements import lock_rows, rows_of
 from dagster_leasehold.lease_store.sql_store.history_statements import page_sizes
 from dagster_leasehold.lease_store.sql_store.table_changes import SqlTableChanges
-from dagster_leasehold.lease_store.sql_store.verbs import portions
+from dagster_leasehold.lease_store.sql_store.table_rows import portions
 from dagster_leasehold.lease_store.tables import gap, shard_summary
 from dagster_leasehold.lease_store.transactions import Raced, Transaction
 

@@ -64,13 +64,13 @@ class ShardLeases(TableRows):
             sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), owner == node)
             for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
         )
-        # Servers read the whole group for a condition on either column; here each has its index.
+        # With OR, servers read the whole group; each half of a union uses its index.
         return [
             ShardId(shard) for shard in self._tx.connection.execute(held.union(awaited)).scalars()
         ]
 
     def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
-        """Read checkpoint and tenure of the shards that some nodes may consume."""
+        """Read the checkpoint and tenure of each shard that one of these nodes may consume."""
         served = sa.and_(self._joined(), shard_lease.c.consumer_owner.in_(sorted(nodes)))
         chosen = (
             sa.select(*(shard_lease.c[name] for name in PROGRESS.names))

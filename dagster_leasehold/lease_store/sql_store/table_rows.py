@@ -60,7 +60,7 @@ class TableRows:
         lock: bool = False,
         **conditions: Any,
     ) -> Iterator[Value]:
-        """Read rows in the order of their keys; they are decoded as they are taken."""
+        """Read rows in key order. Each row is decoded when the caller takes it."""
         columns: Columns[Value] = COLUMNS[kind]
         chosen = sa.select(*columns.selected).where(columns.where(self.key, conditions))
         ordered = _ordered(chosen, columns, newest_first=newest_first).limit(limit)
@@ -81,14 +81,15 @@ class TableRows:
             self._insert(columns.table, [columns.row(self.key, each) for each in values])
 
     def write(self, value: Any, /, **seen: Any) -> None:
-        """Make the row of a value's key say what the value says.
+        """Replace the row that has the value's key.
 
         Raises:
             Raced: no row of this key has the values seen in these fields any more.
         """
         columns = COLUMNS[type(value)]
         own = {name: getattr(value, name) for name in KEYS[type(value)]}
-        self._must_change(columns, columns.values(value), **(own | seen))
+        if self._update(columns, columns.values(value), own | seen) != 1:
+            raise Raced
 
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
         """Change fields of the rows that meet the conditions; return their number."""
@@ -152,12 +153,6 @@ class TableRows:
     ) -> int:
         changed = sa.update(columns.table).where(columns.where(self.key, conditions))
         return self._tx.connection.execute(changed.values(values)).rowcount
-
-    def _must_change(
-        self, columns: Columns[Any], values: Mapping[str, Any], **conditions: Any
-    ) -> None:
-        if self._update(columns, values, conditions) != 1:
-            raise Raced
 
 
 def _ordered(

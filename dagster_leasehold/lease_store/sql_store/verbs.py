@@ -13,24 +13,19 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.roles.operations import journalled
 from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_shard
 from dagster_leasehold.lease_store.rules.transitions import Step, holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
-from dagster_leasehold.lease_store.sql_store.group_statements import (
-    insert_into,
-    lock_rows,
-    update_rows,
-)
+from dagster_leasehold.lease_store.sql_store.group_statements import insert_into, update_rows
 from dagster_leasehold.lease_store.sql_store.mapping import SHARD
 from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
-from dagster_leasehold.lease_store.tables import consumer_group, shard_lease
+from dagster_leasehold.lease_store.tables import shard_lease
 from dagster_leasehold.lease_store.transactions import Mark, Outcome, Raced, Transaction, Work
 
 SHARDS_PER_STATEMENT = 500
 SELECTS_PER_STATEMENT = 100
-Key = TypeVar("Key", ShardId, int)
-
 Value = TypeVar("Value")
 
 
@@ -47,16 +42,8 @@ class SqlVerbs(SqlReadiness):
         return self._write(kind, ordered, mark=self._journalled(key))
 
     def _journalled(self, key: GroupKey, shard: ShardId | None = None) -> Mark:
-        """Return the mark that looks for a transaction's journal entries, behind its first lock."""
-
-        def mark(tx: Transaction) -> bool:
-            if shard is None:
-                tx.connection.execute(lock_rows(consumer_group, key)).all()
-            else:
-                self._lock_shards(tx, key, [shard])
-            return tx.value(ledger_statements.journalled(tx.id)) is not None
-
-        return mark
+        mark = journalled(shard)
+        return lambda tx: mark(self._rows_of(tx, key))
 
     def _all(
         self, kind: str, key: GroupKey, chosen: Executable, read: Callable[[RowMapping], Value]
@@ -162,13 +149,6 @@ class SqlVerbs(SqlReadiness):
     def _lost(self, tx: Transaction, tenure: Tenure) -> Exception:
         self._group(tx, tenure.key)
         return lease_lost(tenure)
-
-
-def portions(keys: Collection[Key], size: int = SELECTS_PER_STATEMENT) -> Iterable[Sequence[Key]]:
-    """Pieces of some shards or numbers, in order, that one statement can ask for."""
-    ordered = sorted(keys)
-    for start in range(0, len(ordered), size):
-        yield ordered[start : start + size]
 
 
 def chunks(shards: Sequence[ShardId]) -> Iterable[Sequence[ShardId]]:

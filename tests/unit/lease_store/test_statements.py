@@ -58,7 +58,7 @@ def test_operations_know_no_sql(path: Path) -> None:
 
 
 def discarded(tree: ast.AST, *writes: str) -> set[str]:
-    """The functions that send a conditional write, and never look at how many rows it changed."""
+    """Return the functions that ignore how many rows a conditional write changed."""
     return {
         function.name
         for function in ast.walk(tree)
