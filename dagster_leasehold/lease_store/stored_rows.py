@@ -14,7 +14,7 @@ from typing import Any
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
-from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteClaim
+from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteClaim, ShardTotals
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
@@ -74,6 +74,7 @@ KEYS: Mapping[type, tuple[str, ...]] = {
     Gap: ("shard", "start", "end"),
     RewriteClaim: ("shard",),
     ShardSummary: ("shard",),
+    ShardTotals: ("shard",),
     EventWindow: ("asset", "start"),
     WindowAttempt: ("slot",),
     DeliveryTurn: (),

@@ -5,28 +5,15 @@ reads and writes the rows of a group, for the operations that `lease_store.roles
 Roles whose operations are not written there yet have a module here each.
 """
 
-from dagster_leasehold.lease_store.memory_store.batches import MemoryBatches
-from dagster_leasehold.lease_store.memory_store.ledger import MemoryLedger
 from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
 from dagster_leasehold.lease_store.memory_store.rewrites import MemoryRewrites
 from dagster_leasehold.lease_store.memory_store.rolling_forward import MemoryRollingForward
-from dagster_leasehold.lease_store.memory_store.shards import MemoryShards
-from dagster_leasehold.lease_store.memory_store.tenures import MemoryTenures
 from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(
-    MemoryShards,
-    MemoryTenures,
-    MemoryBatches,
-    MemoryLedger,
-    MemoryRewrites,
-    MemoryRollingForward,
-    MemoryRetention,
-    LeaseStore,
-):
+class MemoryStore(MemoryRewrites, MemoryRollingForward, MemoryRetention, LeaseStore):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 
     Args:

@@ -115,7 +115,7 @@ class MemoryRetention(MemoryTableChanges, Retention):
     @override
     def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
         with self._rows("prune_gaps", key) as rows:
-            old = [gap for gap in rows.gaps if rules.may_forget(gap, before=before)]
+            old = [gap for gap in rows.gaps.values() if rules.may_forget(gap, before=before)]
             old.sort(key=lambda gap: (gap.shard, gap.start, gap.end))
             for shard in dict.fromkeys(gap.shard for gap in old):
                 summary = rows.summary(shard)
@@ -123,7 +123,7 @@ class MemoryRetention(MemoryTableChanges, Retention):
                 if own:
                     skipping = rules.skipping(summary, own)
                     rows.summaries[shard] = replace(skipping, version=summary.version + 1)
-                    rows.gaps = [gap for gap in rows.gaps if gap not in own]
+                    rows.gaps = {place: gap for place, gap in rows.gaps.items() if gap not in own}
                     return Portion(len(own), more=len(old) > len(own))
             return Portion()
 
@@ -147,7 +147,7 @@ class MemoryRetention(MemoryTableChanges, Retention):
                 summary,
                 ripe,
                 journal=rows.journal.of(shard),
-                gaps=[gap for gap in rows.gaps if gap.shard == shard],
+                gaps=[gap for gap in rows.gaps.values() if gap.shard == shard],
             )
             rows.summaries[shard] = replace(outcome.summary, version=summary.version + 1)
             self._record_removal(rows, shard, ChangeKind.EXPIRY, ripe)

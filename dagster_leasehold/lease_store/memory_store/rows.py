@@ -126,7 +126,9 @@ class GroupRows:
         default_factory=ByShard[ShardId | None, JournalEntry]
     )
     outbox: dict[int, OutboxEvent] = field(default_factory=dict[int, OutboxEvent])
-    gaps: list[Gap] = field(default_factory=list[Gap])
+    gaps: dict[tuple[ShardId, str, str], Gap] = field(
+        default_factory=dict[tuple[ShardId, str, str], Gap]
+    )
     rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
     compacted: dict[ShardId, Compacted] = field(default_factory=dict[ShardId, Compacted])
     versions: Counter[ShardId] = field(default_factory=Counter[ShardId])
@@ -232,6 +234,9 @@ TABLES: Mapping[type, str] = {
     WindowAttempt: "window_attempts",
     DeliveryTurn: "delivering",
     LogIdentity: "logs",
+    Gap: "gaps",
+    ShardTotals: "totals",
+    ShardSummary: "summaries",
 }
 """The attribute of `GroupRows` that holds the rows of each kind."""
 

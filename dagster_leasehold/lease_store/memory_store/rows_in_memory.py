@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import fields, replace
+from datetime import datetime
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, gt, lt
 from typing import Any, TypeVar
 
 from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.journal_rows import (
     EventKind,
+    Gap,
     JournalEntry,
     Note,
     OutboxEvent,
     WaitingEvents,
 )
-from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchCommit,
+    BatchState,
+    LedgerHead,
+    ShardTotals,
+    Throughput,
+)
 from dagster_leasehold.lease_store.memory_store.rows import TABLES, AllRows, ByShard, GroupRows
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed
+from dagster_leasehold.lease_store.publication_rows import PlannedPublication, TableChange
+from dagster_leasehold.lease_store.rules.ledger import next_in_line
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.transitions import Step
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.stored_rows import KEYS, Above, Below, Plus
 
@@ -59,16 +79,37 @@ class RowsInMemory:
         *,
         newest_first: bool = False,
         limit: int | None = None,
+        after: Value | None = None,
         lock: bool = False,
         **conditions: Any,
     ) -> Iterator[Value]:
         del lock
         rows = [row for row in self._candidates(kind, conditions) if _meets(row, conditions)]
-        rows.sort(key=_order(kind), reverse=newest_first)
+        place = _order(kind)
+        rows.sort(key=place, reverse=newest_first)
+        if after is not None:
+            last = place(after)
+            beyond = lt if newest_first else gt
+            rows = [row for row in rows if beyond(place(row), last)]
         return islice(rows, limit)
 
     def first(self, kind: type[Value], /, *, lock: bool = False, **conditions: Any) -> Value | None:
         return next(self.select(kind, lock=lock, **conditions), None)
+
+    def values(
+        self,
+        kind: type,
+        field: str,
+        /,
+        *,
+        newest_first: bool = False,
+        offset: int | None = None,
+        limit: int | None = None,
+        **conditions: Any,
+    ) -> list[Any]:
+        rows = self.select(kind, newest_first=newest_first, **conditions)
+        end = None if limit is None else (offset or 0) + limit
+        return [getattr(row, field) for row in islice(rows, offset, end)]
 
     def add(self, *values: Any) -> None:
         for value in values:
@@ -81,15 +122,20 @@ class RowsInMemory:
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
         rows = list(self.select(kind, **conditions))
         for row in rows:
-            self._put(
-                replace(
-                    row,
-                    **{
-                        name: getattr(row, name) + value.value if isinstance(value, Plus) else value
-                        for name, value in changes.items()
-                    },
-                )
-            )
+            values = {
+                name: getattr(row, name) + value.value if isinstance(value, Plus) else value
+                for name, value in changes.items()
+            }
+            changed = replace(row, **values)
+            if _place(changed) != _place(row):
+                self._remove(self._table(kind), _place(row))
+            self._put(changed)
+        return len(rows)
+
+    def delete(self, kind: type, /, **conditions: Any) -> int:
+        rows = list(self.select(kind, **conditions))
+        for row in rows:
+            self._remove(self._table(kind), _place(row))
         return len(rows)
 
     def _table(self, kind: type) -> MutableMapping[Any, Any]:
@@ -116,6 +162,8 @@ class RowsInMemory:
         self._set(self._table(type(value)), _place(value), value)
         if isinstance(value, Node):
             self._set(self._state.beat_times, value.name, self._all.clock())
+        if isinstance(value, ShardLease) and value.shard not in self._state.totals:
+            self._set(self._state.totals, value.shard, ShardTotals(value.shard))
 
     def _set(self, table: MutableMapping[Any, Any], place: Any, value: Any) -> None:
         before = table.get(place)
@@ -225,6 +273,9 @@ class RowsInMemory:
         served = (row for row in self.each_shard() if row.consumer_owner in nodes)
         return (Progress(*(getattr(row, name) for name in names)) for row in served)
 
+    def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
+        return self.group().paused, self.shards(names)
+
     def carry_out(self, steps: Collection[Step], observer: str) -> Changed:
         self.add(*(step.after for step in steps))
         self.journal([note for step in steps for note in step.notes], observer)
@@ -235,6 +286,69 @@ class RowsInMemory:
     def newest(self, shards: Collection[ShardId]) -> dict[ShardId, Batch]:
         rows = {shard: self._state.batches.newest(shard) for shard in shards}
         return {shard: row for shard, row in rows.items() if row is not None}
+
+    def heads(self, shards: Collection[ShardId]) -> Iterator[LedgerHead]:
+        state, newest = self._state, self.newest(shards)
+        for row in self.shards(shards).values():
+            number, intent = next_in_line(newest.get(row.shard))
+            run = intent.run if intent else None
+            version = state.versions[row.shard]
+            yield LedgerHead(row.shard, row.check_point, number, run, version)
+
+    def throughput(self, since: Mapping[ShardId, int]) -> Iterator[Throughput]:
+        for shard in sorted(since):
+            own = range(since[shard], NUMBERS_END)
+            late = [*self.select(Batch, shard=shard, sequence=own, state=BatchState.COMMITTED)]
+            times = [batch.committed_at for batch in late if batch.committed_at]
+            counted = (batch.statistics for batch in late)
+            read = (each.written if each.records is None else each.records for each in counted)
+            if times:
+                yield Throughput(shard, len(late), sum(read), min(times), max(times))
+
+    def ledger_rows(self) -> int:
+        counted = {BatchState.COMMITTED, BatchState.WITHDRAWN}
+        return sum(1 for _ in self.select(Batch, state=counted))
+
+    def gap_counts(self) -> dict[bool, int]:
+        acknowledged = [gap.acknowledged for gap in self.select(Gap)]
+        return {value: acknowledged.count(value) for value in (True, False)}
+
+    def numbered(self, numbers: Mapping[ShardId, int]) -> dict[ShardId, Batch]:
+        rows = {shard: self._state.batches.get((shard, numbers[shard])) for shard in numbers}
+        return {shard: row for shard, row in rows.items() if row is not None}
+
+    def write_intended(self, batches: Collection[Batch]) -> None:
+        self.add(*batches)
+
+    def move_checkpoints(
+        self, moved: Collection[ShardLease], commits: Sequence[BatchCommit]
+    ) -> None:
+        self.add(*moved)
+        totals = self._state.totals
+        for commit in commits:
+            shard = commit.tenure.shard
+            after = totals.get(shard, ShardTotals(shard)).after(commit.statistics)
+            self._set(totals, shard, after)
+
+    def raise_version(self, shard: ShardId) -> None:
+        versions = self._state.versions
+        self._set(versions, shard, versions[shard] + 1)
+
+    def lower_committed(self, shard: ShardId, first: int) -> None:
+        """Do nothing: here the ledger itself is looked at."""
+
+    # -- the table ------------------------------------------------------------------------------
+
+    def published(self, shard: ShardId) -> tuple[int, PlannedPublication | None] | None:
+        if not self._state.publishing.epoch:
+            return None
+        assert self._state.publication is not None
+        return self._state.published[shard], self._state.publication.pending
+
+    def add_table_changes(self, changes: Iterable[TableChange]) -> None:
+        for change in changes:
+            sequence = self._all.next_sequence()
+            self._set(self._state.changes, sequence, replace(change, sequence=sequence))
 
     # -- the outbox, which keeps no delivered event here ------------------------------------------
 
@@ -254,6 +368,10 @@ class RowsInMemory:
             own = waiting.get(event.shard, WaitingEvents(event.shard, 0, event))
             waiting[event.shard] = WaitingEvents(event.shard, own.count + 1, own.oldest)
         return iter([waiting[shard] for shard in sorted(waiting)])
+
+    def add_events(self, events: Collection[OutboxEvent], at: datetime) -> None:
+        del at
+        self.add(*(replace(each, sequence=self._all.next_sequence()) for each in events))
 
     def deliver(self, sequences: Collection[int]) -> None:
         for sequence in sequences:

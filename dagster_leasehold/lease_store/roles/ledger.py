@@ -14,8 +14,7 @@ version has moved once more.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from itertools import islice
-from typing import Protocol
+from itertools import chain, islice
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
@@ -26,12 +25,17 @@ from dagster_leasehold.lease_store.ledger_rows import (
     ShardTotals,
     Throughput,
 )
+from dagster_leasehold.lease_store.roles.operations import Operations, Rows, portions
+from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
+from dagster_leasehold.lease_store.stored_rows import given
 
 THROUGHPUT_BATCHES = 32
+SHARDS_PER_LOOK = 100
 
 
-class Ledger(Protocol):
+class Ledger(Operations):
     """The verbs that read ledger, journal and gaps; they change nothing.
 
     An iterator has read its first page when it is returned, and reads the next when it is asked
@@ -46,7 +50,16 @@ class Ledger(Protocol):
         One row per shard is read, and its newest batch; a shard that the group has not is left
         out.
         """
-        ...
+        if shards is None:
+            shards = self._listing("heads", key, lambda rows: rows.values(ShardLease, "shard"))
+        heads: dict[ShardId, LedgerHead] = {}
+        for part in portions(shards, SHARDS_PER_LOOK):
+
+            def work(rows: Rows, part: Collection[ShardId] = part) -> Iterator[LedgerHead]:
+                return rows.heads(part)
+
+            heads |= {head.shard: head for head in self._listing("heads", key, work)}
+        return heads
 
     def each_batch(
         self,
@@ -65,7 +78,10 @@ class Ledger(Protocol):
             numbers: only these numbers; its step is 1.
             newest_first: from the last number down; needs a shard.
         """
-        ...
+        if shard is None:
+            return self._each("batches", key, Batch, **given(state=state))
+        own = given(shard=shard, sequence=numbers or ALL_NUMBERS, state=state)
+        return self._each("batches", key, Batch, newest_first=newest_first, **own)
 
     def batches(
         self,
@@ -81,18 +97,34 @@ class Ledger(Protocol):
 
         A row that stands for several batches is given if it stands for any of these.
         """
-        ...
+        self._reading("batches", key, lambda rows: rows.group())
+        return chain.from_iterable(
+            chain(self._folded_over(key, shard, number), self.each_batch(key, shard, numbers=rest))
+            for shard, number in sorted(numbers.items())
+            for rest in [range(number, NUMBERS_END)]
+        )
 
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
         """Return the sums of late commits, for every shard with a ledger, by shard.
 
         Counted are the committed batches among the newest `window` of a shard.
         """
-        ...
+        newest = {
+            head.shard: head.next_number - (head.intent is None)
+            for head in self.heads(key).values()
+            if head.next_number or head.intent is not None
+        }
+        sums: list[Throughput] = []
+        for part in portions(newest, SHARDS_PER_LOOK):
+            since = {shard: newest[shard] - window + 1 for shard in part}
+            sums += self._listing(
+                "throughput", key, lambda rows, since=since: rows.throughput(since)
+            )
+        return sums
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
         """Return all that was ever committed, for every shard, by shard; one statement."""
-        ...
+        return self._listing("totals", key, lambda rows: rows.select(ShardTotals))
 
     def ledger_rows(self, key: GroupKey) -> int:
         """Return the number of ledger rows of batches that were ever committed; one statement.
@@ -100,7 +132,7 @@ class Ledger(Protocol):
         Shards count their rows at each commit, folding and expiry, so that no look at the ledger
         is needed.
         """
-        ...
+        return self._reading("ledger_rows", key, lambda rows: rows.ledger_rows())
 
     def each_entry(
         self,
@@ -116,7 +148,9 @@ class Ledger(Protocol):
         Transactions that overlap may take effect in another order than that of their numbers:
         whoever follows the journal's end does so through `lease_store.journal_tail`.
         """
-        ...
+        above = range(after + 1, NUMBERS_END if until is None else until + 1)
+        own = given(sequence=above, shard=shard)
+        return self._each("journal", key, JournalEntry, newest_first=newest_first, **own)
 
     def journal(
         self,
@@ -147,12 +181,23 @@ class Ledger(Protocol):
 
         With `start`, those that begin at this cursor.
         """
-        ...
+        own = given(shard=shard, start=start, acknowledged=acknowledged)
+        return list(self._each("gaps", key, Gap, **own))
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
         """Return the number of gaps that somebody has acknowledged, and of those nobody has."""
-        ...
+        return self._reading("gap_counts", key, lambda rows: rows.gap_counts())
 
     def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
         """Return the summaries of deleted history, of one shard or by shard; that of none first."""
-        ...
+        own = given(shard=shard)
+        return self._listing("summaries", key, lambda rows: rows.select(ShardSummary, **own))
+
+    def _folded_over(self, key: GroupKey, shard: ShardId, number: int) -> Iterator[Batch]:
+        """Return the row before a number, if it stands for the batch of that number as well."""
+        if not number:
+            return
+        own = given(shard=shard, sequence=range(number), state=BatchState.COMMITTED)
+        for batch in self._each("batches", key, Batch, newest_first=True, limit=1, **own):
+            if batch.last >= number:
+                yield batch

@@ -16,9 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from itertools import chain
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_shard
+from dagster_leasehold.lease_store.rules.transitions import holds
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.memory_store.rows_in_memory import RowsInMemory
@@ -28,7 +32,12 @@ if TYPE_CHECKING:
 else:
     Rows = object
 
+PAGE_FIRST_ROWS = 64
+PAGE_ROWS_MAX = 2_048
+_PAGE_GROWTH = 4
+KEYS_PER_STATEMENT = 500
 Outcome = TypeVar("Outcome")
+Key = TypeVar("Key", ShardId, int)
 Value = TypeVar("Value")
 
 
@@ -36,6 +45,7 @@ class Operations(ABC):
     """The transactions of a store."""
 
     statements: Counter[str]
+    _page_rows: tuple[int, int] = (PAGE_FIRST_ROWS, PAGE_ROWS_MAX)
     _clock: Callable[[], datetime]
 
     @abstractmethod
@@ -80,6 +90,59 @@ class Operations(ABC):
 
         return list(self._reading(kind, key, work))
 
+    def _each(
+        self,
+        name: str,
+        key: GroupKey,
+        kind: type[Value],
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        **conditions: Any,
+    ) -> Iterator[Value]:
+        """Return rows page by page, each in a transaction of its own; the first is read now."""
+
+        def pages() -> Iterator[list[Value]]:
+            remaining = limit
+            last: Value | None = None
+            for size in page_sizes(*self._page_rows):
+                number = size if remaining is None else min(size, remaining)
+
+                def work(rows: Rows, number: int = number, last: Any = last) -> Iterator[Value]:
+                    if last is None:
+                        rows.group()
+                    order = {"after": last, "newest_first": newest_first}
+                    return rows.select(kind, limit=number, **order, **conditions)
+
+                page = list(self._reading(name, key, work))
+                yield page
+                remaining = None if remaining is None else remaining - len(page)
+                if len(page) < number or remaining == 0:
+                    return
+                last = page[-1]
+
+        each = pages()
+        return chain.from_iterable(chain([next(each)], each))
+
+
+def page_sizes(first: int = PAGE_FIRST_ROWS, most: int = PAGE_ROWS_MAX) -> Iterator[int]:
+    """Give the rows to ask for with each page: few at first, for readers who take only those."""
+    size = first
+    while True:
+        yield size
+        size = min(size * _PAGE_GROWTH, most)
+
+
+def portions(keys: Iterable[Key], size: int | None = None) -> Iterator[list[Key]]:
+    """Pieces of some keys, in order, that one statement can ask for."""
+    return chunks(sorted(keys), size)
+
+
+def chunks(keys: list[Key], size: int | None = None) -> Iterator[list[Key]]:
+    """Pieces of some keys in the given order."""
+    size = size or KEYS_PER_STATEMENT
+    return (keys[start : start + size] for start in range(0, len(keys), size))
+
 
 def journalled(shard: ShardId | None = None) -> Callable[[Rows], bool]:
     """Return the mark that looks for a transaction's journal entries, behind its first lock."""
@@ -92,3 +155,42 @@ def journalled(shard: ShardId | None = None) -> Callable[[Rows], bool]:
         return rows.journalled()
 
     return mark
+
+
+def locked_shard(rows: Rows, shard: ShardId) -> ShardLease:
+    """Lock a shard's row and return it.
+
+    Raises:
+        UnknownShard: the group has no such shard.
+    """
+    row = rows.shards([shard], lock=True).get(shard)
+    if row is None:
+        rows.group()
+        raise unknown_shard(rows.key, shard)
+    return row
+
+
+def held(rows: Rows, tenure: Tenure) -> ShardLease:
+    """Lock the row of a tenure's shard and return it.
+
+    Raises:
+        LeaseLost: the tenure is over.
+    """
+    row = rows.shards([tenure.shard], lock=True).get(tenure.shard)
+    if row is None or not holds(row, tenure):
+        raise lost(rows, tenure)
+    return row
+
+
+def lost(rows: Rows, tenure: Tenure) -> Exception:
+    """Return the error of a tenure that is over."""
+    rows.group()
+    return lease_lost(tenure)
+
+
+def abandon_intent(rows: Rows, shard: ShardId) -> None:
+    """Give up what was intended for a shard; only its newest row can be an intent."""
+    newest = rows.newest([shard]).get(shard)
+    if newest is not None and newest.state is BatchState.INTENT:
+        own = {"shard": shard, "sequence": newest.sequence, "state": BatchState.INTENT}
+        rows.change(Batch, {"state": BatchState.ABANDONED}, **own)

@@ -9,30 +9,15 @@ that they share. `lease_store.open` alone calls it.
 from pathlib import Path
 
 from dagster_leasehold.lease_store.engine import sqlite_path
-from dagster_leasehold.lease_store.sql_store.batches import SqlBatches
-from dagster_leasehold.lease_store.sql_store.forced_checkpoints import SqlForcedCheckpoints
-from dagster_leasehold.lease_store.sql_store.ledger import SqlLedger
 from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
 from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
 from dagster_leasehold.lease_store.sql_store.rolling_forward import SqlRollingForward
-from dagster_leasehold.lease_store.sql_store.shards import SqlShards
-from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
 from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["SqlStore"]
 
 
-class SqlStore(
-    SqlShards,
-    SqlForcedCheckpoints,
-    SqlTenures,
-    SqlBatches,
-    SqlLedger,
-    SqlRewrites,
-    SqlRollingForward,
-    SqlRetention,
-    LeaseStore,
-):
+class SqlStore(SqlRewrites, SqlRollingForward, SqlRetention, LeaseStore):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""
 
     def _file(self) -> Path | None:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Select, Update, bindparam, func, select, update
+from sqlalchemy import Select, Update, bindparam, func, update
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState
 from dagster_leasehold.lease_store.sql_store.group_statements import of_group, rows_of, update_rows
-from dagster_leasehold.lease_store.tables import batch, gap, rewrite_claim, shard_summary
-
-
-def update_intended(key: GroupKey, values: Iterable[str]) -> Update:
-    """Write ledger rows that are still intents. Parameters: `seen_shard`, `seen_sequence`."""
-    return (
-        update(batch)
-        .where(
-            of_group(batch, key, state=BatchState.INTENT.value),
-            batch.c.shard_id == bindparam("seen_shard"),
-            batch.c.sequence == bindparam("seen_sequence"),
-        )
-        .values({name: bindparam(name) for name in values})
-    )
+from dagster_leasehold.lease_store.tables import batch, rewrite_claim, shard_summary
 
 
 def abandon_intent(key: GroupKey, shard: ShardId, number: int) -> Update:
@@ -44,11 +31,6 @@ def withdraw_batches(key: GroupKey, shard: ShardId, numbers: range) -> Update:
         )
         .values(state=BatchState.WITHDRAWN.value, generation=batch.c.generation + 1)
     )
-
-
-def select_gaps_at(key: GroupKey, shard: ShardId, start: str) -> Select[Any]:
-    """The gaps of a shard that begin at one cursor, by their end."""
-    return rows_of(gap, key, shard_id=shard, start_cursor=start).order_by(gap.c.end_cursor)
 
 
 def select_claims(key: GroupKey) -> Select[Any]:
@@ -77,21 +59,6 @@ def update_output(key: GroupKey, shard: ShardId, values: Iterable[str]) -> Updat
             batch.c.attempt == func.coalesce(bindparam("seen_attempt"), batch.c.attempt),
         )
         .values({name: bindparam(name) for name in values})
-    )
-
-
-def select_summaries(key: GroupKey, shard: ShardId | None) -> Select[Any]:
-    """The summaries of one shard, or of a group by shard; that of no shard first."""
-    own = {} if shard is None else {"shard_id": shard}
-    return rows_of(shard_summary, key, **own).order_by(shard_summary.c.shard_id)
-
-
-def select_expired(key: GroupKey, shards: Sequence[ShardId]) -> Select[*tuple[str, Any]]:
-    """The expired output of some shards, where they have lost any."""
-    return select(shard_summary.c.shard_id, shard_summary.c.expired).where(
-        of_group(shard_summary, key),
-        shard_summary.c.shard_id.in_(shards),
-        shard_summary.c.expired.is_not(None),
     )
 
 

@@ -98,7 +98,8 @@ class Columns(Generic[Value]):
         if table is not None:
             self.table = table
             self.order = KEYS[kind]
-            self.selected = [_text(column) for column in table.c]
+            own = table.c if self._parts else (table.c[name] for name in self.names)
+            self.selected = [_text(column) for column in own]
             COLUMNS[kind] = self
 
     def read(self, row: Row, **given: Any) -> Value:
@@ -157,6 +158,17 @@ class Columns(Generic[Value]):
                 return column.is_(value)
             case _:
                 return column == self.bound(name, value)
+
+    def beyond(self, last: Value, *, newest_first: bool) -> list[sa.ColumnElement[bool]]:
+        """Return the rows after one in the order of keys, as conditions one after the other."""
+        place = [(self.column(name), self.bound(name, getattr(last, name))) for name in self.order]
+        return [
+            sa.and_(
+                *(column == value for column, value in place[:at]),
+                place[at][0] < place[at][1] if newest_first else place[at][0] > place[at][1],
+            )
+            for at in reversed(range(len(place)))
+        ]
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return changes of fields as those of columns."""
@@ -273,7 +285,16 @@ PROGRESS = Columns(Progress)
 ENTRY = Columns(JournalEntry, tables.lease_journal, reads={"shard": _optional(ShardId)})
 GAP = Columns(Gap, tables.gap, key=("shard",))
 EVENT = Columns(OutboxEvent, tables.outbox)
-TOTALS = Columns(ledger_rows.ShardTotals)
+TOTALS = Columns(
+    ledger_rows.ShardTotals,
+    tables.shard_lease,
+    named={
+        "batches": "committed_batches",
+        "records": "committed_records",
+        "bytes": "committed_bytes",
+        "quarantined": "quarantined_records",
+    },
+)
 # MariaDB adds integers up to a decimal.
 THROUGHPUT = Columns(ledger_rows.Throughput, reads={"records": int})
 CLAIM = Columns(
@@ -305,17 +326,37 @@ _SETTINGS = Columns(
     reads={"assignment": AssignmentMode, "gap_policy": GapPolicy},
 )
 _NOTE = Columns(Note)
+_STATISTICS = Columns(ledger_rows.BatchStatistics)
 _BATCH = Columns(
     ledger_rows.Batch,
-    key=("shard", "sequence"),
-    without=("statistics",),
+    tables.batch,
+    parts={"statistics": _STATISTICS},
     reads={"state": ledger_rows.BatchState},
 )
-_STATISTICS = Columns(ledger_rows.BatchStatistics)
+
+
+class _Opening:
+    """The columns of a summary's newest tenure."""
+
+    def read(self, row: Row) -> Opening | None:
+        if row["opened"] is None:
+            return None
+        owner = row["opened_by"] and NodeName(row["opened_by"])
+        return Opening(row["opened"], row["opened_epoch"], row["opened_run"], owner)
+
+    def values(self, value: Opening | None) -> dict[str, Any]:
+        return {
+            "opened": value.sequence if value else None,
+            "opened_epoch": value.epoch if value else None,
+            "opened_run": value.run if value else "",
+            "opened_by": value.owner if value else None,
+        }
+
+
 _SUMMARY = Columns(
     ShardSummary,
-    key=("shard", "version"),
-    without=("opening",),
+    tables.shard_summary,
+    parts={"opening": _Opening()},
     reads={
         "shard": lambda text: ShardId(text) if text else None,
         "skips": _pairs,
@@ -360,12 +401,12 @@ def note_row(
 
 def batch_row(key: GroupKey, batch: ledger_rows.Batch) -> dict[str, Any]:
     """Return a new ledger row."""
-    return _BATCH.row(key, batch) | output_values(batch.files, batch.statistics)
+    return _BATCH.row(key, batch)
 
 
 def batch_values(batch: ledger_rows.Batch) -> dict[str, Any]:
     """Return what a ledger row holds, its key aside."""
-    return _BATCH.values(batch) | output_values(batch.files, batch.statistics)
+    return _BATCH.values(batch)
 
 
 def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, Any]:
@@ -397,7 +438,7 @@ def output_values(
 
 def batch_from(row: Row) -> ledger_rows.Batch:
     """Return a batch from its ledger row."""
-    return _BATCH.read(row, statistics=_STATISTICS.read(row))
+    return _BATCH.read(row)
 
 
 def head_from(row: Row) -> ledger_rows.LedgerHead:
@@ -420,20 +461,10 @@ def event_row(key: GroupKey, event: OutboxEvent, at: datetime) -> dict[str, Any]
 
 
 def summary_values(summary: ShardSummary) -> dict[str, Any]:
-    """Return what a summary's row holds, its key and version aside."""
-    opening = summary.opening
-    return _SUMMARY.values(summary) | {
-        "opened": opening.sequence if opening else None,
-        "opened_epoch": opening.epoch if opening else None,
-        "opened_run": opening.run if opening else "",
-        "opened_by": opening.owner if opening else None,
-    }
+    """Return what a summary's row holds, its key aside."""
+    return _SUMMARY.values(summary)
 
 
 def summary_from(row: Row) -> ShardSummary:
     """Return a summary from its row."""
-    opening = None
-    if row["opened"] is not None:
-        owner = row["opened_by"] and NodeName(row["opened_by"])
-        opening = Opening(row["opened"], row["opened_epoch"], row["opened_run"], owner)
-    return _SUMMARY.read(row, opening=opening)
+    return _SUMMARY.read(row)

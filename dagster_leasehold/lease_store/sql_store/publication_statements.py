@@ -182,16 +182,6 @@ def move_cursors(key: GroupKey, cursors: Mapping[ShardId, int]) -> sa.Update:
     )
 
 
-def lower_committed(key: GroupKey, shard: ShardId, first: int) -> sa.Update:
-    """Note that the batches of a shard from a number on are committed no more."""
-    until = shard_lease.c.committed_until
-    return (
-        sa.update(shard_lease)
-        .where(of_group(shard_lease, key, shard_id=shard), until > first)
-        .values(committed_until=first)
-    )
-
-
 # -- changes --------------------------------------------------------------------------------------
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,18 +12,33 @@ from dagster_leasehold.lease_store.columns import server_time
 from dagster_leasehold.lease_store.group_rows import Group, Pulse
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent, WaitingEvents
-from dagster_leasehold.lease_store.ledger_rows import Batch
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchCommit,
+    BatchState,
+    LedgerHead,
+    Throughput,
+)
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused
+from dagster_leasehold.lease_store.publication_rows import PlannedPublication, TableChange
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.sql_store.mapping import (
     EVENT,
     GROUP_PREFIX,
     NODE,
+    THROUGHPUT,
     batch_from,
+    batch_values,
+    event_row,
     group_from,
     group_values,
+    head_from,
     joined_group,
     key_values,
+    moved_values,
 )
+from dagster_leasehold.lease_store.sql_store.publication_mapping import change_values, pending_from
 from dagster_leasehold.lease_store.sql_store.shard_leases import ShardLeases
 from dagster_leasehold.lease_store.sql_store.table_rows import portions
 from dagster_leasehold.lease_store.stored_rows import given
@@ -30,12 +46,25 @@ from dagster_leasehold.lease_store.tables import (
     GROUP_TABLES,
     batch,
     consumer_group,
+    gap,
     outbox,
+    publication,
+    shard_lease,
     store_identity,
+    table_change,
     worker_instance,
 )
 
 _ONLY_ROW = 1
+_TOTALS = (
+    "committed_batches",
+    "committed_records",
+    "committed_bytes",
+    "quarantined_records",
+    "ledger_rows",
+)
+_MOVED = ("check_point", "watermark", "committed_until", "tries", "suspicion")
+_HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 ROWS_PER_STATEMENT = 16
 """The process of a run is young, and every form of a statement must be compiled before it is sent,
 which takes most of a millisecond for each of the whole ledger rows that it asks for."""
@@ -160,6 +189,148 @@ class RowsInSql(ShardLeases):
         own = columns.where(self._own(batch, shard_id=shard))
         return own.order_by(batch.c.sequence.desc()).limit(1).subquery()
 
+    def heads(self, shards: Collection[ShardId]) -> Iterator[LedgerHead]:
+        """Read checkpoint and version of each shard, with its newest ledger row if it has one."""
+        columns = [shard_lease.c[name] for name in ("shard_id", "check_point", "ledger_version")]
+        ends = sa.select(batch.c.sequence, batch.c.last_sequence, batch.c.state, batch.c.run)
+        each = (
+            sa.select(*columns, *newest.c)
+            .select_from(shard_lease.outerjoin(newest, sa.true()))
+            .where(self._own(shard_lease, shard_id=shard))
+            for shard in shards
+            for newest in [self._newest(ends, shard)]
+        )
+        return self._rows(sa.union_all(*each), head_from)
+
+    def throughput(self, since: Mapping[ShardId, int]) -> Iterator[Throughput]:
+        """Add up the committed batches of each shard from a number on."""
+        added_up = sa.select(
+            batch.c.shard_id,
+            sa.func.count().label("batches"),
+            sa.func.sum(sa.func.coalesce(batch.c.records, batch.c.written)).label("records"),
+            sa.func.min(batch.c.committed_at).label("first_at"),
+            sa.func.max(batch.c.committed_at).label("last_at"),
+        ).where(self._own(batch, state=BatchState.COMMITTED.value))
+        # One range of the key for each: SQLite reads the whole group for several at once.
+        each = (
+            added_up.where(batch.c.shard_id == shard, batch.c.sequence >= since[shard]).group_by(
+                batch.c.shard_id
+            )
+            for shard in sorted(since)
+        )
+        return self._rows(sa.union_all(*each), THROUGHPUT.read)
+
+    def ledger_rows(self) -> int:
+        """Return the number of rows of batches that were ever committed, as shards count them."""
+        counted = sa.select(sa.func.sum(shard_lease.c.ledger_rows)).where(self._own(shard_lease))
+        rows = self._tx.value(counted)
+        if rows is None:
+            self.group()
+        # MySQL adds integers up to a decimal.
+        return int(rows or 0)
+
+    def gap_counts(self) -> dict[bool, int]:
+        """Return the number of gaps that were acknowledged, and of the others."""
+        counted = (
+            sa.select(gap.c.acknowledged, sa.func.count().label("gaps"))
+            .where(self._own(gap))
+            .group_by(gap.c.acknowledged)
+        )
+        rows = self._tx.rows(counted).all()
+        if not rows:
+            self.group()
+        return {True: 0, False: 0} | {bool(row["acknowledged"]): row["gaps"] for row in rows}
+
+    def numbered(self, numbers: Mapping[ShardId, int]) -> dict[ShardId, Batch]:
+        """Return the ledger rows with these shards and numbers."""
+        rows: dict[ShardId, Batch] = {}
+        for part in portions(numbers, ROWS_PER_STATEMENT):
+            # Each by its key: for more than a few alternatives SQLite reads the whole group.
+            each = (
+                sa.select(batch).where(self._own(batch, shard_id=name, sequence=numbers[name]))
+                for name in part
+            )
+            rows |= {row.shard: row for row in self._rows(sa.union_all(*each), batch_from)}
+        return rows
+
+    def write_intended(self, batches: Sequence[Batch]) -> None:
+        """Write ledger rows that are still intents.
+
+        Raises:
+            Raced: one of them is none any more.
+        """
+        rows = [
+            {"seen_shard": each.shard, "seen_sequence": each.sequence} | batch_values(each)
+            for each in batches
+        ]
+        if rows:
+            names = batch_values(batches[0])
+            statement = (
+                sa.update(batch)
+                .where(
+                    self._own(batch, state=BatchState.INTENT.value),
+                    batch.c.shard_id == sa.bindparam("seen_shard"),
+                    batch.c.sequence == sa.bindparam("seen_sequence"),
+                )
+                .values({name: sa.bindparam(name) for name in names})
+            )
+            self._must_change_all(statement, rows)
+
+    def move_checkpoints(self, moved: Sequence[ShardLease], commits: Sequence[BatchCommit]) -> None:
+        """Move shards on by a batch each, if its tenure is still the current one: the fence.
+
+        Raises:
+            Raced: one of them is not.
+        """
+        columns = shard_lease.c
+        own = self._own(
+            shard_lease,
+            shard_id=sa.bindparam("seen_shard"),
+            consumer_owner=sa.bindparam("seen_owner"),
+            consumer_epoch=sa.bindparam("seen_epoch"),
+            consumer_run=sa.bindparam("seen_run"),
+        )
+        totals = {name: columns[name] + sa.bindparam(f"more_{name}") for name in _TOTALS}
+        values = {name: sa.bindparam(name) for name in _MOVED}
+        # A list of states would be sent anew for each shard.
+        held = sa.or_(*(columns.state == state for state in _HELD))
+        statement = sa.update(shard_lease).where(own, held).values(values | totals)
+        rows = [moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
+        self._must_change_all(statement, rows)
+
+    def raise_version(self, shard: ShardId) -> None:
+        """Note that what a shard's ledger says of the past has changed; its row is locked."""
+        raised = {"ledger_version": shard_lease.c.ledger_version + 1}
+        own = self._own(shard_lease, shard_id=shard)
+        self._tx.connection.execute(sa.update(shard_lease).where(own).values(raised))
+
+    def lower_committed(self, shard: ShardId, first: int) -> None:
+        """Note that the batches of a shard from a number on are committed no more."""
+        until = shard_lease.c.committed_until
+        own = self._own(shard_lease, shard_id=shard)
+        self._tx.connection.execute(
+            sa.update(shard_lease).where(own, until > first).values(committed_until=first)
+        )
+
+    # -- the table ------------------------------------------------------------------------------
+
+    def published(self, shard: ShardId) -> tuple[int, PlannedPublication | None] | None:
+        """Return a shard's cursor and the pending publication; None where nobody publishes."""
+        own = sa.and_(self._own(publication), publication.c.epoch > 0)
+        chosen = (
+            sa.select(shard_lease.c.published_until, publication.c.pending)
+            .select_from(shard_lease.join(publication, own))
+            .where(self._own(shard_lease, shard_id=shard))
+        )
+        row = self._tx.rows(chosen).first()
+        return None if row is None else (row["published_until"], pending_from(row))
+
+    def add_table_changes(self, changes: Iterable[TableChange]) -> None:
+        """Have the table of the group follow."""
+        at = self._clock()
+        rows = [key_values(self.key) | change_values(change, at) for change in changes]
+        self._insert(table_change, rows)
+
     # -- the outbox -----------------------------------------------------------------------------
 
     def undelivered_events(
@@ -187,6 +358,10 @@ class RowsInSql(ShardLeases):
             chosen,
             lambda row: WaitingEvents(ShardId(row["shard_id"]), row["waiting"], EVENT.read(row)),
         )
+
+    def add_events(self, events: Sequence[OutboxEvent], at: datetime) -> None:
+        """Add events; `at` is for the judgement of their age once they are delivered."""
+        self._insert(outbox, [event_row(self.key, event, at) for event in events])
 
     def deliver(self, sequences: Collection[int]) -> None:
         """Flag events as delivered; flagging the same again is harmless."""

@@ -83,6 +83,19 @@ class ShardLeases(TableRows):
             self.group()
         return (PROGRESS.read(row) for row in rows if row["shard_id"] is not None)
 
+    def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
+        """Return if the group is paused, and some of its shards, by one statement."""
+        chosen = sa.and_(self._joined(), shard_lease.c.shard_id.in_(sorted(names)))
+        rows = self._tx.rows(
+            sa.select(shard_lease, consumer_group.c.paused)
+            .select_from(consumer_group.outerjoin(shard_lease, chosen))
+            .where(self._own(consumer_group))
+        ).all()
+        if not rows:
+            self.group()
+        read = (SHARD.read(row) for row in rows if row["shard_id"] is not None)
+        return bool(rows[0]["paused"]), {row.shard: row for row in read}
+
     def _joined(self) -> sa.ColumnElement[bool]:
         return sa.and_(
             shard_lease.c.consume_group == consumer_group.c.consume_group,

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.journal_rows import Note
+from dagster_leasehold.lease_store.journal_rows import JournalEntry, Note
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.sql_store.mapping import (
     COLUMNS,
@@ -57,18 +57,52 @@ class TableRows:
         *,
         newest_first: bool = False,
         limit: int | None = None,
+        after: Value | None = None,
         lock: bool = False,
         **conditions: Any,
     ) -> Iterator[Value]:
-        """Read rows in key order. Each row is decoded when the caller takes it."""
+        """Read rows in the order of their keys, those after one; decoded as they are taken."""
         columns: Columns[Value] = COLUMNS[kind]
         chosen = sa.select(*columns.selected).where(columns.where(self.key, conditions))
-        ordered = _ordered(chosen, columns, newest_first=newest_first).limit(limit)
-        return self._rows(ordered.with_for_update() if lock else ordered, columns.read)
+        if kind is JournalEntry:
+            # MySQL would rather read the whole journal backwards until it has met entries enough
+            # of this group or shard.
+            index = "lease_journal_by_shard" if "shard" in conditions else "lease_journal_by_group"
+            hint = f"FORCE INDEX ({index})"
+            chosen = chosen.with_hint(lease_journal, hint, dialect_name="mysql")
+        chosen = _ordered(chosen, columns, newest_first=newest_first)
+        if after is None:
+            chosen = chosen.limit(limit)
+            return self._rows(chosen.with_for_update() if lock else chosen, columns.read)
+        rows: list[Row] = []
+        # Each is one range of the index; asked for together, MySQL and SQLite would read and sort
+        # what lies between them as well.
+        for beyond in columns.beyond(after, newest_first=newest_first):
+            left = None if limit is None else limit - len(rows)
+            if left != 0:
+                rows += self._tx.rows(chosen.where(beyond).limit(left))
+        return map(columns.read, rows)
 
     def first(self, kind: type[Value], /, *, lock: bool = False, **conditions: Any) -> Value | None:
         """Return the first of the rows that meet the conditions, or None."""
         return next(self.select(kind, limit=1, lock=lock, **conditions), None)
+
+    def values(
+        self,
+        kind: type,
+        field: str,
+        /,
+        *,
+        newest_first: bool = False,
+        offset: int | None = None,
+        limit: int | None = None,
+        **conditions: Any,
+    ) -> list[Any]:
+        """Read one field of rows in the order of their keys."""
+        columns = COLUMNS[kind]
+        chosen = sa.select(columns.column(field)).where(columns.where(self.key, conditions))
+        ordered = _ordered(chosen, columns, newest_first=newest_first).offset(offset).limit(limit)
+        return list(self._tx.connection.execute(ordered).scalars())
 
     def add(self, *values: Any) -> None:
         """Add rows of one kind that were not there when this transaction looked.
@@ -95,6 +129,12 @@ class TableRows:
         """Change fields of the rows that meet the conditions; return their number."""
         columns = COLUMNS[kind]
         return self._update(columns, columns.changed(changes), conditions)
+
+    def delete(self, kind: type, /, **conditions: Any) -> int:
+        """Delete the rows that meet the conditions; return their number."""
+        columns = COLUMNS[kind]
+        gone = sa.delete(columns.table).where(columns.where(self.key, conditions))
+        return self._tx.connection.execute(gone).rowcount
 
     # -- the group ------------------------------------------------------------------------------
 
@@ -153,6 +193,15 @@ class TableRows:
     ) -> int:
         changed = sa.update(columns.table).where(columns.where(self.key, conditions))
         return self._tx.connection.execute(changed.values(values)).rowcount
+
+    def _must_change_all(self, statement: sa.Update, rows: Sequence[dict[str, Any]]) -> None:
+        """Send an update for each of some rows.
+
+        Raises:
+            Raced: one of them is not there any more.
+        """
+        if rows and self._tx.connection.execute(statement, rows).rowcount != len(rows):
+            raise Raced
 
 
 def _ordered(

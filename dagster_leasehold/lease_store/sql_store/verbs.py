@@ -14,10 +14,10 @@ from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.roles.operations import journalled
-from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_shard
-from dagster_leasehold.lease_store.rules.transitions import Step, holds
-from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
-from dagster_leasehold.lease_store.sql_store import ledger_statements, shard_statements
+from dagster_leasehold.lease_store.rules.refusals import unknown_shard
+from dagster_leasehold.lease_store.rules.transitions import Step
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.sql_store import ledger_statements
 from dagster_leasehold.lease_store.sql_store.group_statements import insert_into, update_rows
 from dagster_leasehold.lease_store.sql_store.mapping import SHARD
 from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
@@ -66,11 +66,6 @@ class SqlVerbs(SqlReadiness):
 
     def _members(self, tx: Transaction, key: GroupKey) -> set[NodeName]:
         return self._rows_of(tx, key).members()
-
-    def _all_shards(
-        self, tx: Transaction, key: GroupKey, *, lock: bool = False
-    ) -> list[ShardLease]:
-        return list(self._rows_of(tx, key).each_shard(lock=lock))
 
     def _shards(
         self, tx: Transaction, key: GroupKey, shards: Collection[ShardId]
@@ -135,20 +130,6 @@ class SqlVerbs(SqlReadiness):
             self._group(tx, key)
             raise unknown_shard(key, shard)
         return row
-
-    def _held(self, tx: Transaction, tenure: Tenure) -> ShardLease:
-        row = self._lock_shards(tx, tenure.key, [tenure.shard]).get(tenure.shard)
-        if row is None or not holds(row, tenure):
-            raise self._lost(tx, tenure)
-        return row
-
-    def _write_current(self, tx: Transaction, tenure: Tenure, values: dict[str, Any]) -> None:
-        if tx.connection.execute(shard_statements.update_current(tenure, values)).rowcount != 1:
-            raise self._lost(tx, tenure)
-
-    def _lost(self, tx: Transaction, tenure: Tenure) -> Exception:
-        self._group(tx, tenure.key)
-        return lease_lost(tenure)
 
 
 def chunks(shards: Sequence[ShardId]) -> Iterable[Sequence[ShardId]]:

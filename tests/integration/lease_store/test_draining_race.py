@@ -14,13 +14,19 @@ from dagster_leasehold.lease_store.draining import Draining
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import NotHeld, Opened
 from dagster_leasehold.lease_store.sql_store import SqlStore
-from dagster_leasehold.lease_store.sql_store.tenures import SqlTenures
+from dagster_leasehold.lease_store.sql_store.rows_in_sql import RowsInSql
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import A, World, X
 from tests.mariadb import MariaDB
 
 pytestmark = pytest.mark.mariadb
 PATIENCE_S = 20.0
+
+
+def of_store(rows: RowsInSql, store: LeaseStore) -> bool:
+    """Return True if an operation of this store reads or writes the rows."""
+    assert isinstance(store, SqlStore)
+    return rows._tx.connection.engine.pool is store._transactions.engine.pool
 
 
 @pytest.fixture
@@ -47,15 +53,15 @@ def test_an_opening_that_overtakes_the_pause_is_waited_for(
     world.add(X)
     world.claim(A, X)
     looked, go_on = threading.Event(), threading.Event()
-    original = SqlTenures._carry_out
+    original = RowsInSql.carry_out
 
-    def standing_still(self: SqlStore, *arguments: Any) -> object:
-        if self is runner and not looked.is_set():
+    def standing_still(self: RowsInSql, *arguments: Any) -> object:
+        if of_store(self, runner) and not looked.is_set():
             looked.set()
             assert go_on.wait(PATIENCE_S)
         return original(self, *arguments)
 
-    monkeypatch.setattr(SqlTenures, "_carry_out", standing_still)
+    monkeypatch.setattr(RowsInSql, "carry_out", standing_still)
     opened: list[object] = []
     looks: list[Draining] = []
 
@@ -94,16 +100,16 @@ def test_an_opening_that_comes_behind_the_pause_is_refused(
     world.join(A)
     world.add(X)
     world.claim(A, X)
-    original = SqlTenures._lock_shards
+    original = RowsInSql.shards
     looks: list[Draining] = []
 
-    def overtaken(self: SqlStore, *arguments: Any) -> object:
-        if self is runner and not looks:
+    def overtaken(self: RowsInSql, *arguments: Any, **more: Any) -> Any:
+        if of_store(self, runner) and not looks:
             operator.update_group(replace(group, paused=True), observer="ops")
             looks.append(operator.draining(world.key))
-        return original(self, *arguments)
+        return original(self, *arguments, **more)
 
-    monkeypatch.setattr(SqlTenures, "_lock_shards", overtaken)
+    monkeypatch.setattr(RowsInSql, "shards", overtaken)
     outcome = runner.open_tenure(world.key, X, A, "run-1")
     assert looks[0].drained
     assert isinstance(outcome, NotHeld)

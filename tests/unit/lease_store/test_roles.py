@@ -11,6 +11,8 @@ from types import FunctionType
 import pytest
 
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.roles.batches import Batches
+from dagster_leasehold.lease_store.roles.forced_checkpoints import ForcedCheckpoints
 from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.identity import Identity
 from dagster_leasehold.lease_store.roles.ledger import Ledger
@@ -27,7 +29,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 
 ROLES = (
     Identity, Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Publications, Windows, Outbox,
-    Retention,
+    Retention, Batches, ForcedCheckpoints,
 )  # fmt: skip
 OF_THE_WHOLE_STORE = {"close"}
 

@@ -78,11 +78,10 @@ def test_row_counts_of_conditional_writes_are_looked_at() -> None:
         unread |= discarded(ast.parse(path.read_text()), "change", "delete")
     # These have no condition beyond their key, and what they name need not be there.
     assert unread == {
-        "_abandon_intent", "_add_row", "_commit", "_delete_batches", "_force",
-        "_give_turn_back", "_insert", "_insert_batches", "_insert_shards",
-        "_record_changes", "change_group", "delete_group", "deliver", "drop_publication",
-        "prune_gaps", "prune_journal", "rewrite_batches", "settle_event",
-        "_write_rolled",
+        "_abandon_intent", "_add_row", "_delete_batches", "_force", "_give_turn_back", "_insert",
+        "_insert_shards", "_record_changes", "_write_rolled", "abandon_intent", "change_group",
+        "delete_group", "deliver", "drop_publication", "look_again", "lower_committed",
+        "prune_gaps", "prune_journal", "raise_version", "rewrite_batches", "settle_event",
     }  # fmt: skip
 
 

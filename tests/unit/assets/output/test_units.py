@@ -17,8 +17,8 @@ from dagster_leasehold.assets.output.units import unit_files, units_of
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.roles.operations import PAGE_FIRST_ROWS
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.sql_store.history_statements import PAGE_FIRST_ROWS
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.aged_store import KEY, RECORDS, Age, fill
 

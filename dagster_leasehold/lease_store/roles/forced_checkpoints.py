@@ -1,0 +1,165 @@
+"""The role for forced checkpoints: an operator's, and the first one of a pinned node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.outcomes import Changed, Stale
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
+from dagster_leasehold.lease_store.roles.border import record_removal
+from dagster_leasehold.lease_store.roles.operations import (
+    Operations,
+    Rows,
+    abandon_intent,
+    page_sizes,
+)
+from dagster_leasehold.lease_store.rules.refusals import unknown_shard
+from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force
+from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason, may_bootstrap
+from dagster_leasehold.lease_store.rules.withdrawal import Ledger
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_summary import ShardSummary
+from dagster_leasehold.lease_store.stored_rows import Above, Plus, given
+
+WITHDRAWN_PER_STATEMENT = 10_000
+
+
+class ForcedCheckpoints(Operations):
+    """The operations that move a checkpoint, and withdraw what was committed behind it."""
+
+    def force_checkpoint(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        cursor: str,
+        *,
+        observer: str,
+        reason: str,
+        reopen: Reopening = Reopening.REFUSE,
+    ) -> Changed:
+        """Set a checkpoint as an operator: a new epoch, journalled, an open intent abandoned.
+
+        Committed batches behind the new checkpoint are withdrawn in the same transaction. A shard
+        that was over is reopened; `reopen` says what becomes of those that began after it, if
+        they were read already: where they were not, they wait again in an ordered group. One that
+        is over at just this cursor stays over: `Changed` names no shard then.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+            CheckpointRefused: the cursor divides a committed batch, or shards that began after
+                this one were read and `reopen` refuses.
+        """
+
+        def work(rows: Rows) -> Changed:
+            leases = _locked_lineage(rows, shard)
+            return _force(rows, _forcing(rows, leases, cursor, reason, reopen), observer)
+
+        return self._changing("force_checkpoint", key, work)
+
+    def bootstrap(
+        self,
+        key: GroupKey,
+        shard: ShardId,
+        node: NodeName,
+        cursor: str,
+        *,
+        run: str,
+        start: str | None = None,
+    ) -> Changed | Stale:
+        """Force a shard that `node` holds to its bootstrap cursor, each cursor once.
+
+        `start` is the end of the log where that lies before the cursor: the shard begins there.
+        `Stale`: done before, not its own, or open in another run. Raises as `force_checkpoint`."""
+
+        def work(rows: Rows) -> Changed | Stale:
+            leases = _locked_lineage(rows, shard)
+            if not may_bootstrap(leases[0], node, cursor, run):
+                return rows.abandon(Stale())
+            reason = bootstrap_reason(node, cursor, start)
+            forcing = _forcing(rows, leases, start or cursor, reason, Reopening.REFUSE)
+            return _force(rows, forcing.bootstrapped(cursor), f"run {run}")
+
+        return self._changing("bootstrap", key, work)
+
+
+def _locked_lineage(rows: Rows, shard: ShardId) -> list[ShardLease]:
+    """Lock the rows that forcing a shard concerns, its own first."""
+    shards = {row.shard: row for row in rows.each_shard()}
+    if shard not in shards:
+        raise unknown_shard(rows.key, shard)
+    names = concerned(shards, shard)
+    locked = rows.shards(names, lock=True)
+    return [locked[name] for name in names]
+
+
+def _forcing(
+    rows: Rows, leases: list[ShardLease], cursor: str, reason: str, reopen: Reopening
+) -> Forcing:
+    names = {row.shard for row in leases}
+    summaries = rows.select(ShardSummary, shard=names)
+    return force(
+        leases,
+        # A holder may commit until its row is locked, so the ledgers are read after that.
+        {name: _ledger(rows, name) for name in names},
+        cursor,
+        key=rows.key,
+        ordered=rows.group().ordered,
+        members=rows.members(),
+        reason=reason,
+        reopen=reopen,
+        begins={
+            each.shard: each.expired.begin for each in summaries if each.shard and each.expired
+        },
+    )
+
+
+def _force(rows: Rows, forcing: Forcing, observer: str) -> Changed:
+    if not forcing.steps:
+        return rows.abandon(Changed())
+    for step in forcing.steps:
+        abandon_intent(rows, step.after.shard)
+        rows.raise_version(step.after.shard)
+    for name, numbers in forcing.withdrawn.items():
+        record_removal(rows, name, ChangeKind.WITHDRAWAL, _reached(rows, name, numbers))
+        # All in this transaction, but each statement within the time that one may take.
+        for start in range(numbers.start, numbers.stop, WITHDRAWN_PER_STATEMENT):
+            part = range(start, min(start + WITHDRAWN_PER_STATEMENT, numbers.stop))
+            withdrawn = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
+            own = {"shard": name, "sequence": part, "state": BatchState.COMMITTED}
+            rows.change(Batch, withdrawn, **own)
+        rows.lower_committed(name, numbers.start)
+        look_again(rows, name, numbers.start)
+    rows.journal(forcing.marks, observer)
+    return rows.carry_out(forcing.steps, observer)
+
+
+def _reached(rows: Rows, shard: ShardId, numbers: range) -> Callable[[int], Iterator[Batch]]:
+    def gone(until: int) -> Iterator[Batch]:
+        reached = numbers[: max(until - numbers.start, 0)]
+        return _ledger(rows, shard)(numbers=reached, newest_first=False)
+
+    return gone
+
+
+def _ledger(rows: Rows, shard: ShardId) -> Ledger:
+    """Return a reader of the committed batches of a shard whose row is locked."""
+
+    def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
+        own = given(shard=shard, sequence=numbers, state=BatchState.COMMITTED)
+        last: Batch | None = None
+        for size in page_sizes(1):
+            page = [*rows.select(Batch, limit=size, after=last, newest_first=newest_first, **own)]
+            yield from page
+            if len(page) < size:
+                return
+            last = page[-1]
+
+    return look
+
+
+def look_again(rows: Rows, shard: ShardId, sequence: int) -> None:
+    """Mark ledger rows from a number on as changed, so that they are summarized again."""
+    changes = {"folded_until": sequence, "version": Plus(1)}
+    rows.change(ShardSummary, changes, shard=shard, folded_until=Above(sequence))
