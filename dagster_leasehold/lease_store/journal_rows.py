@@ -85,6 +85,7 @@ class OutboxEvent:
     Attributes:
         attempts: how often its delivery has failed.
         error: how it failed last, in one line; empty where it did not.
+        at: when it was committed; its age counts once it is delivered.
     """
 
     sequence: int
@@ -95,6 +96,8 @@ class OutboxEvent:
     run: str
     attempts: int = 0
     error: str = ""
+    delivered: bool = False
+    at: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

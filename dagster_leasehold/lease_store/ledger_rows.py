@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -174,21 +174,6 @@ class RewriteKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RewriteClaim:
-    """The right to replace a shard's committed output; consuming the shard goes on beside.
-
-    Attributes:
-        run: unique to one rewrite, so that it fences all earlier ones.
-        at: when it began; for people only.
-    """
-
-    shard: ShardId
-    run: str
-    kind: RewriteKind
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Compacted:
     """The progress of the compactions of a shard, in numbers of its batches.
 
@@ -200,6 +185,24 @@ class Compacted:
 
     until: int = 0
     looked_until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteClaim:
+    """The right to replace a shard's committed output; consuming the shard goes on beside.
+
+    Attributes:
+        run: unique to one rewrite, so that it fences all earlier ones; empty once the claim was
+            given back.
+        at: when it began; for people only.
+        compacted: the progress of all compactions of the shard so far.
+    """
+
+    shard: ShardId
+    run: str
+    kind: RewriteKind
+    at: datetime
+    compacted: Compacted = Compacted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +251,39 @@ class ShardTotals:
     bytes: int = 0
     quarantined: int = 0
 
-    def after(self, statistics: BatchStatistics) -> ShardTotals:
-        """Return the totals with one more batch."""
-        return ShardTotals(
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounters:
+    """The counters of a shard's ledger, so that nobody has to add the ledger up.
+
+    Attributes:
+        version: rises whenever committed rows of the shard are changed or removed, or its
+            checkpoint is forced.
+        committed_until: the number behind the shard's last committed batch.
+        published_until: the shard's cursor: batches with smaller numbers are in the group's table.
+        rows: the number of ledger rows of batches that were ever committed.
+        totals: all that was ever committed.
+    """
+
+    shard: ShardId
+    version: int
+    committed_until: int
+    published_until: int
+    rows: int
+    totals: ShardTotals
+
+    @property
+    def numbers_left(self) -> int:
+        """The most batches that can wait for publication: some numbers were given up as intents."""
+        return max(self.committed_until - self.published_until, 0)
+
+    def after(self, sequence: int, statistics: BatchStatistics) -> LedgerCounters:
+        """Return the counters with one more batch that was committed in a row of its own."""
+        totals = ShardTotals(
             self.shard,
-            self.batches + 1,
-            self.records + statistics.written,
-            self.bytes + (statistics.bytes or 0),
-            self.quarantined + statistics.quarantined,
+            self.totals.batches + 1,
+            self.totals.records + statistics.written,
+            self.totals.bytes + (statistics.bytes or 0),
+            self.totals.quarantined + statistics.quarantined,
         )
+        return replace(self, committed_until=sequence + 1, rows=self.rows + 1, totals=totals)

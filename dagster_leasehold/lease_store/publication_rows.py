@@ -7,7 +7,7 @@ The ledger is written first, and the table follows. Numbers of batches are those
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self
@@ -65,6 +65,8 @@ class TableChange:
         first: the number of the first batch whose output changes.
         removed: the paths of files that are committed output no more.
         added: files that are committed output instead.
+        published: the table has followed, or need not any more.
+        at: when the ledger made it; its age counts once it is published.
     """
 
     sequence: int
@@ -73,6 +75,8 @@ class TableChange:
     first: int
     removed: tuple[str, ...] = ()
     added: tuple[DataFile, ...] = ()
+    published: bool = False
+    at: datetime | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,7 @@ class Publication:
         epoch: of the newest turn to publish; 0 where nobody has ever taken one: the group's
             output goes into no table, and its columns alone are known.
         node: who has the turn, or None.
+        incarnation: of that node; empty where there is none.
         table: the table's name; None until the first turn.
         columns: see `TableColumns`.
         number: how many publications there were.
@@ -143,6 +148,7 @@ class Publication:
     key: GroupKey
     epoch: int = 0
     node: NodeName | None = None
+    incarnation: str = ""
     table: TableName | None = None
     columns: TableColumns = TableColumns()
     number: int = 0

@@ -1,7 +1,7 @@
 """The lease store: one conditional write per verb, with a typed outcome.
 
-Implemented by `lease_store.sql_store` (SQLite, MariaDB, MySQL) and by `lease_store.memory_store`
-(the executable specification); one conformance suite runs on all of them.
+The operations stand in `lease_store.roles`. `lease_store.sql_store` runs them on SQLite, MariaDB
+and MySQL, `lease_store.memory_store` on dictionaries; one conformance suite runs on all of them.
 
 Every method may raise `StoreUnavailable` (nothing changed), `StoreReadOnly` (nothing changed) or
 `OutcomeUnknown` (the reply was lost and a re-read did not settle it), and `UnknownGroup` where

@@ -14,7 +14,8 @@ from typing import Any
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
-from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteClaim, ShardTotals
+from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerCounters, RewriteClaim
+from dagster_leasehold.lease_store.publication_rows import Publication, TableChange
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
@@ -74,13 +75,18 @@ KEYS: Mapping[type, tuple[str, ...]] = {
     Gap: ("shard", "start", "end"),
     RewriteClaim: ("shard",),
     ShardSummary: ("shard",),
-    ShardTotals: ("shard",),
+    LedgerCounters: ("shard",),
+    Publication: (),
+    TableChange: ("sequence",),
     EventWindow: ("asset", "start"),
     WindowAttempt: ("slot",),
     DeliveryTurn: (),
     LogIdentity: (),
 }
 """The fields that tell one row of a group from the others; also the order of reading."""
+
+NUMBERED = (OutboxEvent, TableChange)
+"""The store numbers and dates these when they are added."""
 
 
 def given(**conditions: Any) -> dict[str, Any]:

@@ -456,3 +456,8 @@ def test_batches_from_a_number_on_begin_with_the_row_that_stands_for_it(world: W
         rows = list(world.store.batches_since(world.key, {X: number}))
         assert [row.sequence for row in rows][:1] == ([] if first is None else [first]), number
         assert rows == [row for row in ledger(world) if row.last >= number]
+
+
+def test_no_number_is_no_row(world: World) -> None:
+    consumed(world, 3)
+    assert list(world.store.each_batch(world.key, X, numbers=range(0))) == []

@@ -13,7 +13,9 @@ from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed, Stale
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.rules.transitions import closed
+from dagster_leasehold.lease_store.roles.operations import Rows
+from dagster_leasehold.lease_store.rules.ledger import next_in_line
+from dagster_leasehold.lease_store.rules.transitions import closed, holds
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.simulation.protocol import Parts, Run
 from tests.simulation.protocol.consumption import consume
@@ -47,11 +49,13 @@ class ReleasesWithoutToken(MemoryStore):
         gave_up: bool = False,
         failed_at: datetime | None = None,
     ) -> None:
-        rows = self._groups[tenure.key]
-        row = rows.shard(tenure.shard)
-        if row.consumer_run:
-            rows.bump()
-            self._write(rows, [closed(row, rows.members, reason)], str(tenure.holder))
+        def work(rows: Rows) -> None:
+            row = rows.shards([tenure.shard])[tenure.shard]
+            if row.consumer_run:
+                rows.bump()
+                rows.carry_out([closed(row, rows.members(), reason)], str(tenure.holder))
+
+        self._writing("close_tenure", tenure.key, work)
 
 
 class WaitsForeverForAReply(StoreSeam):
@@ -138,8 +142,9 @@ class DoublesEvents(MemoryStore):
             for event in list(rows.outbox.values()):
                 for commit in commits:
                     batch = f"{commit.tenure.shard}.{commit.sequence}"
-                    if event.batch_id == batch and event.run == commit.tenure.run:
-                        again = replace(event, sequence=self._next_sequence())
+                    own = event.batch_id == batch and event.run == commit.tenure.run
+                    if own and not event.delivered:
+                        again = replace(event, sequence=self._all.next_sequence())
                         rows.outbox[again.sequence] = again
         return outcomes
 
@@ -152,8 +157,10 @@ class AdvancesByAmount(_Unfenced):
 
     def _shifted(self, commit: BatchCommit) -> BatchCommit:
         rows = self._groups[commit.tenure.key]
-        row = rows.current(commit.tenure)
-        if row is None or row.check_point is None or commit.finished:
+        row = rows.shards.get(commit.tenure.shard)
+        if row is None or not holds(row, commit.tenure):
+            return commit
+        if row.check_point is None or commit.finished:
             return commit
         amount = int(commit.end) - int(commit.start)
         start = int(row.check_point)
@@ -161,7 +168,7 @@ class AdvancesByAmount(_Unfenced):
             commit,
             start=str(start),
             end=str(start + amount),
-            sequence=rows.next_sequence(row.shard),
+            sequence=next_in_line(rows.batches.newest(row.shard))[0],
         )
         if commit.start != shifted.start:
             batch = rows.batches[row.shard, commit.sequence]
@@ -278,7 +285,7 @@ class ChecksBeforeItWaits(StoreSeam):
         checked = {
             commit.tenure.shard
             for commit in commits
-            if rows.current(commit.tenure)
+            if holds(rows.shards[commit.tenure.shard], commit.tenure)
             and rows.shards[commit.tenure.shard].check_point in (None, commit.start)
         }
         stage.sleep(3.0)

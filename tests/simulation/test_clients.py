@@ -45,7 +45,7 @@ class SavesWithoutToken(MemoryStore):
     """Whoever saves a checkpoint saves it, whosever tenure the shard is in."""
 
     def save_checkpoint(self, tenure: Tenure, cursor: str) -> None:
-        row = self._groups[tenure.key].shard(tenure.shard)
+        row = self._groups[tenure.key].shards[tenure.shard]
         if row.consumer_run and row.consumer_owner and not holds(row, tenure):
             tenure = Tenure(
                 tenure.key, tenure.shard, row.consumer_owner, row.consumer_epoch, row.consumer_run

@@ -2,18 +2,15 @@
 
 Every verb runs under one lock, so it is atomic and safe to call from threads. `rows_in_memory`
 reads and writes the rows of a group, for the operations that `lease_store.roles` has written once.
-Roles whose operations are not written there yet have a module here each.
 """
 
-from dagster_leasehold.lease_store.memory_store.retention import MemoryRetention
-from dagster_leasehold.lease_store.memory_store.rewrites import MemoryRewrites
-from dagster_leasehold.lease_store.memory_store.rolling_forward import MemoryRollingForward
+from dagster_leasehold.lease_store.memory_store.memory_transactions import MemoryRows
 from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryRewrites, MemoryRollingForward, MemoryRetention, LeaseStore):
+class MemoryStore(MemoryRows, LeaseStore):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 
     Args:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import datetime
 from threading import RLock
 from typing import TypeVar
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.journal_rows import Note
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.memory_store.rows import AllRows, GroupRows
 from dagster_leasehold.lease_store.memory_store.rows_in_memory import RowsInMemory
 from dagster_leasehold.lease_store.publication_rows import TableName, TablePointer
-from dagster_leasehold.lease_store.rules.refusals import unknown_group
-from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.stored_rows import NO_GROUP
 from dagster_leasehold.lease_store.times import utc_now
 
@@ -62,18 +59,6 @@ class MemoryRows:
             self.statements[kind] += 1
             yield
 
-    @contextmanager
-    def _rows(self, kind: str, key: GroupKey) -> Generator[GroupRows]:
-        """Reach the rows of a group, under the lock.
-
-        Raises:
-            UnknownGroup: there is no such group.
-        """
-        with self._verb(kind):
-            if key not in self._groups:
-                raise unknown_group(key)
-            yield self._groups[key]
-
     def _reading(
         self, kind: str, key: GroupKey | None, work: Callable[[RowsInMemory], Outcome]
     ) -> Outcome:
@@ -98,13 +83,3 @@ class MemoryRows:
             if rows.abandoned:
                 rows.undo()
             return outcome
-
-    def _next_sequence(self) -> int:
-        return self._all.next_sequence()
-
-    def _write(self, rows: GroupRows, steps: Iterable[Step], observer: str) -> tuple[ShardId, ...]:
-        """Carry out steps and journal them; return the shards that they concern, in order."""
-        return RowsInMemory(self._all, rows.group.key).carry_out(list(steps), observer).shards
-
-    def _note(self, rows: GroupRows, note: Note, observer: str) -> None:
-        RowsInMemory(self._all, rows.group.key).journal([note], observer)

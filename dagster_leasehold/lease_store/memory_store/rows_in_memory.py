@@ -12,7 +12,6 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import fields, replace
-from datetime import datetime
 from itertools import islice
 from operator import attrgetter, gt, lt
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
 from dagster_leasehold.lease_store.journal_rows import (
     EventKind,
-    Gap,
     JournalEntry,
     Note,
     OutboxEvent,
@@ -31,19 +29,27 @@ from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchCommit,
     BatchState,
+    LedgerCounters,
     LedgerHead,
     ShardTotals,
     Throughput,
 )
 from dagster_leasehold.lease_store.memory_store.rows import TABLES, AllRows, ByShard, GroupRows
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed
-from dagster_leasehold.lease_store.publication_rows import PlannedPublication, TableChange
+from dagster_leasehold.lease_store.publication_rows import (
+    PointerMove,
+    Publication,
+    ShardLag,
+    TableChange,
+    TableName,
+    TablePointer,
+)
 from dagster_leasehold.lease_store.rules.ledger import next_in_line
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.stored_rows import KEYS, Above, Below, Plus
+from dagster_leasehold.lease_store.stored_rows import KEYS, NUMBERED, Above, Below, Plus, given
 
 Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
@@ -99,9 +105,8 @@ class RowsInMemory:
     def values(
         self,
         kind: type,
-        field: str,
         /,
-        *,
+        *fields: str,
         newest_first: bool = False,
         offset: int | None = None,
         limit: int | None = None,
@@ -109,15 +114,20 @@ class RowsInMemory:
     ) -> list[Any]:
         rows = self.select(kind, newest_first=newest_first, **conditions)
         end = None if limit is None else (offset or 0) + limit
-        return [getattr(row, field) for row in islice(rows, offset, end)]
+        return [attrgetter(*fields)(row) for row in islice(rows, offset, end)]
 
     def add(self, *values: Any) -> None:
         for value in values:
-            self._put(value)
+            if isinstance(value, NUMBERED):
+                sequence, at = self._all.next_sequence(), self._all.clock()
+                self._put(replace(value, sequence=sequence, at=at))
+            else:
+                self._put(value)
 
-    def write(self, value: Any, /, **seen: Any) -> None:
+    def write(self, *values: Any, **seen: Any) -> None:
         del seen
-        self._put(value)
+        for value in values:
+            self._put(value)
 
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
         rows = list(self.select(kind, **conditions))
@@ -162,8 +172,8 @@ class RowsInMemory:
         self._set(self._table(type(value)), _place(value), value)
         if isinstance(value, Node):
             self._set(self._state.beat_times, value.name, self._all.clock())
-        if isinstance(value, ShardLease) and value.shard not in self._state.totals:
-            self._set(self._state.totals, value.shard, ShardTotals(value.shard))
+        if isinstance(value, ShardLease) and value.shard not in self._state.counters:
+            self._put(LedgerCounters(value.shard, 0, 0, 0, 0, ShardTotals(value.shard)))
 
     def _set(self, table: MutableMapping[Any, Any], place: Any, value: Any) -> None:
         before = table.get(place)
@@ -292,7 +302,7 @@ class RowsInMemory:
         for row in self.shards(shards).values():
             number, intent = next_in_line(newest.get(row.shard))
             run = intent.run if intent else None
-            version = state.versions[row.shard]
+            version = state.counters[row.shard].version
             yield LedgerHead(row.shard, row.check_point, number, run, version)
 
     def throughput(self, since: Mapping[ShardId, int]) -> Iterator[Throughput]:
@@ -305,77 +315,73 @@ class RowsInMemory:
             if times:
                 yield Throughput(shard, len(late), sum(read), min(times), max(times))
 
-    def ledger_rows(self) -> int:
-        counted = {BatchState.COMMITTED, BatchState.WITHDRAWN}
-        return sum(1 for _ in self.select(Batch, state=counted))
-
-    def gap_counts(self) -> dict[bool, int]:
-        acknowledged = [gap.acknowledged for gap in self.select(Gap)]
-        return {value: acknowledged.count(value) for value in (True, False)}
-
     def numbered(self, numbers: Mapping[ShardId, int]) -> dict[ShardId, Batch]:
         rows = {shard: self._state.batches.get((shard, numbers[shard])) for shard in numbers}
         return {shard: row for shard, row in rows.items() if row is not None}
-
-    def write_intended(self, batches: Collection[Batch]) -> None:
-        self.add(*batches)
 
     def move_checkpoints(
         self, moved: Collection[ShardLease], commits: Sequence[BatchCommit]
     ) -> None:
         self.add(*moved)
-        totals = self._state.totals
         for commit in commits:
-            shard = commit.tenure.shard
-            after = totals.get(shard, ShardTotals(shard)).after(commit.statistics)
-            self._set(totals, shard, after)
-
-    def raise_version(self, shard: ShardId) -> None:
-        versions = self._state.versions
-        self._set(versions, shard, versions[shard] + 1)
-
-    def lower_committed(self, shard: ShardId, first: int) -> None:
-        """Do nothing: here the ledger itself is looked at."""
+            counters = self._state.counters[commit.tenure.shard]
+            self._put(counters.after(commit.sequence, commit.statistics))
 
     # -- the table ------------------------------------------------------------------------------
 
-    def published(self, shard: ShardId) -> tuple[int, PlannedPublication | None] | None:
-        if not self._state.publishing.epoch:
-            return None
-        assert self._state.publication is not None
-        return self._state.published[shard], self._state.publication.pending
+    def publication(self) -> Publication | None:
+        own, left = self.first(Publication), self.first(TableChange, published=False)
+        return own and replace(own, changes_pending=left is not None)
 
-    def add_table_changes(self, changes: Iterable[TableChange]) -> None:
-        for change in changes:
-            sequence = self._all.next_sequence()
-            self._set(self._state.changes, sequence, replace(change, sequence=sequence))
+    def publishers(self, table: TableName) -> Iterator[Publication]:
+        groups = self._all.groups.values()
+        each = (row for state in groups for row in state.publications.values())
+        return (row for row in each if row.table == table)
 
-    # -- the outbox, which keeps no delivered event here ------------------------------------------
+    def waiting(self, limit: int) -> Iterator[LedgerCounters]:
+        waiting = [each for each in self.select(LedgerCounters) if each.numbers_left]
+        return islice(sorted(waiting, key=lambda each: -each.numbers_left), limit)
 
-    def undelivered_events(
-        self, kind: EventKind, *, run: str | None, shard: ShardId | None, limit: int
-    ) -> Iterator[OutboxEvent]:
-        events = (
-            event
-            for event in self._state.outbox.values()
-            if event.kind == kind and run in (None, event.run) and shard in (None, event.shard)
-        )
-        return iter(list(islice(events, limit)))
+    def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:
+        for shard, (since, limit) in places.items():
+            own = given(shard=shard, sequence=range(since, NUMBERS_END), state=BatchState.COMMITTED)
+            yield from self.select(Batch, limit=limit, **own)
+
+    def lags(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[ShardLag]:
+        for shard, (start, limit) in places.items():
+            rows = [*self.committed_from({shard: (start, limit)})]
+            batches = sum(row.batches for row in rows)
+            records = sum(row.statistics.written for row in rows)
+            times = [row.committed_at for row in rows if row.committed_at]
+            if times:
+                more = len(rows) == limit
+                yield ShardLag(shard, start, batches, records, min(times), more)
+
+    def move_cursors(self, cursors: Mapping[ShardId, int]) -> None:
+        for shard, until in cursors.items():
+            self._put(replace(self._state.counters[shard], published_until=until))
+
+    def pointer(self, table: TableName) -> TablePointer | None:
+        return self._all.pointers.get(table)
+
+    def add_pointer(self, pointer: TablePointer) -> None:
+        self._set(self._all.pointers, pointer.table, pointer)
+
+    def move_pointer(self, table: TableName, move: PointerMove) -> bool:
+        there = self.pointer(table)
+        if there is None or there.location != move.before:
+            return False
+        self._set(self._all.pointers, table, TablePointer(table, move.after, move.before))
+        return True
+
+    # -- the outbox -----------------------------------------------------------------------------
 
     def waiting_events(self, kind: EventKind) -> Iterator[WaitingEvents]:
         waiting: dict[ShardId, WaitingEvents] = {}
-        for event in self.select(OutboxEvent, kind=kind):
+        for event in self.select(OutboxEvent, kind=kind, delivered=False):
             own = waiting.get(event.shard, WaitingEvents(event.shard, 0, event))
             waiting[event.shard] = WaitingEvents(event.shard, own.count + 1, own.oldest)
         return iter([waiting[shard] for shard in sorted(waiting)])
-
-    def add_events(self, events: Collection[OutboxEvent], at: datetime) -> None:
-        del at
-        self.add(*(replace(each, sequence=self._all.next_sequence()) for each in events))
-
-    def deliver(self, sequences: Collection[int]) -> None:
-        for sequence in sequences:
-            self._remove(self._state.outbox, sequence)
 
 
 def _place(value: Any) -> Any:

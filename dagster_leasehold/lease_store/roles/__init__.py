@@ -16,7 +16,6 @@ sees what it can change and a test needs to play no more; whoever needs most of 
     Outbox        events that are still to be delivered
     Retention     deleting history that is old
 
-The operations of Identity, Groups, Nodes, Shards, Tenures, Ledger, Windows and Outbox stand here,
-written once on the rows of a group (`operations`). Those of the other roles still stand twice, in
-`sql_store` and in `memory_store`; here are their signatures.
+Each operation is written once, on the rows of a group (`operations`), which `sql_store` and
+`memory_store` carry.
 """

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, Intent
+from dagster_leasehold.lease_store.journal_rows import OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, BatchState, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.roles.operations import Operations, Rows, abandon_intent
 from dagster_leasehold.lease_store.rules import ledger as rules
@@ -52,7 +53,7 @@ class Batches(Operations):
                 (adopted if open_intent else new).append(rules.intended_batch(intent))
                 outcomes[shard] = Changed((shard,))
             rows.add(*new)
-            rows.write_intended(adopted)
+            rows.write(*adopted, state=BatchState.INTENT)
             return outcomes
 
         # Recording the same intents again after a lost reply is harmless.
@@ -125,9 +126,9 @@ class Batches(Operations):
     def _commit(
         self, rows: Rows, commits: Sequence[tuple[ShardLease, BatchCommit]]
     ) -> dict[ShardId, Changed | Stale]:
-        at = self._clock()
+        at, events = self._clock(), list[OutboxEvent]()
         batches = [replace(rules.committed_batch(commit), committed_at=at) for _, commit in commits]
-        rows.write_intended(batches)
+        rows.write(*batches, state=BatchState.INTENT)
         moved = [
             replace(
                 row,
@@ -139,12 +140,9 @@ class Batches(Operations):
             for row, commit in commits
         ]
         rows.move_checkpoints(moved, [commit for _, commit in commits])
-        events = (
-            event
-            for batch, (_, commit) in zip(batches, commits, strict=True)
-            for event in rules.events_of(batch, commit)
-        )
-        rows.add_events(list(events), at)
+        for batch, (_, commit) in zip(batches, commits, strict=True):
+            events += rules.events_of(batch, commit)
+        rows.add(*events)
         return {
             row.shard: _finish(rows, row, commit.tenure, commit.end)
             if commit.finished

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerCounters
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.roles.border import record_removal
@@ -120,17 +120,10 @@ def _force(rows: Rows, forcing: Forcing, observer: str) -> Changed:
         return rows.abandon(Changed())
     for step in forcing.steps:
         abandon_intent(rows, step.after.shard)
-        rows.raise_version(step.after.shard)
+        rows.change(LedgerCounters, {"version": Plus(1)}, shard=step.after.shard)
     for name, numbers in forcing.withdrawn.items():
         record_removal(rows, name, ChangeKind.WITHDRAWAL, _reached(rows, name, numbers))
-        # All in this transaction, but each statement within the time that one may take.
-        for start in range(numbers.start, numbers.stop, WITHDRAWN_PER_STATEMENT):
-            part = range(start, min(start + WITHDRAWN_PER_STATEMENT, numbers.stop))
-            withdrawn = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
-            own = {"shard": name, "sequence": part, "state": BatchState.COMMITTED}
-            rows.change(Batch, withdrawn, **own)
-        rows.lower_committed(name, numbers.start)
-        look_again(rows, name, numbers.start)
+        withdraw(rows, name, numbers)
     rows.journal(forcing.marks, observer)
     return rows.carry_out(forcing.steps, observer)
 
@@ -157,6 +150,18 @@ def _ledger(rows: Rows, shard: ShardId) -> Ledger:
             last = page[-1]
 
     return look
+
+
+def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
+    """Take back the last committed batches of a shard, all with some numbers."""
+    # All in this transaction, but each statement within the time that one may take.
+    for start in range(numbers.start, numbers.stop, WITHDRAWN_PER_STATEMENT):
+        part = range(start, min(start + WITHDRAWN_PER_STATEMENT, numbers.stop))
+        withdrawn = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
+        rows.change(Batch, withdrawn, shard=shard, sequence=part, state=BatchState.COMMITTED)
+    lowered = {"committed_until": numbers.start}
+    rows.change(LedgerCounters, lowered, shard=shard, committed_until=Above(numbers.start))
+    look_again(rows, shard, numbers.start)
 
 
 def look_again(rows: Rows, shard: ShardId, sequence: int) -> None:

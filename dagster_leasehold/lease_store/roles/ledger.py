@@ -21,6 +21,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchState,
+    LedgerCounters,
     LedgerHead,
     ShardTotals,
     Throughput,
@@ -80,7 +81,8 @@ class Ledger(Operations):
         """
         if shard is None:
             return self._each("batches", key, Batch, **given(state=state))
-        own = given(shard=shard, sequence=numbers or ALL_NUMBERS, state=state)
+        some = ALL_NUMBERS if numbers is None else numbers
+        own = given(shard=shard, sequence=some, state=state)
         return self._each("batches", key, Batch, newest_first=newest_first, **own)
 
     def batches(
@@ -124,7 +126,8 @@ class Ledger(Operations):
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
         """Return all that was ever committed, for every shard, by shard; one statement."""
-        return self._listing("totals", key, lambda rows: rows.select(ShardTotals))
+        counted = self._listing("totals", key, lambda rows: rows.select(LedgerCounters))
+        return [each.totals for each in counted]
 
     def ledger_rows(self, key: GroupKey) -> int:
         """Return the number of ledger rows of batches that were ever committed; one statement.
@@ -132,7 +135,8 @@ class Ledger(Operations):
         Shards count their rows at each commit, folding and expiry, so that no look at the ledger
         is needed.
         """
-        return self._reading("ledger_rows", key, lambda rows: rows.ledger_rows())
+        counted = self._listing("ledger_rows", key, lambda r: r.values(LedgerCounters, "rows"))
+        return sum(counted)
 
     def each_entry(
         self,
@@ -186,7 +190,8 @@ class Ledger(Operations):
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
         """Return the number of gaps that somebody has acknowledged, and of those nobody has."""
-        return self._reading("gap_counts", key, lambda rows: rows.gap_counts())
+        flags = self._listing("gap_counts", key, lambda rows: rows.values(Gap, "acknowledged"))
+        return {flag: flags.count(flag) for flag in (True, False)}
 
     def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
         """Return the summaries of deleted history, of one shard or by shard; that of none first."""

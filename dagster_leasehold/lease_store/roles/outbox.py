@@ -14,7 +14,7 @@ So every batch is delivered at least once and, while no deliverer is taken for d
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
@@ -25,9 +25,9 @@ from dagster_leasehold.lease_store.journal_rows import (
     WaitingEvents,
 )
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
-from dagster_leasehold.lease_store.roles.operations import Rows
-from dagster_leasehold.lease_store.roles.turns import Turns, has_turn, next_epoch
-from dagster_leasehold.lease_store.stored_rows import DeliveryTurn, Plus
+from dagster_leasehold.lease_store.roles.operations import Rows, portions
+from dagster_leasehold.lease_store.roles.turns import Turns, held_turn, next_epoch
+from dagster_leasehold.lease_store.stored_rows import DeliveryTurn, Plus, given
 
 
 class Outbox(Turns):
@@ -44,17 +44,18 @@ class Outbox(Turns):
     ) -> list[OutboxEvent]:
         """Return undelivered events of a kind in commit order, of one run or shard or of all."""
 
-        def events(rows: Rows) -> Iterator[OutboxEvent]:
-            return rows.undelivered_events(kind, run=run, shard=shard, limit=limit)
-
-        return self._listing("pending_events", key, events)
+        own = given(delivered=False, kind=kind, run=run, shard=shard)
+        return self._listing(
+            "pending_events", key, lambda rows: rows.select(OutboxEvent, limit=limit, **own)
+        )
 
     def mark_delivered(self, key: GroupKey, sequences: Collection[int]) -> None:
         """Flag events as delivered."""
 
         def work(rows: Rows) -> None:
             rows.group()
-            rows.deliver(sequences)
+            for part in portions(sequences):
+                rows.change(OutboxEvent, {"delivered": True}, sequence=set(part))
 
         self._writing("mark_delivered", key, work)
 
@@ -93,13 +94,13 @@ class Outbox(Turns):
         """
 
         def work(rows: Rows) -> Settled | TurnOver:
-            if not has_turn(rows, DeliveryTurn, claim.node, claim.epoch):
+            if held_turn(rows, DeliveryTurn, claim.node, claim.epoch) is None:
                 return rows.abandon(TurnOver())
             if error:
                 line = one_line(error) or "no message"
                 rows.change(OutboxEvent, {"attempts": Plus(1), "error": line}, sequence=sequence)
             else:
-                rows.deliver([sequence])
+                rows.change(OutboxEvent, {"delivered": True}, sequence=sequence)
             return Settled()
 
         # A lost reply may count an attempt twice.

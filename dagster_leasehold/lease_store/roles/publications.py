@@ -24,14 +24,20 @@ publication is recorded before, as the only pending one, and the table's mark sh
    P is dropped, the change is dropped with it.
 
 A group whose output nobody has ever published has no changes, and all of it may be rewritten.
+
+All operations that publish lock the group's publication first, then its shards by id. Whatever
+withdraws, rewrites or deletes batches locks their shard and then reads the publication, so that one
+of the two sees what the other one did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerCounters
 from dagster_leasehold.lease_store.outcomes import (
     Changed,
     PointerMoved,
@@ -50,9 +56,21 @@ from dagster_leasehold.lease_store.publication_rows import (
     ShardBacklog,
     ShardLag,
     TableChange,
+    TableColumns,
     TableName,
     TablePointer,
 )
+from dagster_leasehold.lease_store.roles.forced_checkpoints import withdraw
+from dagster_leasehold.lease_store.roles.operations import Rows, abandon_intent, portions
+from dagster_leasehold.lease_store.roles.turns import Turns, held_turn, next_epoch
+from dagster_leasehold.lease_store.rules import publishing as rules
+from dagster_leasehold.lease_store.rules import rolling_forward
+from dagster_leasehold.lease_store.rules.ledger import next_in_line
+from dagster_leasehold.lease_store.rules.lineage import first_seen
+from dagster_leasehold.lease_store.rules.refusals import shard_never_listed
+from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
+from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
+from dagster_leasehold.lease_store.stored_rows import Above, Raced, given
 
 BACKLOG_BATCHES = 2_000
 CHANGES_PER_PUBLICATION = 200
@@ -60,10 +78,11 @@ LAG_BATCHES = 1_000
 """The most batches of a shard that are counted to tell how much waits for publication."""
 SHARDS_PER_LOOK = 10_000
 """The most shards that one look at what waits for publication concerns."""
+_SHARDS_PER_STATEMENT = 100
 
 
-class Publications(Protocol):
-    """The verbs on publishing committed output."""
+class Publications(Turns):
+    """The operations on publishing committed output."""
 
     # -- the turn -------------------------------------------------------------------------------
 
@@ -79,17 +98,43 @@ class Publications(Protocol):
         group to this one. The epoch rises each time, so that taking it again fences an earlier
         turn of the same node.
         """
-        ...
+
+        def work(rows: Rows) -> PublishTurn | TurnTaken | PublishesElsewhere:
+            rows.group(lock=True)
+            own = rows.first(Publication, lock=True)
+            if own is not None and own.table not in (None, table):
+                return rows.abandon(PublishesElsewhere(key, own.table))
+            for other in rows.publishers(table):
+                if other.key != key:
+                    return rows.abandon(PublishesElsewhere(other.key, table))
+            epoch = next_epoch(rows, own, node, incarnation)
+            if isinstance(epoch, TurnTaken):
+                return rows.abandon(epoch)
+            taken = replace(own or Publication(key), table=table, node=node, epoch=epoch)
+            _put(rows, own, replace(taken, incarnation=incarnation if node else ""))
+            return PublishTurn(key, node, epoch)
+
+        # After a lost reply the turn is taken again.
+        return self._writing("take_publish_turn", key, work)
 
     def end_publish_turn(self, turn: PublishTurn) -> Settled | TurnOver:
         """Give the turn back, for whoever comes next."""
-        ...
+        return self._give_turn_back(
+            "end_publish_turn", Publication, turn.key, turn.node, turn.epoch
+        )
 
     # -- reading --------------------------------------------------------------------------------
 
     def publication(self, key: GroupKey) -> Publication | None:
         """Return the state of a group's table, or None where it has none; one statement."""
-        ...
+
+        def work(rows: Rows) -> Publication | None:
+            own = rows.publication()
+            if own is None:
+                rows.group()
+            return own
+
+        return self._reading("publication", key, work)
 
     def unpublished(self, key: GroupKey, *, limit: int = BACKLOG_BATCHES) -> list[ShardBacklog]:
         """Return committed batches from the cursors on, by shard, of those that have any.
@@ -97,13 +142,36 @@ class Publications(Protocol):
         One statement where there is nothing. `limit` bounds the batches of all shards together;
         under it each shard has its share, and those that wait for most come first.
         """
-        ...
+        places = self._waiting(key, min(limit, SHARDS_PER_LOOK))
+        share = rules.shares({name: each.numbers_left for name, each in places.items()}, limit)
+        batches: dict[ShardId, list[Batch]] = {}
+        for part in portions(places, _SHARDS_PER_STATEMENT):
+            wanted = {shard: (places[shard].published_until, share[shard] + 1) for shard in part}
+
+            def work(rows: Rows, wanted: Any = wanted) -> Iterator[Batch]:
+                return rows.committed_from(wanted)
+
+            for batch in self._reading("unpublished", key, work):
+                batches.setdefault(batch.shard, []).append(batch)
+        return [
+            ShardBacklog(
+                shard,
+                places[shard].published_until,
+                places[shard].version,
+                tuple(own[: share[shard]]),
+                more=len(own) > share[shard],
+            )
+            for shard, own in sorted(batches.items())
+        ]
 
     def pending_changes(
         self, key: GroupKey, *, after: int = 0, limit: int = CHANGES_PER_PUBLICATION
     ) -> list[TableChange]:
         """Return changes that are not published, in order, behind the number `after`."""
-        ...
+        own = given(published=False, sequence=Above(after))
+        return self._listing(
+            "pending_changes", key, lambda rows: rows.select(TableChange, limit=limit, **own)
+        )
 
     def published_until(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
@@ -113,14 +181,36 @@ class Publications(Protocol):
         All output may be rewritten then, and batches before the cursors otherwise. A shard that
         the group has not is left out.
         """
-        ...
+
+        def work(rows: Rows) -> dict[ShardId, int] | None:
+            if not rows.values(Publication, "epoch", epoch=Above(0)):
+                rows.group()
+                return None
+            own = given(shard=None if shards is None else set(shards))
+            return dict(rows.values(LedgerCounters, "shard", "published_until", **own))
+
+        return self._reading("published_until", key, work)
 
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:
         """Return what waits for publication, by shard, of those with something that waits.
 
         Of each shard a bounded number of batches is counted.
         """
-        ...
+        places = self._waiting(key, SHARDS_PER_LOOK)
+        lags: list[ShardLag] = []
+        for part in portions(places, _SHARDS_PER_STATEMENT):
+            wanted = {shard: (places[shard].published_until, LAG_BATCHES) for shard in part}
+
+            def work(rows: Rows, wanted: Any = wanted) -> Iterator[ShardLag]:
+                return rows.lags(wanted)
+
+            lags += self._reading("lag", key, work)
+        return sorted(lags, key=lambda lag: lag.shard)
+
+    def _waiting(self, key: GroupKey, limit: int) -> dict[ShardId, LedgerCounters]:
+        """Return what is counted of the shards that wait for most; one statement."""
+        waiting = self._reading("unpublished", key, lambda rows: rows.waiting(limit))
+        return {each.shard: each for each in waiting}
 
     # -- columns --------------------------------------------------------------------------------
 
@@ -131,13 +221,26 @@ class Publications(Protocol):
 
         Condition: they have still the version that was seen; 0 where there were none.
         """
-        ...
+        wanted = tuple(dict(column) for column in columns)
+
+        def work(rows: Rows) -> Changed | Stale:
+            rows.group()
+            own = rows.first(Publication, lock=True)
+            before = own or Publication(key)
+            if own is not None and before.columns.columns == wanted:
+                return rows.abandon(Changed())
+            if before.columns.version != seen_version:
+                return rows.abandon(Stale())
+            _put(rows, own, replace(before, columns=TableColumns(seen_version + 1, wanted)))
+            return Changed()
+
+        return self._writing("agree_columns", key, work)
 
     # -- the default catalog --------------------------------------------------------------------
 
     def table_pointer(self, table: TableName) -> TablePointer | None:
         """Return the pointer of a table of the default catalog, or None where it has no such."""
-        ...
+        return self._reading("table_pointer", None, lambda rows: rows.pointer(table))
 
     def create_table_pointer(
         self, turn: PublishTurn, location: str
@@ -146,7 +249,19 @@ class Publications(Protocol):
 
         Its namespace is entered with it. `PointerMoved` where the table is there already.
         """
-        ...
+
+        def work(rows: Rows) -> Settled | TurnOver | PointerMoved:
+            own = held_turn(rows, Publication, turn.node, turn.epoch)
+            if own is None or own.table is None:
+                return rows.abandon(TurnOver())
+            there = rows.pointer(own.table)
+            if there is None:
+                rows.add_pointer(TablePointer(own.table, location))
+                return Settled()
+            moved = PointerMoved(there.location)
+            return rows.abandon(Settled() if there.location == location else moved)
+
+        return self._writing("create_table_pointer", turn.key, work)
 
     # -- publishing -----------------------------------------------------------------------------
 
@@ -158,7 +273,19 @@ class Publications(Protocol):
         Condition: as for `commit_publication`, and no other one is pending. Recording the same one
         again is harmless.
         """
-        ...
+
+        def work(rows: Rows) -> Settled | TurnOver | Stale:
+            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            if before is None:
+                return rows.abandon(TurnOver())
+            if publication == before.pending:
+                return rows.abandon(Settled())
+            if before.pending or not _follows(rows, publication):
+                return rows.abandon(Stale())
+            rows.write(replace(before, pending=publication))
+            return Settled()
+
+        return self._writing("record_publication", turn.key, work)
 
     def drop_publication(
         self, turn: PublishTurn, publication: PlannedPublication
@@ -168,7 +295,22 @@ class Publications(Protocol):
         Changes of its batches are dropped with it: those batches are not in the table. A
         publication that is not pending is left as it is.
         """
-        ...
+
+        def work(rows: Rows) -> Settled | TurnOver:
+            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            if before is None:
+                return rows.abandon(TurnOver())
+            if before.pending != publication:
+                return rows.abandon(Settled())
+            # Their rows are locked: a withdrawal is before this, or sees that nothing is pending.
+            _locked_counters(rows, publication)
+            for each in publication.ranges:
+                own = given(shard=each.shard, first=range(each.start, NUMBERS_END))
+                rows.change(TableChange, {"published": True}, published=False, **own)
+            rows.write(replace(before, pending=None))
+            return Settled()
+
+        return self._writing("drop_publication", turn.key, work)
 
     def commit_publication(
         self, turn: PublishTurn, publication: PlannedPublication, pointer: PointerMove | None = None
@@ -183,7 +325,45 @@ class Publications(Protocol):
         Without a pointer, the publication is the pending one, and was found in the table of another
         catalog; versions are not compared then.
         """
-        ...
+
+        def work(rows: Rows) -> Settled | TurnOver | Stale | PointerMoved:
+            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            if before is None or before.table is None:
+                return rows.abandon(TurnOver())
+            if publication.id == before.last:
+                return rows.abandon(Settled())
+            if pointer is None:
+                places = _locked_counters(rows, publication)
+                pending = before.pending == publication
+                if not pending or not rules.may_settle(publication, places):
+                    return rows.abandon(Stale())
+            elif not _follows(rows, publication):
+                return rows.abandon(Stale())
+            elif not rows.move_pointer(before.table, pointer):
+                there = rows.pointer(before.table)
+                return rows.abandon(PointerMoved(there.location if there else None))
+            rows.move_cursors({each.shard: each.end for each in publication.ranges})
+            carried = set(publication.changes)
+            flagged = {"published": True}
+            if carried and rows.change(TableChange, flagged, sequence=carried) != len(carried):
+                raise Raced
+            after = replace(
+                before,
+                number=before.number + 1,
+                last=publication.id,
+                snapshot=publication.snapshot,
+                records=publication.records,
+                at=self._clock(),
+                pending=None,
+            )
+            rows.write(after)
+            return Settled()
+
+        def mark(rows: Rows) -> bool:
+            own = rows.first(Publication, lock=True)
+            return own is not None and publication.id == own.last
+
+        return self._writing("commit_publication", turn.key, work, mark=mark)
 
     # -- after a backup was restored --------------------------------------------------------------
 
@@ -201,4 +381,65 @@ class Publications(Protocol):
         Raises:
             UnknownShard: an ordered group does not have the shard, and so not what it comes from.
         """
-        ...
+        shard = ahead.shard
+
+        def work(rows: Rows) -> Changed | TurnOver | Stale:
+            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            if before is None:
+                return rows.abandon(TurnOver())
+            row = rows.shards([shard], lock=True).get(shard) or _added(rows, ahead)
+            (counters,) = rows.select(LedgerCounters, shard=shard)
+            if not rolling_forward.may_roll_forward(row, counters.version, ahead):
+                return rows.abandon(Stale())
+            next_number, intent = next_in_line(rows.newest([shard]).get(shard))
+            if intent is not None:
+                abandon_intent(rows, shard)
+                next_number += 1
+            rolled = rolling_forward.roll_forward(
+                row, ahead, rows.members(), next_number=next_number, at=self._clock()
+            )
+            # The table follows no change here: it has what it should have, in other files.
+            withdraw(rows, shard, range(ahead.first, counters.committed_until))
+            for batch in rolled.batches:
+                rows.add(batch)
+            rows.write(rolled.counters(counters))
+            rows.write(rolling_forward.unsettled(before, ahead))
+            return rows.carry_out([rolled.step], rolling_forward.HOLDER)
+
+        return self._changing("roll_forward", turn.key, work)
+
+
+def _put(rows: Rows, before: Publication | None, after: Publication) -> None:
+    (rows.add if before is None else rows.write)(after)
+
+
+def _locked_counters(rows: Rows, publication: PlannedPublication) -> dict[ShardId, LedgerCounters]:
+    """Lock the shards of a publication by id, and return what is counted of them."""
+    return {
+        each.shard: each
+        for part in portions(each.shard for each in publication.ranges)
+        for each in rows.select(LedgerCounters, shard=set(part), lock=True)
+    }
+
+
+def _follows(rows: Rows, publication: PlannedPublication) -> bool:
+    """Return True if all is as it was when the publication was planned."""
+    places = _locked_counters(rows, publication)
+    pending = _pending(rows, sequence=set(publication.changes))
+    shards = {*pending.values(), *places}
+    pending |= _pending(rows, shard=shards)
+    return rules.may_follow(publication, places) and rules.in_turn(publication, pending)
+
+
+def _pending(rows: Rows, **own: Any) -> dict[int, ShardId]:
+    return dict(rows.values(TableChange, "sequence", "shard", published=False, **own))
+
+
+def _added(rows: Rows, ahead: ShardAhead) -> ShardLease:
+    """Add a shard that the group does not have."""
+    if rows.group().ordered:
+        raise shard_never_listed(rows.key, ahead.shard)
+    row, note = first_seen(ShardListing(ahead.shard), ordered=False, states={})
+    rows.add(row)
+    rows.journal([note], rolling_forward.HOLDER)
+    return row

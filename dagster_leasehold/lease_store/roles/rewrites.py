@@ -1,42 +1,86 @@
-"""The role for replay and compaction: other output for committed batches."""
+"""The role for replay and compaction: other output for committed batches.
+
+Each operation locks the shard's row first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
     BatchRewrite,
+    BatchState,
     Compacted,
+    LedgerCounters,
     RewriteClaim,
     RewriteKind,
 )
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale, Unpublished
+from dagster_leasehold.lease_store.publication_rows import ChangeKind
+from dagster_leasehold.lease_store.roles.border import border_in
+from dagster_leasehold.lease_store.roles.forced_checkpoints import look_again
+from dagster_leasehold.lease_store.roles.operations import (
+    Operations,
+    Rows,
+    journalled,
+    locked_shard,
+    portions,
+)
+from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note, rewritten
+from dagster_leasehold.lease_store.rules.publishing import change_of_rewrite
+from dagster_leasehold.lease_store.stored_rows import Above, Plus
 
 
-class Rewrites(Protocol):
-    """The verbs on rewriting a shard's committed output."""
+class Rewrites(Operations):
+    """The operations on rewriting a shard's committed output."""
 
     def claim_rewrite(
         self, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, replaces: str = ""
     ) -> Changed | RewriteByOther:
         """Reserve the shard's committed output for one rewriting run, beside its consumption.
 
-        `replaces` names a run that the caller knows to have ended; its claim is over then.
+        `replaces` names a run that the caller knows to have ended; its claim is over then. Claiming
+        again under the same run is harmless.
 
         Raises:
             UnknownShard: the group has no such shard.
         """
-        ...
+
+        def work(rows: Rows) -> Changed | RewriteByOther:
+            before = _claim_of(rows, shard)
+            if before is None:
+                rows.add(RewriteClaim(shard, run, kind, self._clock()))
+            elif may_claim(before, run, replaces):
+                rows.write(replace(before, run=run, kind=kind, at=self._clock()))
+            else:
+                return rows.abandon(RewriteByOther(before))
+            return Changed((shard,))
+
+        return self._writing("claim_rewrite", key, work)
 
     def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
         """Give the claim of `run` back; `Stale` where it is over already."""
-        ...
+        sent = False
+
+        def work(rows: Rows) -> Changed | Stale:
+            nonlocal sent
+            claim = _claim_of(rows, shard)
+            if claim is None or claim.run != run:
+                # A run's name is used once: an earlier try of this call ended it.
+                ended = sent and claim is not None and not claim.run
+                return rows.abandon(Changed((shard,)) if ended else Stale())
+            sent = True
+            rows.write(replace(claim, run=""))
+            return Changed((shard,))
+
+        return self._writing("release_rewrite", key, work)
 
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
         """Return all claims that were not given back, by shard."""
-        ...
+        return self._listing("rewrites", key, lambda rows: rows.select(RewriteClaim, run=Above("")))
 
     def rewrite_batches(
         self, key: GroupKey, shard: ShardId, run: str, rewrites: Sequence[BatchRewrite], reason: str
@@ -47,14 +91,59 @@ class Rewrites(Protocol):
         Where somebody publishes the group's output, its table follows by a change; `Unpublished`
         where a batch is not in the table yet.
         """
-        ...
+
+        def work(rows: Rows) -> Changed | Stale | Unpublished:
+            claim = _claim_of(rows, shard)
+            if claim is None or claim.run != run:
+                return rows.abandon(Stale())
+            border = border_in(rows, shard)
+            if border and any(each.sequence >= border.published for each in rewrites):
+                return rows.abandon(Unpublished(border.published))
+            before = {
+                batch.sequence: batch
+                for part in portions(each.sequence for each in rewrites)
+                for batch in rows.select(Batch, shard=shard, sequence=set(part))
+            }
+            swapped = [
+                batch
+                for each in rewrites
+                if (batch := rewritten(before.get(each.sequence), each)) is not None
+            ]
+            if len(swapped) < len(rewrites):
+                return rows.abandon(Stale())
+            if border:
+                kind = ChangeKind(claim.kind)
+                rows.add(*change_of_rewrite(kind, shard, before.values(), rewrites))
+            if swapped:
+                rows.write(*swapped, state=BatchState.COMMITTED)
+                rows.change(LedgerCounters, {"version": Plus(1)}, shard=shard)
+                look_again(rows, shard, min(before))
+            rows.journal([rewrite_note(shard, run, reason)], run)
+            return Changed((shard,))
+
+        return self._writing("rewrite_batches", key, work, mark=journalled(shard))
 
     def note_compacted(
         self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
     ) -> Changed | Stale:
         """Remember how far a shard is compacted; `Stale` where `run` holds the claim no more."""
-        ...
+
+        def work(rows: Rows) -> Changed | Stale:
+            claim = _claim_of(rows, shard)
+            if claim is None or claim.run != run:
+                return rows.abandon(Stale())
+            rows.write(replace(claim, compacted=compacted))
+            return Changed((shard,))
+
+        return self._writing("note_compacted", key, work)
 
     def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
         """Return how far each shard is compacted, of those that ever were; one statement."""
-        ...
+        claims = self._listing("compacted", key, lambda rows: rows.select(RewriteClaim))
+        return {claim.shard: claim.compacted for claim in claims if claim.compacted.looked_until}
+
+
+def _claim_of(rows: Rows, shard: ShardId) -> RewriteClaim | None:
+    """Lock the shard's row; return its claim, which may be given back, or None."""
+    locked_shard(rows, shard)
+    return rows.first(RewriteClaim, shard=shard)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
+from dagster_leasehold.lease_store.publication_rows import Publication
 from dagster_leasehold.lease_store.roles.operations import Operations, Rows
 from dagster_leasehold.lease_store.stored_rows import DeliveryTurn
 
-Turn = DeliveryTurn
+Turn = DeliveryTurn | Publication
+TurnKind = TypeVar("TurnKind", bound=DeliveryTurn | Publication)
 
 
 class Turns(Operations):
@@ -21,7 +25,7 @@ class Turns(Operations):
 
         def work(rows: Rows) -> Settled | TurnOver:
             nonlocal sent
-            if not has_turn(rows, kind, node, epoch):
+            if held_turn(rows, kind, node, epoch) is None:
                 # An epoch is used once: an earlier try of this call ended it.
                 return rows.abandon(Settled() if sent else TurnOver())
             sent = True
@@ -45,7 +49,9 @@ def next_epoch(
     return (turn.epoch if turn is not None else 0) + 1
 
 
-def has_turn(rows: Rows, kind: type[Turn], node: NodeName | None, epoch: int) -> bool:
-    """Return True, and lock the turn's row, if the node still has the turn."""
+def held_turn(
+    rows: Rows, kind: type[TurnKind], node: NodeName | None, epoch: int
+) -> TurnKind | None:
+    """Lock the row of a turn that the node still has, and return it; None if it is over."""
     rows.group()
-    return rows.first(kind, lock=True, node=node, epoch=epoch) is not None
+    return rows.first(kind, lock=True, node=node, epoch=epoch)

@@ -205,9 +205,9 @@ def materialization_payload(commit: BatchCommit) -> dict[str, object]:
     }
 
 
-def may_claim(claim: RewriteClaim | None, run: str, replaces: str) -> bool:
+def may_claim(claim: RewriteClaim, run: str, replaces: str) -> bool:
     """Return True if a run may claim the output of a shard that has this claim now."""
-    return claim is None or claim.run in (run, replaces)
+    return claim.run in ("", run, replaces)
 
 
 def rewritten(batch: Batch | None, rewrite: BatchRewrite) -> Batch | None:

@@ -11,11 +11,17 @@ Two ways for a batch to be in the table although the cursor is not behind it, or
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, BatchState, DataFile
+from dagster_leasehold.lease_store.ledger_rows import (
+    Batch,
+    BatchRewrite,
+    BatchState,
+    DataFile,
+    LedgerCounters,
+)
 from dagster_leasehold.lease_store.publication_rows import (
     ChangeKind,
     PlannedPublication,
@@ -38,25 +44,6 @@ class Border(NamedTuple):
     reached: int
 
 
-class ShardPlace(NamedTuple):
-    """The place that publishing of a shard has reached; the shard's row is locked.
-
-    Attributes:
-        published_until: the shard's cursor.
-        committed_until: the number behind its last committed batch.
-        version: of its ledger.
-    """
-
-    published_until: int
-    committed_until: int
-    version: int
-
-    @property
-    def numbers_left(self) -> int:
-        """The most batches that can wait: numbers are left out where intents were given up."""
-        return max(self.committed_until - self.published_until, 0)
-
-
 def shares(needs: Mapping[ShardId, int], limit: int) -> dict[ShardId, int]:
     """Divide a number of batches among shards that need so many each, one at least.
 
@@ -69,7 +56,7 @@ def shares(needs: Mapping[ShardId, int], limit: int) -> dict[ShardId, int]:
     return divided
 
 
-def may_follow(publication: PlannedPublication, places: Mapping[ShardId, ShardPlace]) -> bool:
+def may_follow(publication: PlannedPublication, places: Mapping[ShardId, LedgerCounters]) -> bool:
     """Return True if all is as it was when a publication was planned."""
     return all(
         place is not None
@@ -80,7 +67,7 @@ def may_follow(publication: PlannedPublication, places: Mapping[ShardId, ShardPl
     )
 
 
-def may_settle(publication: PlannedPublication, places: Mapping[ShardId, ShardPlace]) -> bool:
+def may_settle(publication: PlannedPublication, places: Mapping[ShardId, LedgerCounters]) -> bool:
     """Return True if a publication that is in the table already takes up where the cursors are."""
     return all(
         place is not None and place.published_until == each.start
@@ -89,22 +76,26 @@ def may_settle(publication: PlannedPublication, places: Mapping[ShardId, ShardPl
     )
 
 
-def in_turn(
-    publication: PlannedPublication, changed: Collection[ShardId], left_out: Mapping[ShardId, int]
-) -> bool:
-    """Return True if no change is left out that has to come before or with a publication.
+def in_turn(publication: PlannedPublication, pending: Mapping[int, ShardId]) -> bool:
+    """Return True if a publication carries out changes that are pending, and leaves none out.
+
+    Left out is a change that has to come before or with the publication.
 
     Args:
         publication: as it was planned.
-        changed: the shards of its changes.
-        left_out: the number of the oldest change of each shard that is not published, and not in
-            the publication.
+        pending: the changes that are not published, by number, with their shards: those of the
+            publication, and all of its shards and of the shards of its changes.
     """
+    carried = set(publication.changes)
+    if not carried <= pending.keys():
+        return False
+    changed = {pending[number] for number in carried}
     shards = {each.shard for each in publication.ranges}
-    last = max(publication.changes, default=0)
+    last = max(carried, default=0)
     return not any(
         shard in shards or (shard in changed and number < last)
-        for shard, number in left_out.items()
+        for number, shard in pending.items()
+        if number not in carried
     )
 
 

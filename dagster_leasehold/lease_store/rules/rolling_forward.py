@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     BatchState,
     BatchStatistics,
     DataFile,
-    ShardTotals,
+    LedgerCounters,
 )
 from dagster_leasehold.lease_store.publication_rows import Publication, ShardAhead
 from dagster_leasehold.lease_store.rules.cursors import in_order
@@ -50,11 +50,12 @@ class RolledForward:
         """The number of the shard's next batch."""
         return self.batches[-1].sequence + 1
 
-    def totals(self, before: ShardTotals) -> ShardTotals:
-        """Return the shard's totals with the new batches."""
+    def counters(self, before: LedgerCounters) -> LedgerCounters:
+        """Return what is counted of the shard's ledger with the new batches."""
+        after = replace(before, version=before.version + 1, published_until=self.next_number)
         for batch in self.batches:
-            before = before.after(batch.statistics)
-        return before
+            after = after.after(batch.sequence, batch.statistics)
+        return after
 
 
 def may_roll_forward(row: ShardLease, version: int, ahead: ShardAhead) -> bool:

@@ -1,23 +1,19 @@
 """The lease store in SQL: SQLite, MariaDB and MySQL by the same statements.
 
 `rows_in_sql` reads and writes the rows of a group, for the operations that `lease_store.roles` has
-written once; `mapping` stands between columns and values. Roles whose operations are not written
-there yet have a module here each, `*_statements` build their statements, and `verbs` has the pieces
-that they share. `lease_store.open` alone calls it.
+written once; `mapping` stands between columns and values. `lease_store.open` alone calls it.
 """
 
 from pathlib import Path
 
 from dagster_leasehold.lease_store.engine import sqlite_path
-from dagster_leasehold.lease_store.sql_store.retention import SqlRetention
-from dagster_leasehold.lease_store.sql_store.rewrites import SqlRewrites
-from dagster_leasehold.lease_store.sql_store.rolling_forward import SqlRollingForward
+from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
 from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["SqlStore"]
 
 
-class SqlStore(SqlRewrites, SqlRollingForward, SqlRetention, LeaseStore):
+class SqlStore(SqlReadiness, LeaseStore):
     """All verbs of `lease_store.store.LeaseStore`, in SQL; made by `lease_store.open_store`."""
 
     def _file(self) -> Path | None:

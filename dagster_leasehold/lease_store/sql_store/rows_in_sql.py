@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,42 +10,49 @@ import sqlalchemy as sa
 from dagster_leasehold.lease_store.columns import server_time
 from dagster_leasehold.lease_store.group_rows import Group, Pulse
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId, StreamName
-from dagster_leasehold.lease_store.journal_rows import EventKind, OutboxEvent, WaitingEvents
+from dagster_leasehold.lease_store.journal_rows import EventKind, WaitingEvents
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchCommit,
     BatchState,
+    LedgerCounters,
     LedgerHead,
     Throughput,
 )
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused
-from dagster_leasehold.lease_store.publication_rows import PlannedPublication, TableChange
+from dagster_leasehold.lease_store.publication_rows import (
+    PointerMove,
+    Publication,
+    ShardLag,
+    TableName,
+    TablePointer,
+)
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.sql_store.field_columns import COLUMNS, Row, key_values
 from dagster_leasehold.lease_store.sql_store.mapping import (
+    COUNTERS,
     EVENT,
     GROUP_PREFIX,
     NODE,
+    PUBLICATION,
+    TABLE,
     THROUGHPUT,
     batch_from,
-    batch_values,
-    event_row,
     group_from,
     group_values,
     head_from,
     joined_group,
-    key_values,
     moved_values,
 )
-from dagster_leasehold.lease_store.sql_store.publication_mapping import change_values, pending_from
 from dagster_leasehold.lease_store.sql_store.shard_leases import ShardLeases
 from dagster_leasehold.lease_store.sql_store.table_rows import portions
-from dagster_leasehold.lease_store.stored_rows import given
 from dagster_leasehold.lease_store.tables import (
     GROUP_TABLES,
     batch,
     consumer_group,
-    gap,
+    iceberg_namespace_properties,
+    iceberg_tables,
     outbox,
     publication,
     shard_lease,
@@ -54,7 +60,9 @@ from dagster_leasehold.lease_store.tables import (
     table_change,
     worker_instance,
 )
+from dagster_leasehold.lease_store.transactions import Raced
 
+TABLE_TYPE = "TABLE"
 _ONLY_ROW = 1
 _TOTALS = (
     "committed_batches",
@@ -220,27 +228,6 @@ class RowsInSql(ShardLeases):
         )
         return self._rows(sa.union_all(*each), THROUGHPUT.read)
 
-    def ledger_rows(self) -> int:
-        """Return the number of rows of batches that were ever committed, as shards count them."""
-        counted = sa.select(sa.func.sum(shard_lease.c.ledger_rows)).where(self._own(shard_lease))
-        rows = self._tx.value(counted)
-        if rows is None:
-            self.group()
-        # MySQL adds integers up to a decimal.
-        return int(rows or 0)
-
-    def gap_counts(self) -> dict[bool, int]:
-        """Return the number of gaps that were acknowledged, and of the others."""
-        counted = (
-            sa.select(gap.c.acknowledged, sa.func.count().label("gaps"))
-            .where(self._own(gap))
-            .group_by(gap.c.acknowledged)
-        )
-        rows = self._tx.rows(counted).all()
-        if not rows:
-            self.group()
-        return {True: 0, False: 0} | {bool(row["acknowledged"]): row["gaps"] for row in rows}
-
     def numbered(self, numbers: Mapping[ShardId, int]) -> dict[ShardId, Batch]:
         """Return the ledger rows with these shards and numbers."""
         rows: dict[ShardId, Batch] = {}
@@ -252,29 +239,6 @@ class RowsInSql(ShardLeases):
             )
             rows |= {row.shard: row for row in self._rows(sa.union_all(*each), batch_from)}
         return rows
-
-    def write_intended(self, batches: Sequence[Batch]) -> None:
-        """Write ledger rows that are still intents.
-
-        Raises:
-            Raced: one of them is none any more.
-        """
-        rows = [
-            {"seen_shard": each.shard, "seen_sequence": each.sequence} | batch_values(each)
-            for each in batches
-        ]
-        if rows:
-            names = batch_values(batches[0])
-            statement = (
-                sa.update(batch)
-                .where(
-                    self._own(batch, state=BatchState.INTENT.value),
-                    batch.c.shard_id == sa.bindparam("seen_shard"),
-                    batch.c.sequence == sa.bindparam("seen_sequence"),
-                )
-                .values({name: sa.bindparam(name) for name in names})
-            )
-            self._must_change_all(statement, rows)
 
     def move_checkpoints(self, moved: Sequence[ShardLease], commits: Sequence[BatchCommit]) -> None:
         """Move shards on by a batch each, if its tenure is still the current one: the fence.
@@ -298,47 +262,117 @@ class RowsInSql(ShardLeases):
         rows = [moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
         self._must_change_all(statement, rows)
 
-    def raise_version(self, shard: ShardId) -> None:
-        """Note that what a shard's ledger says of the past has changed; its row is locked."""
-        raised = {"ledger_version": shard_lease.c.ledger_version + 1}
-        own = self._own(shard_lease, shard_id=shard)
-        self._tx.connection.execute(sa.update(shard_lease).where(own).values(raised))
-
-    def lower_committed(self, shard: ShardId, first: int) -> None:
-        """Note that the batches of a shard from a number on are committed no more."""
-        until = shard_lease.c.committed_until
-        own = self._own(shard_lease, shard_id=shard)
-        self._tx.connection.execute(
-            sa.update(shard_lease).where(own, until > first).values(committed_until=first)
-        )
-
     # -- the table ------------------------------------------------------------------------------
 
-    def published(self, shard: ShardId) -> tuple[int, PlannedPublication | None] | None:
-        """Return a shard's cursor and the pending publication; None where nobody publishes."""
-        own = sa.and_(self._own(publication), publication.c.epoch > 0)
-        chosen = (
-            sa.select(shard_lease.c.published_until, publication.c.pending)
-            .select_from(shard_lease.join(publication, own))
-            .where(self._own(shard_lease, shard_id=shard))
+    def publication(self) -> Publication | None:
+        """Return the publication, and if there are changes that are not published."""
+        left = sa.select(table_change.c.sequence).where(
+            self._own(table_change), table_change.c.published.is_(False)
         )
-        row = self._tx.rows(chosen).first()
-        return None if row is None else (row["published_until"], pending_from(row))
+        chosen = sa.select(*PUBLICATION.selected, left.exists().label("changes_pending"))
+        for row in self._tx.rows(chosen.where(self._own(publication))):
+            return PUBLICATION.read(row, changes_pending=bool(row["changes_pending"]))
+        return None
 
-    def add_table_changes(self, changes: Iterable[TableChange]) -> None:
-        """Have the table of the group follow."""
-        at = self._clock()
-        rows = [key_values(self.key) | change_values(change, at) for change in changes]
-        self._insert(table_change, rows)
+    def publishers(self, table: TableName) -> Iterator[Publication]:
+        """Read the publication of the group that publishes to a table, if there is one."""
+        own = (publication.c[name] == each for name, each in TABLE.values(table).items())
+        return self._rows(sa.select(*PUBLICATION.selected).where(*own), PUBLICATION.read)
+
+    def waiting(self, limit: int) -> Iterator[LedgerCounters]:
+        """Read the counters of the shards with something to publish, those with most first."""
+        left = shard_lease.c.committed_until - shard_lease.c.published_until
+        rows = self._tx.rows(
+            sa.select(*COUNTERS.selected)
+            .select_from(consumer_group.outerjoin(shard_lease, sa.and_(self._joined(), left > 0)))
+            .where(self._own(consumer_group))
+            .order_by(left.desc(), shard_lease.c.shard_id)
+            .limit(limit)
+        ).all()
+        if not rows:
+            self.group()
+        return (COUNTERS.read(row) for row in rows if row["shard_id"] is not None)
+
+    def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:
+        """Read the committed ledger rows of shards, each from a number on, and so many."""
+        selected = sa.select(*COLUMNS[Batch].selected)
+        each = (sa.select(self._first(selected, *place)) for place in places.items())
+        return self._rows(sa.union_all(*each), batch_from)
+
+    def lags(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[ShardLag]:
+        """Add up the same rows."""
+        summed = sa.select(
+            *(batch.c[name] for name in ("shard_id", "batches", "written", "committed_at"))
+        )
+        each = (
+            sa.select(
+                rows.c.shard_id,
+                sa.func.count().label("rows"),
+                sa.func.sum(rows.c.batches).label("batches"),
+                sa.func.sum(rows.c.written).label("records"),
+                sa.func.min(rows.c.committed_at).label("oldest_at"),
+            ).group_by(rows.c.shard_id)
+            for place in places.items()
+            for rows in [self._first(summed, *place)]
+        )
+
+        def read(row: Row) -> ShardLag:
+            shard = ShardId(row["shard_id"])
+            start, limit = places[shard]
+            # MariaDB adds integers up to a decimal.
+            batches, records = int(row["batches"]), int(row["records"])
+            more = row["rows"] == limit
+            return ShardLag(shard, start, batches, records, row["oldest_at"], more)
+
+        return self._rows(sa.union_all(*each), read)
+
+    def _first(self, chosen: sa.Select[Any], shard: ShardId, place: tuple[int, int]) -> sa.Subquery:
+        since, limit = place
+        committed = self._own(batch, shard_id=shard, state=BatchState.COMMITTED.value)
+        rows = chosen.where(committed, batch.c.sequence >= since)
+        return rows.order_by(batch.c.sequence).limit(limit).subquery()
+
+    def move_cursors(self, cursors: Mapping[ShardId, int]) -> None:
+        """Set the cursors of shards, whose rows are locked.
+
+        Raises:
+            Raced: one of them is not there any more.
+        """
+        published, shard = shard_lease.c.published_until, shard_lease.c.shard_id
+        for part in portions(cursors):
+            each = ((shard == name, cursors[name]) for name in part)
+            moved = sa.update(shard_lease).where(self._own(shard_lease), shard.in_(part))
+            moving = moved.values(published_until=sa.case(*each, else_=published))
+            if self._tx.connection.execute(moving).rowcount != len(part):
+                raise Raced
+
+    def pointer(self, table: TableName) -> TablePointer | None:
+        """Return the pointer of a table of the default catalog."""
+        for row in self._tx.rows(sa.select(iceberg_tables).where(_entry_of(table))):
+            location, previous = row["metadata_location"], row["previous_metadata_location"]
+            return TablePointer(table, location, previous)
+        return None
+
+    def add_pointer(self, pointer: TablePointer) -> None:
+        """Enter a table into the default catalog, and its namespace where that has no property."""
+        table, columns = pointer.table, iceberg_namespace_properties.c
+        own = {columns.catalog_name: table.catalog, columns.namespace: table.namespace}
+        named = (column == value for column, value in own.items())
+        if self._tx.value(sa.select(columns.property_key).where(*named).limit(1)) is None:
+            exists = {"property_key": "exists", "property_value": "true"}
+            row = {column.name: value for column, value in own.items()} | exists
+            self._insert(iceberg_namespace_properties, [row])
+        entry = {"metadata_location": pointer.location, "iceberg_type": TABLE_TYPE}
+        self._insert(iceberg_tables, [TABLE.values(table) | entry])
+
+    def move_pointer(self, table: TableName, move: PointerMove) -> bool:
+        """Point to the next metadata file of a table; False where another one is there."""
+        location = iceberg_tables.c.metadata_location
+        there = sa.update(iceberg_tables).where(_entry_of(table), location == move.before)
+        moved = there.values(metadata_location=move.after, previous_metadata_location=move.before)
+        return self._tx.connection.execute(moved).rowcount == 1
 
     # -- the outbox -----------------------------------------------------------------------------
-
-    def undelivered_events(
-        self, kind: EventKind, *, run: str | None, shard: ShardId | None, limit: int
-    ) -> Iterator[OutboxEvent]:
-        """Read undelivered events of a kind in order, of one run or shard or of all."""
-        own = given(run=run, shard=shard)
-        return self.select(OutboxEvent, limit=limit, delivered=False, kind=kind, **own)
 
     def waiting_events(self, kind: EventKind) -> Iterator[WaitingEvents]:
         """Read per shard its oldest undelivered event of a kind, and how many there are."""
@@ -359,11 +393,6 @@ class RowsInSql(ShardLeases):
             lambda row: WaitingEvents(ShardId(row["shard_id"]), row["waiting"], EVENT.read(row)),
         )
 
-    def add_events(self, events: Sequence[OutboxEvent], at: datetime) -> None:
-        """Add events; `at` is for the judgement of their age once they are delivered."""
-        self._insert(outbox, [event_row(self.key, event, at) for event in events])
 
-    def deliver(self, sequences: Collection[int]) -> None:
-        """Flag events as delivered; flagging the same again is harmless."""
-        for part in portions(sequences):
-            self.change(OutboxEvent, {"delivered": True}, sequence=set(part))
+def _entry_of(table: TableName) -> sa.ColumnElement[bool]:
+    return sa.and_(*(iceberg_tables.c[name] == each for name, each in TABLE.values(table).items()))

@@ -13,15 +13,9 @@ from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry, Note
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
-from dagster_leasehold.lease_store.sql_store.mapping import (
-    COLUMNS,
-    Columns,
-    Row,
-    group_from,
-    key_values,
-    note_row,
-)
-from dagster_leasehold.lease_store.stored_rows import KEYS
+from dagster_leasehold.lease_store.sql_store.field_columns import COLUMNS, Columns, Row, key_values
+from dagster_leasehold.lease_store.sql_store.mapping import group_from, note_row
+from dagster_leasehold.lease_store.stored_rows import NUMBERED
 from dagster_leasehold.lease_store.tables import consumer_group, lease_journal
 from dagster_leasehold.lease_store.transactions import Outcome, Raced, Transaction
 
@@ -63,14 +57,7 @@ class TableRows:
     ) -> Iterator[Value]:
         """Read rows in the order of their keys, those after one; decoded as they are taken."""
         columns: Columns[Value] = COLUMNS[kind]
-        chosen = sa.select(*columns.selected).where(columns.where(self.key, conditions))
-        if kind is JournalEntry:
-            # MySQL would rather read the whole journal backwards until it has met entries enough
-            # of this group or shard.
-            index = "lease_journal_by_shard" if "shard" in conditions else "lease_journal_by_group"
-            hint = f"FORCE INDEX ({index})"
-            chosen = chosen.with_hint(lease_journal, hint, dialect_name="mysql")
-        chosen = _ordered(chosen, columns, newest_first=newest_first)
+        chosen = self._chosen(kind, columns.selected, conditions, newest_first=newest_first)
         if after is None:
             chosen = chosen.limit(limit)
             return self._rows(chosen.with_for_update() if lock else chosen, columns.read)
@@ -90,19 +77,19 @@ class TableRows:
     def values(
         self,
         kind: type,
-        field: str,
         /,
-        *,
+        *fields: str,
         newest_first: bool = False,
         offset: int | None = None,
         limit: int | None = None,
         **conditions: Any,
     ) -> list[Any]:
-        """Read one field of rows in the order of their keys."""
-        columns = COLUMNS[kind]
-        chosen = sa.select(columns.column(field)).where(columns.where(self.key, conditions))
-        ordered = _ordered(chosen, columns, newest_first=newest_first).offset(offset).limit(limit)
-        return list(self._tx.connection.execute(ordered).scalars())
+        """Read one field of rows in the order of their keys, or a tuple of several."""
+        chosen = self._chosen(
+            kind, map(COLUMNS[kind].column, fields), conditions, newest_first=newest_first
+        )
+        read = self._tx.connection.execute(chosen.offset(offset).limit(limit))
+        return list(read.scalars()) if len(fields) == 1 else [tuple(row) for row in read]
 
     def add(self, *values: Any) -> None:
         """Add rows of one kind that were not there when this transaction looked.
@@ -110,25 +97,41 @@ class TableRows:
         Raises:
             Raced: another process was first between that look and this insert.
         """
-        if values:
-            columns = COLUMNS[type(values[0])]
-            self._insert(columns.table, [columns.row(self.key, each) for each in values])
+        if not values:
+            return
+        kind = type(values[0])
+        columns = COLUMNS[kind]
+        rows = [columns.row(self.key, each) for each in values]
+        if kind in NUMBERED:
+            for row in rows:
+                del row["sequence"]
+                row["recorded_at"] = self._clock()
+        self._insert(columns.table, rows)
 
-    def write(self, value: Any, /, **seen: Any) -> None:
-        """Replace the row that has the value's key.
+    def write(self, *values: Any, **seen: Any) -> None:
+        """Replace the rows, of one kind, that have the keys of these values.
 
         Raises:
-            Raced: no row of this key has the values seen in these fields any more.
+            Raced: a row of such a key has not the values seen in these fields any more.
         """
-        columns = COLUMNS[type(value)]
-        own = {name: getattr(value, name) for name in KEYS[type(value)]}
-        if self._update(columns, columns.values(value), own | seen) != 1:
-            raise Raced
+        if not values:
+            return
+        columns = COLUMNS[type(values[0])]
+        of_key = (columns.column(name) == sa.bindparam(f"seen_{name}") for name in columns.order)
+        statement = sa.update(columns.table).where(columns.where(self.key, seen), *of_key)
+        rows = [
+            {f"seen_{name}": each for name, each in columns.place(value).items()}
+            | columns.values(value)
+            for value in values
+        ]
+        named = {name: sa.bindparam(name) for name in columns.values(values[0])}
+        self._must_change_all(statement.values(named), rows)
 
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
         """Change fields of the rows that meet the conditions; return their number."""
         columns = COLUMNS[kind]
-        return self._update(columns, columns.changed(changes), conditions)
+        changed = sa.update(columns.table).where(columns.where(self.key, conditions))
+        return self._tx.connection.execute(changed.values(columns.changed(changes))).rowcount
 
     def delete(self, kind: type, /, **conditions: Any) -> int:
         """Delete the rows that meet the conditions; return their number."""
@@ -174,6 +177,25 @@ class TableRows:
 
     # -- statements -----------------------------------------------------------------------------
 
+    def _chosen(
+        self,
+        kind: type,
+        selected: Iterable[sa.ColumnElement[Any]],
+        conditions: Mapping[str, Any],
+        *,
+        newest_first: bool,
+    ) -> sa.Select[Any]:
+        columns = COLUMNS[kind]
+        chosen = sa.select(*selected).where(columns.where(self.key, conditions))
+        if kind is JournalEntry:
+            # MySQL would rather read the whole journal backwards until it has met entries enough
+            # of this group or shard.
+            index = "lease_journal_by_shard" if "shard" in conditions else "lease_journal_by_group"
+            hint = f"FORCE INDEX ({index})"
+            chosen = chosen.with_hint(lease_journal, hint, dialect_name="mysql")
+        order = [columns.column(name) for name in columns.order]
+        return chosen.order_by(*(each.desc() for each in order) if newest_first else order)
+
     def _rows(self, statement: sa.Executable, read: Callable[[Row], Value]) -> Iterator[Value]:
         return map(read, self._tx.rows(statement).all())
 
@@ -188,27 +210,18 @@ class TableRows:
             except IntegrityError:
                 raise Raced from None
 
-    def _update(
-        self, columns: Columns[Any], values: Mapping[str, Any], conditions: Mapping[str, Any]
-    ) -> int:
-        changed = sa.update(columns.table).where(columns.where(self.key, conditions))
-        return self._tx.connection.execute(changed.values(values)).rowcount
-
     def _must_change_all(self, statement: sa.Update, rows: Sequence[dict[str, Any]]) -> None:
         """Send an update for each of some rows.
 
         Raises:
             Raced: one of them is not there any more.
         """
-        if rows and self._tx.connection.execute(statement, rows).rowcount != len(rows):
+        try:
+            changed = self._tx.connection.execute(statement, rows).rowcount if rows else 0
+        except IntegrityError:
+            raise Raced from None
+        if changed != len(rows):
             raise Raced
-
-
-def _ordered(
-    chosen: sa.Select[Any], columns: Columns[Any], *, newest_first: bool
-) -> sa.Select[Any]:
-    order = [columns.column(name) for name in columns.order]
-    return chosen.order_by(*(each.desc() for each in order) if newest_first else order)
 
 
 def portions(keys: Iterable[Key], size: int = KEYS_PER_STATEMENT) -> Iterator[Sequence[Key]]:

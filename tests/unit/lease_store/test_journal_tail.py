@@ -21,7 +21,8 @@ class Scene:
         self.tail = JournalTail(lambda: self.now_s)
 
     def write(self, reason: str) -> None:
-        self.store._note(self.rows, Note("group", reason), "test")
+        note = Note("group", reason)
+        self.store._writing("note", KEY, lambda rows: rows.journal([note], "test"))
 
     @property
     def rows(self):  # type: ignore[no-untyped-def]

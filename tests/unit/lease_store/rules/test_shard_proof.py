@@ -71,7 +71,8 @@ def test_committed_rows_that_change_meanwhile_are_read_again(
         if PARENT in heads:
             readings.append(heads[PARENT].version)
             if len(readings) == 1:
-                monkeypatch.setitem(store._groups[KEY].versions, PARENT, 1)
+                counters = store._groups[KEY].counters
+                counters[PARENT] = replace(counters[PARENT], version=1)
         return heads
 
     monkeypatch.setattr(store, "heads", swapping)
