@@ -33,7 +33,7 @@ STATUS = """query ($id: String!) { partitionBackfillOrError(backfillId: $id) {
     ... on PartitionBackfill { status } } }"""
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(900),

@@ -53,7 +53,7 @@ class Project(Terminal):
         )
 
 
-@pytest.mark.long
+@pytest.mark.release
 @pytest.mark.spark
 @pytest.mark.dagster_processes
 def test_every_command_of_the_page_in_a_project_of_create_dagster(terminal: Terminal) -> None:

@@ -35,7 +35,7 @@ from tests.table_engines import duckdb_query
 from tests.unit.test_layout import ROOT
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.mariadb,

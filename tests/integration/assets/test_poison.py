@@ -36,6 +36,14 @@ from tests.integration.assets.runs import NODE, RECORDS, store_of, stream_of
 from tests.ledger_output import ledger_records
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+WAYS = pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("arrow", marks=pytest.mark.long),
+        pytest.param("frames", marks=pytest.mark.release),
+    ],
+)
+"""The two ways of a transform; what finds a record is the same code for both."""
 POISON, AT = b"0:17", 17
 STALL_LIMIT_S = 15.0
 PATIENCE_S = 300.0
@@ -176,8 +184,7 @@ def test_a_record_that_kills_its_worker_is_found_and_quarantined(
     check_one_record_is_found(home, spark_folder, is_killed, "arrow")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["arrow", "frames"])
+@WAYS
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_whatever_a_record_does_it_is_found_and_quarantined(
     home: Path, spark_folder: Path, connect_session: Any, fault: Any, way: str
@@ -185,8 +192,7 @@ def test_whatever_a_record_does_it_is_found_and_quarantined(
     check_one_record_is_found(home, spark_folder, fault, way)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("way", ["arrow", "frames"])
+@WAYS
 def test_a_record_that_hangs_holds_its_shard_until_the_transform_is_mended(
     home: Path, spark_folder: Path, connect_session: Any, way: str
 ) -> None:
