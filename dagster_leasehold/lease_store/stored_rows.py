@@ -7,12 +7,12 @@ comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerCounters, RewriteClaim
 from dagster_leasehold.lease_store.publication_rows import Publication, TableChange
@@ -25,6 +25,8 @@ class Raced(Exception):
     """The rows changed between an operation's first look and its locks: look again."""
 
 
+KEYS_PER_STATEMENT = 500
+Key = TypeVar("Key", ShardId, int)
 NO_GROUP = GroupKey.parse("none", "none")
 """Stands in for the group of an operation that concerns the whole store."""
 
@@ -92,3 +94,14 @@ NUMBERED = (OutboxEvent, TableChange)
 def given(**conditions: Any) -> dict[str, Any]:
     """Return the conditions whose value is not None."""
     return {name: value for name, value in conditions.items() if value is not None}
+
+
+def portions(keys: Iterable[Key], size: int | None = None) -> Iterator[list[Key]]:
+    """Pieces of some keys, in order, that one statement can ask for."""
+    return chunks(sorted(keys), size)
+
+
+def chunks(keys: list[Key], size: int | None = None) -> Iterator[list[Key]]:
+    """Pieces of some keys in the given order."""
+    size = size or KEYS_PER_STATEMENT
+    return (keys[start : start + size] for start in range(0, len(keys), size))

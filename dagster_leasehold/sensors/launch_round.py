@@ -21,12 +21,12 @@ from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
+from dagster_leasehold.lease_store.rebalancing import TickReport
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.sensors.active_runs import (
     SHARDS_PER_READ,
     ActiveRun,

@@ -20,10 +20,9 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, UnknownGroup
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.process_identity import current_place
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.tick_report import TickReport
 from dagster_leasehold.lease_store.tracing import fail, note, span
 from dagster_leasehold.lease_store.upkeep import Upkeep
 from dagster_leasehold.sensors import EVERY_LOOP_S

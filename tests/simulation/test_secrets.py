@@ -6,8 +6,7 @@ import logging
 
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.member import Member
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.tick_report import TickReport
+from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from tests.simulation.protocol import Faults, Parts, SimulationConfig, run_seed
 from tests.simulation.protocol.consumption import consume
 

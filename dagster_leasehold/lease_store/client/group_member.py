@@ -20,13 +20,12 @@ from dagster_leasehold.lease_store.client.held_shards import HeldShards
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.rules.lineage import why_waiting
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.lease_store.tick_report import TickReport
 
 FLUSH_DEFAULT_S = 5.0
 # Two heartbeats fit into one interval between beats, so that a change is noticed sooner; the

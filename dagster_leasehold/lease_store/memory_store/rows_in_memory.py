@@ -92,7 +92,8 @@ class RowsInMemory:
         del lock
         rows = [row for row in self._candidates(kind, conditions) if _meets(row, conditions)]
         place = _order(kind)
-        rows.sort(key=place, reverse=newest_first)
+        if len(rows) > 1:
+            rows.sort(key=place, reverse=newest_first)
         if after is not None:
             last = place(after)
             beyond = lt if newest_first else gt

@@ -26,11 +26,11 @@ from dagster_leasehold.lease_store.ledger_rows import (
     ShardTotals,
     Throughput,
 )
-from dagster_leasehold.lease_store.roles.operations import Operations, Rows, portions
+from dagster_leasehold.lease_store.roles.operations import Operations, Rows
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.stored_rows import given
+from dagster_leasehold.lease_store.stored_rows import given, portions
 
 THROUGHPUT_BATCHES = 32
 SHARDS_PER_LOOK = 100

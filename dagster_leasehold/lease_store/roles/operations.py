@@ -35,9 +35,7 @@ else:
 PAGE_FIRST_ROWS = 64
 PAGE_ROWS_MAX = 2_048
 _PAGE_GROWTH = 4
-KEYS_PER_STATEMENT = 500
 Outcome = TypeVar("Outcome")
-Key = TypeVar("Key", ShardId, int)
 Value = TypeVar("Value")
 
 
@@ -131,17 +129,6 @@ def page_sizes(first: int = PAGE_FIRST_ROWS, most: int = PAGE_ROWS_MAX) -> Itera
     while True:
         yield size
         size = min(size * _PAGE_GROWTH, most)
-
-
-def portions(keys: Iterable[Key], size: int | None = None) -> Iterator[list[Key]]:
-    """Pieces of some keys, in order, that one statement can ask for."""
-    return chunks(sorted(keys), size)
-
-
-def chunks(keys: list[Key], size: int | None = None) -> Iterator[list[Key]]:
-    """Pieces of some keys in the given order."""
-    size = size or KEYS_PER_STATEMENT
-    return (keys[start : start + size] for start in range(0, len(keys), size))
 
 
 def journalled(shard: ShardId | None = None) -> Callable[[Rows], bool]:

@@ -61,7 +61,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     TablePointer,
 )
 from dagster_leasehold.lease_store.roles.forced_checkpoints import withdraw
-from dagster_leasehold.lease_store.roles.operations import Rows, abandon_intent, portions
+from dagster_leasehold.lease_store.roles.operations import Rows, abandon_intent
 from dagster_leasehold.lease_store.roles.turns import Turns, held_turn, next_epoch
 from dagster_leasehold.lease_store.rules import publishing as rules
 from dagster_leasehold.lease_store.rules import rolling_forward
@@ -70,7 +70,7 @@ from dagster_leasehold.lease_store.rules.lineage import first_seen
 from dagster_leasehold.lease_store.rules.refusals import shard_never_listed
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
-from dagster_leasehold.lease_store.stored_rows import Above, Raced, given
+from dagster_leasehold.lease_store.stored_rows import Above, Raced, given, portions
 
 BACKLOG_BATCHES = 2_000
 CHANGES_PER_PUBLICATION = 200

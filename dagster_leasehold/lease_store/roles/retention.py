@@ -40,7 +40,6 @@ from dagster_leasehold.lease_store.roles.operations import (
     Rows,
     locked_shard,
     page_sizes,
-    portions,
 )
 from dagster_leasehold.lease_store.rules import deletable_history as rules
 from dagster_leasehold.lease_store.rules import expiry
@@ -56,7 +55,7 @@ from dagster_leasehold.lease_store.shard_summary import (
     Portion,
     ShardSummary,
 )
-from dagster_leasehold.lease_store.stored_rows import Above, Below, Plus, given
+from dagster_leasehold.lease_store.stored_rows import Above, Below, Plus, given, portions
 
 BATCH_ROWS = 200
 """The most ledger rows that one transaction proves or folds: their lists of files are long."""

@@ -27,11 +27,10 @@ from dagster_leasehold.lease_store.roles.operations import (
     Rows,
     journalled,
     locked_shard,
-    portions,
 )
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note, rewritten
 from dagster_leasehold.lease_store.rules.publishing import change_of_rewrite
-from dagster_leasehold.lease_store.stored_rows import Above, Plus
+from dagster_leasehold.lease_store.stored_rows import Above, Plus, portions
 
 
 class Rewrites(Operations):

@@ -10,11 +10,12 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.roles.forced_checkpoints import ForcedCheckpoints
-from dagster_leasehold.lease_store.roles.operations import Rows, chunks, journalled, locked_shard
+from dagster_leasehold.lease_store.roles.operations import Rows, journalled, locked_shard
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
+from dagster_leasehold.lease_store.stored_rows import chunks
 
 _Move = TypeVar("_Move", bound=tuple[Any, ...])
 Claims = Mapping[ShardId, tuple[NodeName, int]]

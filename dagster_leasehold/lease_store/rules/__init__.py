@@ -7,7 +7,7 @@ behave alike. Any room above may ask a rule: planners, sensors, runs, plain clie
 | subject | modules |
 |---|---|
 | a shard's row | `states`, `transitions`, `lineage`, `reopening`, `withdrawal`, `starting_point` |
-| nodes | `liveness`, `tick_memory`, `registration`, `node_settings` |
+| nodes | `liveness`, `registration`, `node_settings` |
 | plans | `planning`, `balanced_plan`, `weighted_plan`, `assignment_modes`, `assignment_plan` |
 | the ledger | `ledger`, `gap_policy`, `isolation`, `deletable_history`, `expiry` |
 | proofs | `verification`, `journal_proof`, `ledger_proof`, `order_proof` |

@@ -20,11 +20,10 @@ not counted; a run that was killed always is, since nothing else can be known of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum, auto
-from typing import Any, Literal
+from typing import Literal
 
 FAILED_MAX = 2
 """The tries that a range has before it is halved, and a record alone before it blocks."""
@@ -168,20 +167,3 @@ def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion |
             f"after it ({why}). Its runs halve that range until the record stands alone."
         )
     return ""
-
-
-def suspicion_values(suspicion: Suspicion | None) -> dict[str, Any] | None:
-    """Return a suspicion as the shard's row stores it."""
-    if suspicion is None:
-        return None
-    at = suspicion.error_at
-    return asdict(suspicion) | {"error_at": None if at is None else at.isoformat()}
-
-
-def suspicion_from(stored: Mapping[str, Any] | None) -> Suspicion | None:
-    """Return what `suspicion_values` was made of."""
-    if stored is None:
-        return None
-    at = stored.get("error_at")
-    others = {name: value for name, value in stored.items() if name != "error_at"}
-    return Suspicion(**others, error_at=None if at is None else datetime.fromisoformat(at))

@@ -1,42 +1,333 @@
-"""The columns of each kind of row."""
+"""Between the columns of tables and frozen values, in both directions, by their names."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from datetime import datetime
-from typing import Any
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+import sqlalchemy as sa
 
 from dagster_leasehold.lease_store import ledger_rows, tables
 from dagster_leasehold.lease_store.columns import NAME_LENGTH_MAX
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.publication_rows import (
     ChangeKind,
+    PlannedPublication,
     Publication,
+    PublishedRange,
     TableChange,
     TableColumns,
     TableName,
 )
-from dagster_leasehold.lease_store.rules.isolation import suspicion_values
-from dagster_leasehold.lease_store.rules.journal_proof import Opening
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
+from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.sql_store.field_columns import Columns, Row, Ways, key_values
-from dagster_leasehold.lease_store.sql_store.stored_json import (
-    by_shard,
-    expired_from,
-    expired_values,
-    file_values,
-    files_from,
-    optional,
-    pairs,
-    planned_from,
+from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
+from dagster_leasehold.lease_store.stored_rows import (
+    KEYS,
+    Above,
+    Below,
+    DeliveryTurn,
+    LogIdentity,
+    Plus,
 )
-from dagster_leasehold.lease_store.stored_rows import DeliveryTurn, LogIdentity
+from dagster_leasehold.lease_store.times import stored_time, time_text
 from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
+
+FILE_TIMES = ("first_event_time", "last_event_time")
+
+
+def optional(way: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the same way for a column that may be null."""
+    return lambda stored: None if stored is None else way(stored)
+
+
+def shard_ids(stored: list[str] | None) -> tuple[ShardId, ...]:
+    """Return the shards of a list."""
+    return tuple(map(ShardId, stored or ()))
+
+
+def by_shard(stored: Mapping[str, Any]) -> dict[ShardId, Any]:
+    """Return values by shard."""
+    return {ShardId(shard): value for shard, value in stored.items()}
+
+
+def pairs(stored: list[list[str]]) -> tuple[tuple[str, ...], ...]:
+    """Return pairs, which JSON has as lists."""
+    return tuple(map(tuple, stored))
+
+
+def file_values(files: Iterable[DataFile]) -> list[dict[str, Any]]:
+    """Return files as the ledger's JSON holds them; what is not known of times is left out."""
+    # An hour has thousands of files: pendulum would take longer for their times than the database
+    # for their rows, and nobody reads them here.
+    values = [asdict(file) for file in files]
+    for each in values:
+        if each["untimed"] is None:
+            del each["untimed"]
+        for name in FILE_TIMES:
+            time = each.pop(name)
+            if time is not None:
+                each[name] = time.isoformat()
+    return values
+
+
+def files_from(stored: str | list[dict[str, Any]]) -> tuple[DataFile, ...]:
+    """Return files from the ledger's JSON, or from its text where that is not decoded yet."""
+    rows = json.loads(stored) if isinstance(stored, str) else stored
+    return tuple(DataFile(**row | _file_times(row)) for row in rows)
+
+
+def _file_times(row: Mapping[str, str]) -> dict[str, Any]:
+    return {name: datetime.fromisoformat(row[name]) for name in FILE_TIMES if name in row}
+
+
+def expired_values(expired: Expired) -> dict[str, Any]:
+    """Return what has expired as a summary's JSON holds it."""
+    return asdict(expired.last) | {
+        "batches": expired.batches,
+        "records": expired.records,
+        "events_since": expired.events_since and time_text(expired.events_since),
+        "events_until": expired.events_until and time_text(expired.events_until),
+    }
+
+
+def expired_from(values: Mapping[str, Any]) -> Expired:
+    """Return what has expired from a summary's JSON."""
+    since, until = values["events_since"], values["events_until"]
+    return Expired(
+        last=End(values["number"], values["cursor"], values["epoch"]),
+        batches=values["batches"],
+        records=values["records"],
+        events_since=since and stored_time(since),
+        events_until=until and stored_time(until),
+    )
+
+
+def suspicion_values(suspicion: Suspicion | None) -> dict[str, Any] | None:
+    """Return a suspicion as the shard's row stores it."""
+    if suspicion is None:
+        return None
+    at = suspicion.error_at
+    return asdict(suspicion) | {"error_at": None if at is None else at.isoformat()}
+
+
+def suspicion_from(stored: Mapping[str, Any] | None) -> Suspicion | None:
+    """Return what `suspicion_values` was made of."""
+    if stored is None:
+        return None
+    at = stored.get("error_at")
+    others = {name: value for name, value in stored.items() if name != "error_at"}
+    return Suspicion(**others, error_at=None if at is None else datetime.fromisoformat(at))
+
+
+def planned_from(values: Mapping[str, Any]) -> PlannedPublication:
+    """Return a publication from the JSON of a pending one."""
+    ranges = (each | {"shard": ShardId(each["shard"])} for each in values["ranges"])
+    lists: dict[str, Any] = {
+        "ranges": tuple(PublishedRange(**each) for each in ranges),
+        "changes": tuple(values["changes"]),
+    }
+    return PlannedPublication(**{**values, **lists})
+
+
+REASON_LENGTH_MAX = 1_000
+
+Row = Mapping[Any, Any]
+Ways = Mapping[str, Callable[[Any], Any]]
+Value = TypeVar("Value")
+
+
+COLUMNS: dict[type, Columns[Any]] = {}
+"""Between the columns of tables and frozen values, in both directions, by their names."""
+
+
+class Part(Protocol):
+    """A field that is made of several columns."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the columns."""
+        ...
+
+    def read(self, row: Row) -> Any:
+        """Return the field of a row."""
+        ...
+
+    def values(self, value: Any) -> dict[str, Any]:
+        """Return what is in the columns of a field."""
+        ...
+
+
+class Columns(Generic[Value]):
+    """The columns that hold the fields of one kind of value.
+
+    Args:
+        kind: the dataclass.
+        key: its fields that belong to the row's key, behind the group.
+        without: its fields that have no column of their own; whoever reads gives them.
+        named: the columns of fields, where their names differ.
+        reads: makes a field of what is in its column, where they differ.
+        writes: makes what is in the column of a field, likewise.
+        table: the table of the rows of this kind, of which there is one.
+        parts: makes a field of several columns, and several columns of it.
+    """
+
+    def __init__(
+        self,
+        kind: type[Value],
+        table: sa.Table | None = None,
+        *,
+        key: tuple[str, ...] = (),
+        without: tuple[str, ...] = (),
+        named: Mapping[str, str] | None = None,
+        reads: Ways | None = None,
+        writes: Ways | None = None,
+        parts: Mapping[str, Part] | None = None,
+    ) -> None:
+        columns = {**_COLUMNS, **(named or {})}
+        reads, writes = {**_READS, **(reads or {})}, {**_WRITES, **(writes or {})}
+        each = (field.name for field in fields(kind))  # pyright: ignore[reportArgumentType]
+        self._parts = parts or {}
+        names = [name for name in each if name not in {*without, *self._parts}]
+        self._kind: Callable[..., Value] = kind
+        self._reads = [(name, columns.get(name, name), reads.get(name)) for name in names]
+        self._writes = [(name, columns.get(name, name), writes.get(name)) for name in names]
+        self._key = {columns.get(name, name) for name in key or KEYS.get(kind, ())}
+        self._names = columns
+        self._ways = {name: way for name, _, way in self._writes}
+        own = (column for _, column, _ in self._reads)
+        of_parts = (name for part in self._parts.values() for name in part.names)
+        self.names = list(dict.fromkeys([*own, *of_parts]))
+        if table is not None:
+            self.table = table
+            self.order = KEYS[kind]
+            self.selected = [_text(table.c[name]) for name in self.names]
+            COLUMNS[kind] = self
+
+    def read(self, row: Row, **given: Any) -> Value:
+        """Return the value of a row."""
+        for name, column, way in self._reads:
+            given[name] = row[column] if way is None else way(row[column])
+        for name, part in self._parts.items():
+            given[name] = part.read(row)
+        return self._kind(**given)
+
+    def values(self, value: Value) -> dict[str, Any]:
+        """Return what the row of a value holds, its key aside."""
+        return {name: each for name, each in self._all(value) if name not in self._key}
+
+    def row(self, key: GroupKey, value: Value) -> dict[str, Any]:
+        """Return what a new row holds."""
+        return key_values(key) | dict(self._all(value))
+
+    def place(self, value: Value) -> dict[str, Any]:
+        """Return the key of a value, by field, as it is in its columns."""
+        return {name: self.bound(name, getattr(value, name)) for name in self.order}
+
+    def _all(self, value: Value) -> Iterable[tuple[str, Any]]:
+        for name, column, way in self._writes:
+            each = getattr(value, name)
+            if way is not None:
+                each = way(each)
+            elif isinstance(each, Enum):
+                each = each.value
+            yield column, each
+        for name, part in self._parts.items():
+            yield from part.values(getattr(value, name)).items()
+
+    def column(self, name: str) -> sa.Column[Any]:
+        """Return the column of a field."""
+        return self.table.c[self._names.get(name, name)]
+
+    def bound(self, name: str, value: Any) -> Any:
+        """Return what a field's value is in its column."""
+        way = self._ways.get(name)
+        return way(value) if way else value.value if isinstance(value, Enum) else value
+
+    def where(self, key: GroupKey, conditions: Mapping[str, Any]) -> sa.ColumnElement[bool]:
+        """Return the rows of a group that meet the conditions of `lease_store.stored_rows`."""
+        of_key = (self.table.c[name] == value for name, value in key_values(key).items())
+        return sa.and_(*of_key, *(self._condition(*each) for each in conditions.items()))
+
+    def _condition(self, name: str, value: Any) -> sa.ColumnElement[bool]:
+        column = self.column(name)
+        match value:
+            case range():
+                return sa.and_(column >= value.start, column < value.stop)
+            case set() | frozenset():
+                return column.in_(sorted(self.bound(name, each) for each in value))
+            case Above():
+                return column > value.value
+            case Below():
+                return column < value.value
+            case bool():
+                return column.is_(value)
+            case _:
+                return column == self.bound(name, value)
+
+    def beyond(self, last: Value, *, newest_first: bool) -> list[sa.ColumnElement[bool]]:
+        """Return the rows after one in the order of keys, as conditions one after the other."""
+        place = [(self.column(name), value) for name, value in self.place(last).items()]
+        return [
+            sa.and_(
+                *(column == value for column, value in place[:at]),
+                place[at][0] < place[at][1] if newest_first else place[at][0] > place[at][1],
+            )
+            for at in reversed(range(len(place)))
+        ]
+
+    def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return changes of fields as those of columns."""
+        return {
+            self.column(name).name: self.column(name) + value.value
+            if isinstance(value, Plus)
+            else self.bound(name, value)
+            for name, value in changes.items()
+        }
+
+
+def key_values(key: GroupKey) -> dict[str, Any]:
+    """Return the first two columns of every key."""
+    return {"consume_group": key.group, "logstream_sig": key.stream}
+
+
+def _text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """Return a column, or its text where the JSON is decoded when the transaction is over."""
+    decoded = column.name not in ("files", "removed", "added")
+    return column if decoded else sa.type_coerce(column, sa.Text).label(column.name)
+
+
+# These hold for the fields of all kinds, where a kind does not say otherwise.
+_COLUMNS = {"shard": "shard_id", "start": "start_cursor", "end": "end_cursor", "at": "recorded_at"}
+_READS: Ways = {
+    "shard": ShardId,
+    "holder": NodeName,
+    "files": files_from,
+    "facts": lambda facts: facts or {},
+    "suspicion": suspicion_from,
+    **dict.fromkeys(("parents", "gone_parents"), shard_ids),
+    **dict.fromkeys(("from_state", "to_state"), optional(ShardState)),
+    **dict.fromkeys(
+        ("lease_owner", "consumer_owner", "from_owner", "to_owner"), optional(NodeName)
+    ),
+}
+_WRITES: Ways = {
+    "files": file_values,
+    "facts": lambda facts: dict(facts) or None,
+    "suspicion": suspicion_values,
+    "gone_parents": lambda parents: parents or None,
+    "reason": lambda reason: reason[:REASON_LENGTH_MAX],
+}
+
 
 GROUP_PREFIX = "group_"
 

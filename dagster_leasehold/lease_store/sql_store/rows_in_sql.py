@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
 
 from dagster_leasehold.lease_store.columns import server_time
 from dagster_leasehold.lease_store.group_rows import Group, Pulse
-from dagster_leasehold.lease_store.identifiers import NodeName, ShardId, StreamName
-from dagster_leasehold.lease_store.journal_rows import EventKind, WaitingEvents
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from dagster_leasehold.lease_store.journal_rows import EventKind, JournalEntry, Note, WaitingEvents
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchCommit,
@@ -19,7 +22,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     LedgerHead,
     Throughput,
 )
-from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused
+from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed
 from dagster_leasehold.lease_store.publication_rows import (
     PointerMove,
     Publication,
@@ -27,32 +30,40 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableName,
     TablePointer,
 )
+from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.sql_store.field_columns import COLUMNS, Row, key_values
+from dagster_leasehold.lease_store.rules.transitions import Step
+from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.sql_store.mapping import (
+    COLUMNS,
     COUNTERS,
     EVENT,
     GROUP_PREFIX,
     NODE,
+    PROGRESS,
     PUBLICATION,
+    SHARD,
     TABLE,
     THROUGHPUT,
+    Columns,
+    Row,
     batch_from,
     group_from,
     group_values,
     head_from,
     joined_group,
+    key_values,
     moved_values,
+    note_row,
 )
-from dagster_leasehold.lease_store.sql_store.shard_leases import ShardLeases
-from dagster_leasehold.lease_store.sql_store.table_rows import portions
+from dagster_leasehold.lease_store.stored_rows import KEYS_PER_STATEMENT, NUMBERED, portions
 from dagster_leasehold.lease_store.tables import (
     GROUP_TABLES,
     batch,
     consumer_group,
     iceberg_namespace_properties,
     iceberg_tables,
+    lease_journal,
     outbox,
     publication,
     shard_lease,
@@ -60,8 +71,10 @@ from dagster_leasehold.lease_store.tables import (
     table_change,
     worker_instance,
 )
-from dagster_leasehold.lease_store.transactions import Raced
+from dagster_leasehold.lease_store.transactions import Outcome, Raced, Transaction
 
+Value = TypeVar("Value")
+SHARDS_PER_PAGE = 10_000
 TABLE_TYPE = "TABLE"
 _ONLY_ROW = 1
 _TOTALS = (
@@ -78,8 +91,324 @@ ROWS_PER_STATEMENT = 16
 which takes most of a millisecond for each of the whole ledger rows that it asks for."""
 
 
-class RowsInSql(ShardLeases):
-    """The rows of one group; see `lease_store.roles.operations`."""
+class RowsInSql:
+    """The rows of one group; see `lease_store.roles.operations`.
+
+    Args:
+        tx: the transaction that reads and writes them.
+        key: the group.
+        clock: the wall clock for the journal's dates; nothing is decided by it.
+    """
+
+    def __init__(self, tx: Transaction, key: GroupKey, clock: Callable[[], datetime]) -> None:
+        self.key = key
+        self._tx = tx
+        self._clock = clock
+
+    def abandon(self, outcome: Outcome) -> Outcome:
+        """Undo what was written so far; `outcome` is the operation's."""
+        return self._tx.abandon(outcome)
+
+    # -- rows of any kind -----------------------------------------------------------------------
+
+    def select(
+        self,
+        kind: type[Value],
+        /,
+        *,
+        newest_first: bool = False,
+        limit: int | None = None,
+        after: Value | None = None,
+        lock: bool = False,
+        **conditions: Any,
+    ) -> Iterator[Value]:
+        """Read rows in the order of their keys, those after one; decoded as they are taken."""
+        columns: Columns[Value] = COLUMNS[kind]
+        chosen = self._chosen(kind, columns.selected, conditions, newest_first=newest_first)
+        if after is None:
+            chosen = chosen.limit(limit)
+            return self._rows(chosen.with_for_update() if lock else chosen, columns.read)
+        rows: list[Row] = []
+        # Each is one range of the index; asked for together, MySQL and SQLite would read and sort
+        # what lies between them as well.
+        for beyond in columns.beyond(after, newest_first=newest_first):
+            left = None if limit is None else limit - len(rows)
+            if left != 0:
+                rows += self._tx.rows(chosen.where(beyond).limit(left))
+        return map(columns.read, rows)
+
+    def first(self, kind: type[Value], /, *, lock: bool = False, **conditions: Any) -> Value | None:
+        """Return the first of the rows that meet the conditions, or None."""
+        return next(self.select(kind, limit=1, lock=lock, **conditions), None)
+
+    def values(
+        self,
+        kind: type,
+        /,
+        *fields: str,
+        newest_first: bool = False,
+        offset: int | None = None,
+        limit: int | None = None,
+        **conditions: Any,
+    ) -> list[Any]:
+        """Read one field of rows in the order of their keys, or a tuple of several."""
+        chosen = self._chosen(
+            kind, map(COLUMNS[kind].column, fields), conditions, newest_first=newest_first
+        )
+        read = self._tx.connection.execute(chosen.offset(offset).limit(limit))
+        return list(read.scalars()) if len(fields) == 1 else [tuple(row) for row in read]
+
+    def add(self, *values: Any) -> None:
+        """Add rows of one kind that were not there when this transaction looked.
+
+        Raises:
+            Raced: another process was first between that look and this insert.
+        """
+        if not values:
+            return
+        kind = type(values[0])
+        columns = COLUMNS[kind]
+        rows = [columns.row(self.key, each) for each in values]
+        if kind in NUMBERED:
+            for row in rows:
+                del row["sequence"]
+                row["recorded_at"] = self._clock()
+        self._insert(columns.table, rows)
+
+    def write(self, *values: Any, **seen: Any) -> None:
+        """Replace the rows, of one kind, that have the keys of these values.
+
+        Raises:
+            Raced: a row of such a key has not the values seen in these fields any more.
+        """
+        if not values:
+            return
+        columns = COLUMNS[type(values[0])]
+        of_key = (columns.column(name) == sa.bindparam(f"seen_{name}") for name in columns.order)
+        statement = sa.update(columns.table).where(columns.where(self.key, seen), *of_key)
+        rows = [
+            {f"seen_{name}": each for name, each in columns.place(value).items()}
+            | columns.values(value)
+            for value in values
+        ]
+        named = {name: sa.bindparam(name) for name in columns.values(values[0])}
+        self._must_change_all(statement.values(named), rows)
+
+    def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
+        """Change fields of the rows that meet the conditions; return their number."""
+        columns = COLUMNS[kind]
+        changed = sa.update(columns.table).where(columns.where(self.key, conditions))
+        return self._tx.connection.execute(changed.values(columns.changed(changes))).rowcount
+
+    def delete(self, kind: type, /, **conditions: Any) -> int:
+        """Delete the rows that meet the conditions; return their number."""
+        columns = COLUMNS[kind]
+        gone = sa.delete(columns.table).where(columns.where(self.key, conditions))
+        return self._tx.connection.execute(gone).rowcount
+
+    # -- the group ------------------------------------------------------------------------------
+
+    def group(self, *, lock: bool = False) -> Group:
+        """Return the group.
+
+        Raises:
+            UnknownGroup: there is none.
+        """
+        chosen = sa.select(consumer_group).where(self._own(consumer_group))
+        for row in self._tx.rows(chosen.with_for_update() if lock else chosen):
+            return group_from(row)
+        raise unknown_group(self.key)
+
+    def bump(self) -> None:
+        """Raise the generation; the group's row is then locked until the transaction ends."""
+        raised = {"generation": consumer_group.c.generation + 1}
+        bumped = sa.update(consumer_group).where(self._own(consumer_group)).values(raised)
+        if self._tx.connection.execute(bumped).rowcount != 1:
+            raise unknown_group(self.key)
+
+    # -- the journal ----------------------------------------------------------------------------
+
+    def journal(self, notes: Iterable[Note], observer: str) -> None:
+        """Append entries to the journal."""
+        at, transaction_id = self._clock(), self._tx.id
+        entries = [
+            note_row(self.key, note, observer=observer, at=at, transaction_id=transaction_id)
+            for note in notes
+        ]
+        self._insert(lease_journal, entries)
+
+    def journalled(self) -> bool:
+        """Return True if the transaction of this id has written to the journal."""
+        entries = sa.select(sa.literal(1)).where(lease_journal.c.transaction_id == self._tx.id)
+        return self._tx.value(entries.limit(1)) is not None
+
+    # -- statements -----------------------------------------------------------------------------
+
+    def _chosen(
+        self,
+        kind: type,
+        selected: Iterable[sa.ColumnElement[Any]],
+        conditions: Mapping[str, Any],
+        *,
+        newest_first: bool,
+    ) -> sa.Select[Any]:
+        columns = COLUMNS[kind]
+        chosen = sa.select(*selected).where(columns.where(self.key, conditions))
+        if kind is JournalEntry:
+            # MySQL would rather read the whole journal backwards until it has met entries enough
+            # of this group or shard.
+            index = "lease_journal_by_shard" if "shard" in conditions else "lease_journal_by_group"
+            hint = f"FORCE INDEX ({index})"
+            chosen = chosen.with_hint(lease_journal, hint, dialect_name="mysql")
+        order = [columns.column(name) for name in columns.order]
+        return chosen.order_by(*(each.desc() for each in order) if newest_first else order)
+
+    def _rows(self, statement: sa.Executable, read: Callable[[Row], Value]) -> Iterator[Value]:
+        return map(read, self._tx.rows(statement).all())
+
+    def _own(self, table: sa.Table, **same: object) -> sa.ColumnElement[bool]:
+        values = key_values(self.key) | same
+        return sa.and_(*(table.c[name] == value for name, value in values.items()))
+
+    def _insert(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
+        if rows:
+            try:
+                self._tx.connection.execute(sa.insert(table), rows)
+            except IntegrityError:
+                raise Raced from None
+
+    def _must_change_all(self, statement: sa.Update, rows: Sequence[dict[str, Any]]) -> None:
+        """Send an update for each of some rows.
+
+        Raises:
+            Raced: one of them is not there any more.
+        """
+        try:
+            changed = self._tx.connection.execute(statement, rows).rowcount if rows else 0
+        except IntegrityError:
+            raise Raced from None
+        if changed != len(rows):
+            raise Raced
+
+    # -- shards ----------------------------------------------------------------------------------
+
+    def each_shard(self, *, lock: bool = False) -> Iterator[ShardLease]:
+        """Read all shards by id, page by page.
+
+        A process that takes a hundred thousand rows at once is busy for seconds, in which its
+        session stands still; the server ends a transaction that does so for too long.
+        """
+        pages: list[Sequence[sa.RowMapping]] = []
+        while not pages or len(pages[-1]) == SHARDS_PER_PAGE:
+            after = pages[-1][-1]["shard_id"] if pages else ""
+            # MySQL would rather find the group by the index of owners, and sort all its shards
+            # for each page.
+            page = (
+                sa.select(shard_lease)
+                .where(self._own(shard_lease), shard_lease.c.shard_id > after)
+                .with_hint(shard_lease, "FORCE INDEX (PRIMARY)", dialect_name="mysql")
+                .order_by(shard_lease.c.shard_id)
+                .limit(SHARDS_PER_PAGE)
+            )
+            pages.append(self._tx.rows(page.with_for_update() if lock else page).all())
+        return map(SHARD.read, chain.from_iterable(pages))
+
+    def shards(
+        self, names: Collection[ShardId], *, lock: bool = False
+    ) -> dict[ShardId, ShardLease]:
+        """Return some shards by id; locked in that order, two transactions cannot cross."""
+        return {
+            row.shard: row
+            for part in portions(names, KEYS_PER_STATEMENT)
+            for row in self.select(ShardLease, shard=set(part), lock=lock)
+        }
+
+    def shards_of(self, node: NodeName) -> list[ShardId]:
+        """Return the shards that a node may consume or waits for."""
+        held, awaited = (
+            sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), owner == node)
+            for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
+        )
+        # With OR, servers read the whole group; each half of a union uses its index.
+        return [
+            ShardId(shard) for shard in self._tx.connection.execute(held.union(awaited)).scalars()
+        ]
+
+    def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
+        """Read the checkpoint and tenure of each shard that one of these nodes may consume."""
+        served = sa.and_(self._joined(), shard_lease.c.consumer_owner.in_(sorted(nodes)))
+        chosen = (
+            sa.select(*(shard_lease.c[name] for name in PROGRESS.names))
+            .select_from(consumer_group.outerjoin(shard_lease, served))
+            .where(self._own(consumer_group))
+            .order_by(shard_lease.c.shard_id)
+        )
+        rows = self._tx.rows(chosen).all()
+        if not rows:
+            self.group()
+        return (PROGRESS.read(row) for row in rows if row["shard_id"] is not None)
+
+    def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
+        """Return if the group is paused, and some of its shards, by one statement."""
+        chosen = sa.and_(self._joined(), shard_lease.c.shard_id.in_(sorted(names)))
+        rows = self._tx.rows(
+            sa.select(shard_lease, consumer_group.c.paused)
+            .select_from(consumer_group.outerjoin(shard_lease, chosen))
+            .where(self._own(consumer_group))
+        ).all()
+        if not rows:
+            self.group()
+        read = (SHARD.read(row) for row in rows if row["shard_id"] is not None)
+        return bool(rows[0]["paused"]), {row.shard: row for row in read}
+
+    def _joined(self) -> sa.ColumnElement[bool]:
+        return sa.and_(
+            shard_lease.c.consume_group == consumer_group.c.consume_group,
+            shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
+        )
+
+    def carry_out(self, steps: Sequence[Step], observer: str) -> Changed:
+        """Write steps and journal them; the rows must be locked, or be as they were read.
+
+        Steps that change their rows alike are one statement: a round trip for each shard of a node
+        that is evicted would hold the group's row for as long as they all take.
+
+        Raises:
+            Raced: a row is not as it was read any more.
+        """
+        for change, alike in _by_change(steps).items():
+            for start in range(0, len(alike), KEYS_PER_STATEMENT):
+                self._write_alike(change, alike[start : start + KEYS_PER_STATEMENT])
+        self.journal([note for step in steps for note in step.notes], observer)
+        return Changed(tuple(step.after.shard for step in steps))
+
+    def _write_alike(self, change: _Change, steps: Sequence[Step]) -> None:
+        columns, after = shard_lease.c, SHARD.values(steps[0].after)
+        identity = (
+            columns.shard_id,
+            columns.lease_id,
+            columns.consumer_epoch,
+            columns.consumer_run,
+        )
+        seen = [
+            (row.shard, row.lease_id, row.consumer_epoch, row.consumer_run)
+            for row in (step.before for step in steps)
+        ]
+        counters = {
+            "lease_id": columns.lease_id + change.lease_ids_more,
+            "consumer_epoch": columns.consumer_epoch + change.epochs_more,
+        }
+        statement = (
+            sa.update(shard_lease)
+            .where(
+                self._own(shard_lease),
+                columns.shard_id.in_([shard for shard, *_ in seen]),  # finds them in the index
+                sa.tuple_(*identity).in_(seen),
+            )
+            .values({name: after[name] for name, _ in change.values} | counters)
+        )
+        if self._tx.connection.execute(statement).rowcount != len(steps):
+            raise Raced
 
     # -- the store and its groups ---------------------------------------------------------------
 
@@ -396,3 +725,29 @@ class RowsInSql(ShardLeases):
 
 def _entry_of(table: TableName) -> sa.ColumnElement[bool]:
     return sa.and_(*(iceberg_tables.c[name] == each for name, each in TABLE.values(table).items()))
+
+
+class _Change(NamedTuple):
+    """The difference that a step makes to its row.
+
+    Attributes:
+        lease_ids_more, epochs_more: added to these two counters.
+        values: the other columns that change, by name, with their new values in writing.
+    """
+
+    lease_ids_more: int
+    epochs_more: int
+    values: tuple[tuple[str, str], ...]
+
+
+def _by_change(steps: Sequence[Step]) -> Mapping[_Change, list[Step]]:
+    alike: dict[_Change, list[Step]] = {}
+    for step in steps:
+        before, after = SHARD.values(step.before), SHARD.values(step.after)
+        change = _Change(
+            after.pop("lease_id") - before["lease_id"],
+            after.pop("consumer_epoch") - before["consumer_epoch"],
+            tuple((name, repr(value)) for name, value in after.items() if value != before[name]),
+        )
+        alike.setdefault(change, []).append(step)
+    return alike

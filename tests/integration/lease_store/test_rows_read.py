@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.sql_store import SqlStore, shard_leases
+from dagster_leasehold.lease_store.sql_store import SqlStore, rows_in_sql
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.conftest import KEY
 
@@ -59,7 +59,7 @@ def test_a_page_reads_no_row_of_the_others(
     server: DatabaseServer, shared: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that read the group from its start for each page would read the list three times."""
-    monkeypatch.setattr(shard_leases, "SHARDS_PER_PAGE", PAGE)
+    monkeypatch.setattr(rows_in_sql, "SHARDS_PER_PAGE", PAGE)
     count = RowCount(server)
     with count.counting():
         assert len(shared.snapshot(KEY).shards) == SHARDS

@@ -15,15 +15,14 @@ from benchmarks.upkeep import (
     settled_group,
     volume_leases,
 )
-from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store import open_store, stored_rows
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import ShardsSynced
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.roles import operations
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.sql_store import shard_leases
+from dagster_leasehold.lease_store.sql_store import rows_in_sql
 from dagster_leasehold.lease_store.store import LeaseStore
 
 
@@ -74,9 +73,8 @@ def test_a_long_shard_list_is_added_in_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No transaction takes longer with the list; a parent of another portion is waited for."""
-    monkeypatch.setattr(operations, "KEYS_PER_STATEMENT", 10)
-    monkeypatch.setattr(shard_leases, "KEYS_PER_STATEMENT", 10)
-    monkeypatch.setattr(shard_leases, "SHARDS_PER_PAGE", 5)  # the list ends with a page
+    monkeypatch.setattr(stored_rows, "KEYS_PER_STATEMENT", 10)
+    monkeypatch.setattr(rows_in_sql, "SHARDS_PER_PAGE", 5)  # the list ends with a page
     store = open_store(f"sqlite:///{tmp_path}/leases.db")
     store.create_group(Group(KEY))
     names = [ShardId(f"{number:02}") for number in range(25)]

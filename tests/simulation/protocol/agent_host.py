@@ -11,9 +11,8 @@ from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError,
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.store import GroupsAndNodes
-from dagster_leasehold.lease_store.tick_report import TickReport
 from tests.simulation.protocol.host import Host
 from tests.simulation.protocol.host_runs import HostRuns
 from tests.simulation.protocol.ports import Surroundings

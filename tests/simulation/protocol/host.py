@@ -9,9 +9,8 @@ from dataclasses import replace
 from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
-from dagster_leasehold.lease_store.tick_report import TickReport
 from tests.simulation.protocol.host_runs import HostClock, HostRuns
 from tests.simulation.protocol.ports import Surroundings
 from tests.simulation.protocol.schedule import Process

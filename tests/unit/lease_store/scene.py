@@ -8,9 +8,8 @@ from dagster_leasehold.lease_store.group_rows import Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.lease_store.tick_report import TickReport
 
 KEY = GroupKey.parse("group", "stream")
 TIMING = Timing(timeout_s=20.0, beat_s=6.0)

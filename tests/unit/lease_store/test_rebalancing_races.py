@@ -12,7 +12,7 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Stale
-from dagster_leasehold.lease_store.plan_steps import TRANSFERS_PER_STEP
+from dagster_leasehold.lease_store.rebalancing import TRANSFERS_PER_STEP
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing

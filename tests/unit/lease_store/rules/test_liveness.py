@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rules.liveness import Observations, PlannerWatch, steady_clock
+from dagster_leasehold.lease_store.rules.liveness import (
+    Observations,
+    PlannerWatch,
+    parse_memory,
+    steady_clock,
+)
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.tick_memory import parse_memory
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 A = NodeName("node-a")

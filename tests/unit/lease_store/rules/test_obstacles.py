@@ -9,11 +9,7 @@ import pytest
 
 from dagster_leasehold.lease_store.group_rows import Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.rules.isolation import (
-    Suspicion,
-    suspicion_from,
-    suspicion_values,
-)
+from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.rules.obstacles import (
     ObstacleKind,
     last_error,
@@ -23,6 +19,7 @@ from dagster_leasehold.lease_store.rules.obstacles import (
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.sql_store.mapping import suspicion_from, suspicion_values
 
 KEY = GroupKey.parse("default", "orders")
 A, B = NodeName("a"), NodeName("b")
