@@ -2,10 +2,10 @@
 
 For those who consume from a Python program of their own; in the package only the simulation calls
 it, and `shard_sources.record_feed`, which makes feeds.
-`GroupMember` is the heartbeat surface that any client can be built on; `held_shards` and
-`open_shard` know its shards. `PullClient` is asked for records (`connecting`, `connections`,
-`deliveries`, `pinning`), and `ProcessorWorker` calls the user's code (`shard_worker`); both begin
-by `starting`, and read a log through a `ShardFeed`.
+`GroupMember` is the heartbeat surface that any client can be built on; `held_shards` knows its
+shards. `PullClient` is asked for records (`pulling`, `connections`, `pinning`), and
+`ProcessorWorker` calls the user's code (`shard_worker`); both begin by `starting`, and read a log
+through a `ShardFeed`.
 """
 
 from dagster_leasehold.lease_store.client.connections import Offsets, PulledBatch

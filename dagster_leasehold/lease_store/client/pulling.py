@@ -6,21 +6,232 @@ records of a confirmed batch are not delivered to another node again, unless thi
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from threading import RLock
 
-from dagster_leasehold.lease_store.client.connecting import Connector
-from dagster_leasehold.lease_store.client.connections import Connections, Offsets, PulledBatch
-from dagster_leasehold.lease_store.client.deliveries import Deliveries
-from dagster_leasehold.lease_store.client.feed import ShardFeed
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.client.connections import (
+    Connection,
+    Connections,
+    Offsets,
+    PulledBatch,
+)
+from dagster_leasehold.lease_store.client.feed import Fetched, ShardFeed
 from dagster_leasehold.lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
 from dagster_leasehold.lease_store.client.pinning import PinnedShards
-from dagster_leasehold.lease_store.errors import GapHeld, ShardOccupied, shown
+from dagster_leasehold.lease_store.client.starting import cursor_after_gap, starting_cursor
+from dagster_leasehold.lease_store.errors import GapHeld, LeaseholdError, ShardOccupied, shown
+from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
+from dagster_leasehold.lease_store.roles.shards import Shards
+from dagster_leasehold.lease_store.rules.assignment_plan import UNSUBSCRIBABLE
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.starting_point import Bootstrap
+from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.store import LeaseStore
+
+
+@dataclass(slots=True)
+class Deliveries:
+    """The batches that one client is given, at most one of each shard at a time.
+
+    What they raise is said by `PullClient`.
+
+    Attributes:
+        member: the client's place in the group.
+        feed: reads the log.
+        connections: the connected shards.
+        lock: held around whatever changes a connection.
+        clock: monotonic seconds.
+        protect_s: the time for which a batch waits for its confirmation, in seconds.
+    """
+
+    member: GroupMember
+    feed: ShardFeed
+    connections: Connections
+    lock: RLock
+    clock: Clock
+    protect_s: float
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def next(self, shard: ShardId, records_max: int) -> PulledBatch | None:
+        """Return the next records of a shard; None if there are none.
+
+        They are fetched without the lock, so that a slow log does not hold up the beats.
+        """
+        with self.lock:
+            connection = self.connections.require(shard)
+            with self.connections.dropping_lost(shard):
+                self.member.require(shard, connection.tenure)
+            connection.roll_back_if_due(self.clock())
+            if connection.outstanding or connection.fetching:
+                raise errors.BatchUnconfirmed(
+                    f"The last batch of shard {shard} is not confirmed yet: confirm it, or wait "
+                    f"until its protect time of {self.protect_s:g} s ends."
+                )
+            if connection.leaving:
+                return None
+            connection.fetching = True
+            start = connection.confirmed
+        try:
+            fetched = self._fetch(shard, start, records_max)
+        finally:
+            with self.lock:
+                connection.fetching = False
+        with self.lock:
+            if self.connections.open.get(shard) is not connection or connection.leaving:
+                return None
+            return self._delivered(shard, connection, fetched)
+
+    def _fetch(self, shard: ShardId, start: str, records_max: int) -> Fetched:
+        try:
+            return self.feed.fetch(shard, start, records_max=records_max)
+        except errors.CursorExpired:
+            with self.lock, self.connections.dropping_lost(shard):
+                start = cursor_after_gap(self.member, self.feed, shard, start)
+                if (connection := self.connections.open.get(shard)) is not None:
+                    connection.confirmed = start
+            return self.feed.fetch(shard, start, records_max=records_max)
+
+    def _delivered(
+        self, shard: ShardId, connection: Connection, fetched: Fetched
+    ) -> PulledBatch | None:
+        connection.ends_shard = fetched.last
+        if not fetched.records:
+            with self.connections.dropping_lost(shard):
+                if fetched.last:
+                    self.connections.finish(shard, fetched.end)
+                elif fetched.end != connection.confirmed:
+                    # Some logs renew the cursor of an idle shard, which else ages with its records.
+                    self.member.save_checkpoint(shard, fetched.end, tenure=connection.tenure)
+                    connection.confirmed = fetched.end
+            return None
+        batch = PulledBatch(next(self._numbers), shard, fetched.start, fetched.end, fetched.records)
+        connection.outstanding = batch
+        connection.protected_until = self.clock() + self.protect_s
+        return batch
+
+    def confirm(self, batch: PulledBatch, upto: str | None, *, persist: bool) -> None:
+        """Move a shard past the records of a batch that are done; the caller holds the lock."""
+        end = batch.end if upto is None else upto
+        if end not in {batch.start, batch.end, *(record.cursor for record in batch.records)}:
+            raise ValueError(f"{shown(end)} is no cursor of this batch of shard {batch.shard}.")
+        connection = self.connections.require(batch.shard)
+        connection.roll_back_if_due(self.clock())
+        if connection.outstanding != batch:
+            raise errors.ConfirmedTooLate(
+                f"Batch {batch.number} of shard {batch.shard} was not confirmed within "
+                f"{self.protect_s:g} s and was rolled back: its records are delivered again."
+            )
+        with self.connections.dropping_lost(batch.shard):
+            self.member.save_checkpoint(batch.shard, end, persist=persist, tenure=connection.tenure)
+            connection.outstanding = None
+            connection.confirmed = end
+            if connection.ends_shard and end == batch.end:
+                self.connections.finish(batch.shard, end)
+            elif connection.leaving:
+                self.connections.hand_over(batch.shard)
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Opens the shards of one client; what it raises is said by `PullClient`.
+
+    Attributes:
+        store: where a bootstrap cursor is forced.
+        member: the client's place in the group.
+        feed: reads the log.
+        pinned: the shards that the client asks for by name, in a pinned group.
+    """
+
+    store: Shards
+    member: GroupMember
+    feed: ShardFeed
+    pinned: PinnedShards
+
+    def connect(self, shard: ShardId, bootstrap: str | None) -> Connection:
+        """Open a shard, and store the place where its reading begins.
+
+        In a pinned group, a shard that cannot be opened is not asked for any longer: it would be
+        this client's, read by none, and refused to all others.
+        """
+        begin = None
+        if bootstrap is not None:
+            # Nonsense is refused before anything is changed.
+            begin = Bootstrap(bootstrap, self.feed.clamp(shard, bootstrap))
+        if self._pins:
+            self.pinned.ask(shard, bootstrap)
+        try:
+            opened = self._open_at(shard, begin)
+            cursor = starting_cursor(self.member, self.feed, shard, opened, begin)
+        except BaseException:
+            with suppress(LeaseholdError):
+                self.disconnect(shard)
+            raise
+        return Connection(opened.tenure, cursor, asked=bootstrap)
+
+    def disconnect(self, shard: ShardId) -> None:
+        """Persist the checkpoint of a shard, and stop asking for it.
+
+        Where the store does not answer, the heartbeats that follow do both.
+        """
+        if self._pins:
+            self.pinned.withdraw(shard)
+        self.member.release(shard)
+        if self._pins:
+            self.pinned.beat()
+
+    @property
+    def _pins(self) -> bool:
+        return self.member.group.assignment is AssignmentMode.PINNED
+
+    def _open_at(self, shard: ShardId, begin: Bootstrap | None) -> Opened:
+        """Open a shard; a stored checkpoint that differs from its beginning is forced there."""
+        opened = self._open(shard)
+        if begin is None or opened.check_point == begin.start:
+            return opened
+        if opened.check_point is None and begin.start == begin.cursor:
+            return opened
+        self.member.release(shard)
+        self.store.force_checkpoint(
+            self.member.group.key,
+            shard,
+            begin.start,
+            observer=str(self.member.node),
+            reason=f"connected with the bootstrap cursor {begin.cursor}",
+        )
+        return self._open(shard)
+
+    def _open(self, shard: ShardId) -> Opened:
+        if self.member.holds(shard):
+            # Left open by an attempt whose end got no answer: nobody reads under it.
+            self.member.release(shard)
+        outcome = self.member.open(shard)
+        if isinstance(outcome, Opened):
+            return outcome
+        raise self._refused(shard, outcome)
+
+    def _refused(self, shard: ShardId, outcome: NotHeld | OpenByOther) -> ShardOccupied:
+        if isinstance(outcome, OpenByOther):
+            why = f"run {outcome.run} of this node has it open"
+        elif outcome.state == "unsubscribable":
+            why = UNSUBSCRIBABLE
+        elif outcome.state == ShardState.WAIT and (lease := self.member.lease(shard)) is not None:
+            why = self.member.why_waiting(lease)
+        elif outcome.consumer_owner is None or outcome.consumer_owner == self.member.node:
+            why = f"it is in state {outcome.state}"
+        else:
+            why = f"it is {outcome.consumer_owner}'s"
+        return ShardOccupied(
+            f"Shard {shown(shard)} of group {self.member.group.key} cannot be connected on node "
+            f"{self.member.node}: {why}."
+        )
+
 
 PROTECT_DEFAULT_S = 60.0
 RECORDS_DEFAULT = 1000
