@@ -28,7 +28,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.open import open_store, open_transactions
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
-from dagster_leasehold.lease_store.sql_store.mapping import batch_row, file_values, note_row
+from dagster_leasehold.lease_store.sql_store.mapping import BATCH, file_values, note_row
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tables import batch, lease_journal, shard_lease
 from dagster_leasehold.lease_store.transactions import Transaction, Transactions
@@ -130,7 +130,7 @@ def _run(number: int) -> str:
 
 def _ledger(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
     batch_ = Batch(shard, 0, "", "", BatchState.COMMITTED, 1, "", NODE)
-    constant = batch_row(KEY, batch_)
+    constant = BATCH.row(KEY, batch_)
     constant |= {"records": RECORDS, "bytes": 20_000, "written": RECORDS}
     for number in range(age.per_shard):
         first = BEGIN + age.step * number

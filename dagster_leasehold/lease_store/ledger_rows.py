@@ -278,7 +278,7 @@ class LedgerCounters:
         return max(self.committed_until - self.published_until, 0)
 
     def after(self, sequence: int, statistics: BatchStatistics) -> LedgerCounters:
-        """Return the counters with one more batch that was committed in a row of its own."""
+        """Return the counters after the commit of one more batch."""
         totals = ShardTotals(
             self.shard,
             self.totals.batches + 1,

@@ -47,6 +47,11 @@ from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.shard_weights import SnapshotMemory
 from dagster_leasehold.lease_store.store import LeaseStore
 
+Answer = TypeVar("Answer")
+TRANSFERS_PER_STEP = 500
+"""The most transfers that one call begins: after these, the next beat of a node may be due."""
+ROUNDS_MAX = 4
+
 
 @dataclass(slots=True)
 class TickNotes:
@@ -137,11 +142,6 @@ class TickReport:
             return "; ".join([*self.decisions, *refused])
         idle = f"nothing to change at generation {self.generation}: {self.plan.summary}"
         return "; ".join([idle, *refused])
-
-
-Answer = TypeVar("Answer")
-TRANSFERS_PER_STEP = 500
-"""The most transfers of one call, after which the served nodes' next beat may be due."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,9 +295,6 @@ class PlanSteps:
 
 def _line(action: plans.Action, outcome: Changed | Stale) -> str:
     return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"
-
-
-ROUNDS_MAX = 4
 
 
 class Rebalancer:

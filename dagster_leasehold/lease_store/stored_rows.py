@@ -7,7 +7,7 @@ comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ class Raced(Exception):
 
 KEYS_PER_STATEMENT = 500
 Key = TypeVar("Key", ShardId, int)
+Value = TypeVar("Value")
 NO_GROUP = GroupKey.parse("none", "none")
 """Stands in for the group of an operation that concerns the whole store."""
 
@@ -96,12 +97,12 @@ def given(**conditions: Any) -> dict[str, Any]:
     return {name: value for name, value in conditions.items() if value is not None}
 
 
-def portions(keys: Iterable[Key], size: int | None = None) -> Iterator[list[Key]]:
+def portions(keys: Iterable[Key], size: int | None = None) -> Iterator[Sequence[Key]]:
     """Pieces of some keys, in order, that one statement can ask for."""
     return chunks(sorted(keys), size)
 
 
-def chunks(keys: list[Key], size: int | None = None) -> Iterator[list[Key]]:
-    """Pieces of some keys in the given order."""
+def chunks(values: Sequence[Value], size: int | None = None) -> Iterator[Sequence[Value]]:
+    """Pieces of some values in the given order."""
     size = size or KEYS_PER_STATEMENT
-    return (keys[start : start + size] for start in range(0, len(keys), size))
+    return (values[start : start + size] for start in range(0, len(values), size))

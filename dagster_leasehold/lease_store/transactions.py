@@ -38,6 +38,16 @@ from dagster_leasehold.lease_store.engine import (
 from dagster_leasehold.lease_store.errors import StoreError, StoreReadOnly
 from dagster_leasehold.lease_store.stored_rows import Raced
 
+ATTEMPTS_MAX = 6
+LOSSES_MAX = 3
+PATIENCE_S = 3.5  # no new attempt after this: a lease's holder must not spend its trust here
+PAUSE_FIRST_S = 0.02
+PAUSE_MAX_S = 0.5
+_GROWING = wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S)
+KIND_OPTION = "leasehold_kind"
+Outcome = TypeVar("Outcome")
+Value = TypeVar("Value")
+
 
 @dataclass(frozen=True, slots=True)
 class Delay:
@@ -115,7 +125,7 @@ def refusal(
 
 
 def read_only(place: str) -> errors.StoreReadOnly:
-    """Return the error for a database that takes no writes."""
+    """Return the error for a read-only database."""
     return errors.StoreReadOnly(
         f"The lease store at {place} takes no writes: it is a read-only server or "
         "file; point the settings to the primary, or make the file and its folder writable."
@@ -150,18 +160,6 @@ def _first_line(error: DBAPIError) -> str:
     arguments = error.orig.args if error.orig else ()
     text = str(arguments[-1]) if arguments else type(error.orig).__name__
     return text.splitlines()[0][:200] if text else "no message"
-
-
-ATTEMPTS_MAX = 6
-LOSSES_MAX = 3
-PATIENCE_S = 3.5  # no new attempt after this: a lease's holder must not spend its trust here
-PAUSE_FIRST_S = 0.02
-PAUSE_MAX_S = 0.5
-_GROWING = wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S)
-KIND_OPTION = "leasehold_kind"
-
-Outcome = TypeVar("Outcome")
-Value = TypeVar("Value")
 
 
 class Transaction:

@@ -26,6 +26,9 @@ from dagster_leasehold.lease_store.rules.starting_point import resumption
 from dagster_leasehold.lease_store.shard_rows import Progress, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 
+FLUSH_RETRY_S = 0.5
+LET_GO = "its client let go of it"
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,7 +42,7 @@ class Standing:
 
 
 class OpenShard:
-    """One open shard of a member; its calls come one after another.
+    """One open shard of a member; not safe to call from two threads at once.
 
     Each that writes raises `LeaseLost` once the tenure is over.
 
@@ -77,7 +80,7 @@ class OpenShard:
         return not self.over and self.unsaved not in (None, self.persisted)
 
     def due(self, interval_s: float) -> bool:
-        """Return True if a checkpoint has waited for longer than some seconds to be persisted."""
+        """Return True if a checkpoint has been unsaved for `interval_s` seconds or longer."""
         waits = not self.over and self.unsaved is not None
         return waits and self._clock() - self._saved_at >= interval_s
 
@@ -113,7 +116,7 @@ class OpenShard:
         self.unsaved = None
 
     def flush_remembered(self) -> None:
-        """Persist what waits; one that only the store could refuse is dropped, and logged."""
+        """Persist the unsaved checkpoint; if the store refuses it, log that and drop it."""
         try:
             self.flush()
         except CheckpointRefused as error:
@@ -160,7 +163,7 @@ class OpenShard:
         )
 
     def record_gap(self, *, start: str, end: str, reason: str, skip: bool) -> None:
-        """Record that `[start, end)` cannot be read, and with `skip` continue at `end`.
+        """Record that `[start, end)` cannot be read; with `skip`, continue at `end`.
 
         Raises:
             CheckpointRefused: the gap does not begin at the checkpoint.
@@ -215,10 +218,6 @@ class OpenShard:
 
 def _named(check_point: str | None) -> str:
     return "none" if check_point is None else shown(check_point)
-
-
-FLUSH_RETRY_S = 0.5
-LET_GO = "its client let go of it"
 
 
 class HeldShards:
@@ -335,7 +334,7 @@ class HeldShards:
     def record_gap(
         self, shard: ShardId, *, start: str, end: str, reason: str, skip: bool = True
     ) -> None:
-        """Record that `[start, end)` of an open shard cannot be read, and with `skip` pass it.
+        """Record that `[start, end)` of an open shard cannot be read; `skip` continues at `end`.
 
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.

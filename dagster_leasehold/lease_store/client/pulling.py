@@ -35,12 +35,16 @@ from dagster_leasehold.lease_store.rules.starting_point import Bootstrap
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.store import LeaseStore
 
+PROTECT_DEFAULT_S = 60.0
+RECORDS_DEFAULT = 1000
+CONTINUE = "-1"
+
 
 @dataclass(slots=True)
 class Deliveries:
-    """The batches that one client is given, at most one of each shard at a time.
+    """Delivers batches to one client, at most one of each shard at a time.
 
-    What they raise is said by `PullClient`.
+    `PullClient` documents the errors.
 
     Attributes:
         member: the client's place in the group.
@@ -231,11 +235,6 @@ class Connector:
             f"Shard {shown(shard)} of group {self.member.group.key} cannot be connected on node "
             f"{self.member.node}: {why}."
         )
-
-
-PROTECT_DEFAULT_S = 60.0
-RECORDS_DEFAULT = 1000
-CONTINUE = "-1"
 
 
 class PullClient:

@@ -4,13 +4,13 @@ Every verb runs under one lock, so it is atomic and safe to call from threads. `
 reads and writes the rows of a group, for the operations that `lease_store.roles` has written once.
 """
 
-from dagster_leasehold.lease_store.memory_store.memory_transactions import MemoryRows
+from dagster_leasehold.lease_store.memory_store.memory_transactions import MemoryTransactions
 from dagster_leasehold.lease_store.store import LeaseStore
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore(MemoryRows, LeaseStore):
+class MemoryStore(MemoryTransactions, LeaseStore):
     """All verbs of `lease_store.store.LeaseStore`, in memory.
 
     Args:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from threading import RLock
 from typing import TypeVar
@@ -19,7 +18,7 @@ from dagster_leasehold.lease_store.times import utc_now
 Outcome = TypeVar("Outcome")
 
 
-class MemoryRows:
+class MemoryTransactions:
     """The state of a memory store and the one lock that every verb runs under."""
 
     def __init__(self, clock: Callable[[], datetime] = utc_now) -> None:
@@ -53,12 +52,6 @@ class MemoryRows:
     def close(self) -> None:
         """Do nothing; here so that any store can be closed."""
 
-    @contextmanager
-    def _verb(self, kind: str) -> Generator[None]:
-        with self._lock:
-            self.statements[kind] += 1
-            yield
-
     def _reading(
         self, kind: str, key: GroupKey | None, work: Callable[[RowsInMemory], Outcome]
     ) -> Outcome:
@@ -73,7 +66,8 @@ class MemoryRows:
         mark: Callable[[RowsInMemory], bool] | None = None,
     ) -> Outcome:
         del mark  # no reply is lost here
-        with self._verb(kind):
+        with self._lock:
+            self.statements[kind] += 1
             rows = RowsInMemory(self._all, key or NO_GROUP)
             try:
                 outcome = work(rows)

@@ -56,7 +56,7 @@ class Batches(Operations):
             rows.write(*adopted, state=BatchState.INTENT)
             return outcomes
 
-        # Recording the same intents again after a lost reply is harmless.
+        # After a lost reply it runs again, which changes nothing.
         key = rules.group_of([intent.tenure for intent in intents])
         return self._writing("record_intents", key, work)
 

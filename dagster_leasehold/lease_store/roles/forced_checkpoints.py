@@ -21,7 +21,7 @@ from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason,
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.stored_rows import Above, Plus, given
+from dagster_leasehold.lease_store.stored_rows import Above, Plus, chunks, given
 
 WITHDRAWN_PER_STATEMENT = 10_000
 
@@ -155,8 +155,7 @@ def _ledger(rows: Rows, shard: ShardId) -> Ledger:
 def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
     """Take back the last committed batches of a shard, all with some numbers."""
     # All in this transaction, but each statement within the time that one may take.
-    for start in range(numbers.start, numbers.stop, WITHDRAWN_PER_STATEMENT):
-        part = range(start, min(start + WITHDRAWN_PER_STATEMENT, numbers.stop))
+    for part in chunks(numbers, WITHDRAWN_PER_STATEMENT):
         withdrawn = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
         rows.change(Batch, withdrawn, shard=shard, sequence=part, state=BatchState.COMMITTED)
     lowered = {"committed_until": numbers.start}

@@ -158,7 +158,7 @@ def locked_shard(rows: Rows, shard: ShardId) -> ShardLease:
 
 
 def held(rows: Rows, tenure: Tenure) -> ShardLease:
-    """Lock the row of a tenure's shard and return it.
+    """Lock the shard row of a tenure and return it.
 
     Raises:
         LeaseLost: the tenure is over.

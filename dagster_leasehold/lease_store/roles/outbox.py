@@ -94,7 +94,7 @@ class Outbox(Turns):
         """
 
         def work(rows: Rows) -> Settled | TurnOver:
-            if held_turn(rows, DeliveryTurn, claim.node, claim.epoch) is None:
+            if held_turn(rows, DeliveryTurn, claim) is None:
                 return rows.abandon(TurnOver())
             if error:
                 line = one_line(error) or "no message"
@@ -108,4 +108,4 @@ class Outbox(Turns):
 
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
         """Give the turn back, for whoever comes next."""
-        return self._give_turn_back("end_turn", DeliveryTurn, claim.key, claim.node, claim.epoch)
+        return self._give_turn_back("end_turn", DeliveryTurn, claim)

@@ -119,9 +119,7 @@ class Publications(Turns):
 
     def end_publish_turn(self, turn: PublishTurn) -> Settled | TurnOver:
         """Give the turn back, for whoever comes next."""
-        return self._give_turn_back(
-            "end_publish_turn", Publication, turn.key, turn.node, turn.epoch
-        )
+        return self._give_turn_back("end_publish_turn", Publication, turn)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -251,7 +249,7 @@ class Publications(Turns):
         """
 
         def work(rows: Rows) -> Settled | TurnOver | PointerMoved:
-            own = held_turn(rows, Publication, turn.node, turn.epoch)
+            own = held_turn(rows, Publication, turn)
             if own is None or own.table is None:
                 return rows.abandon(TurnOver())
             there = rows.pointer(own.table)
@@ -275,7 +273,7 @@ class Publications(Turns):
         """
 
         def work(rows: Rows) -> Settled | TurnOver | Stale:
-            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            before = held_turn(rows, Publication, turn)
             if before is None:
                 return rows.abandon(TurnOver())
             if publication == before.pending:
@@ -297,7 +295,7 @@ class Publications(Turns):
         """
 
         def work(rows: Rows) -> Settled | TurnOver:
-            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            before = held_turn(rows, Publication, turn)
             if before is None:
                 return rows.abandon(TurnOver())
             if before.pending != publication:
@@ -327,7 +325,7 @@ class Publications(Turns):
         """
 
         def work(rows: Rows) -> Settled | TurnOver | Stale | PointerMoved:
-            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            before = held_turn(rows, Publication, turn)
             if before is None or before.table is None:
                 return rows.abandon(TurnOver())
             if publication.id == before.last:
@@ -384,7 +382,7 @@ class Publications(Turns):
         shard = ahead.shard
 
         def work(rows: Rows) -> Changed | TurnOver | Stale:
-            before = held_turn(rows, Publication, turn.node, turn.epoch)
+            before = held_turn(rows, Publication, turn)
             if before is None:
                 return rows.abandon(TurnOver())
             row = rows.shards([shard], lock=True).get(shard) or _added(rows, ahead)

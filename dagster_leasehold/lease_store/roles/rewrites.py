@@ -49,7 +49,7 @@ class Rewrites(Operations):
         """
 
         def work(rows: Rows) -> Changed | RewriteByOther:
-            before = _claim_of(rows, shard)
+            before = _last_claim(rows, shard)
             if before is None:
                 rows.add(RewriteClaim(shard, run, kind, self._clock()))
             elif may_claim(before, run, replaces):
@@ -66,7 +66,7 @@ class Rewrites(Operations):
 
         def work(rows: Rows) -> Changed | Stale:
             nonlocal sent
-            claim = _claim_of(rows, shard)
+            claim = _last_claim(rows, shard)
             if claim is None or claim.run != run:
                 # A run's name is used once: an earlier try of this call ended it.
                 ended = sent and claim is not None and not claim.run
@@ -92,8 +92,8 @@ class Rewrites(Operations):
         """
 
         def work(rows: Rows) -> Changed | Stale | Unpublished:
-            claim = _claim_of(rows, shard)
-            if claim is None or claim.run != run:
+            claim = _claim_of(rows, shard, run)
+            if claim is None:
                 return rows.abandon(Stale())
             border = border_in(rows, shard)
             if border and any(each.sequence >= border.published for each in rewrites):
@@ -128,8 +128,8 @@ class Rewrites(Operations):
         """Remember how far a shard is compacted; `Stale` where `run` holds the claim no more."""
 
         def work(rows: Rows) -> Changed | Stale:
-            claim = _claim_of(rows, shard)
-            if claim is None or claim.run != run:
+            claim = _claim_of(rows, shard, run)
+            if claim is None:
                 return rows.abandon(Stale())
             rows.write(replace(claim, compacted=compacted))
             return Changed((shard,))
@@ -142,7 +142,13 @@ class Rewrites(Operations):
         return {claim.shard: claim.compacted for claim in claims if claim.compacted.looked_until}
 
 
-def _claim_of(rows: Rows, shard: ShardId) -> RewriteClaim | None:
-    """Lock the shard's row; return its claim, which may be given back, or None."""
+def _last_claim(rows: Rows, shard: ShardId) -> RewriteClaim | None:
+    """Lock the shard's row; return its last claim, even if it was given back."""
     locked_shard(rows, shard)
     return rows.first(RewriteClaim, shard=shard)
+
+
+def _claim_of(rows: Rows, shard: ShardId, run: str) -> RewriteClaim | None:
+    """Lock the shard's row; return the run's claim, or None if the run does not hold it."""
+    claim = _last_claim(rows, shard)
+    return claim if claim is not None and claim.run == run else None

@@ -214,7 +214,7 @@ class Tenures(Batches):
                 check_onwards(tenure, row.check_point, cursor)
             _change_current(rows, tenure, check_point=cursor, tries=1, suspicion=None)
 
-        # Saving the same again after a lost reply is harmless.
+        # After a lost reply it runs again, which changes nothing.
         self._writing("save_checkpoint", tenure.key, work)
 
     def suspect(self, tenure: Tenure, suspicion: Suspicion, *, abandon: bool) -> None:
@@ -234,7 +234,7 @@ class Tenures(Batches):
                 abandon_intent(rows, tenure.shard)
             _change_current(rows, tenure, tries=tries, suspicion=suspicion)
 
-        # Recording the same suspicion again after a lost reply is harmless.
+        # After a lost reply it runs again, which changes nothing.
         self._writing("suspect", tenure.key, work)
 
     def record_gap(
@@ -272,7 +272,7 @@ class Tenures(Batches):
                 _change_current(rows, tenure, check_point=end, tries=1, suspicion=None)
             return None
 
-        # Recording the same gap again after a lost reply is harmless.
+        # After a lost reply it runs again, which changes nothing.
         self._writing("record_gap", tenure.key, work)
 
     def _on_shard(

@@ -5,34 +5,35 @@ from __future__ import annotations
 from typing import TypeVar
 
 from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.journal_rows import DeliveryClaim
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
-from dagster_leasehold.lease_store.publication_rows import Publication
+from dagster_leasehold.lease_store.publication_rows import Publication, PublishTurn
 from dagster_leasehold.lease_store.roles.operations import Operations, Rows
 from dagster_leasehold.lease_store.stored_rows import DeliveryTurn
 
 Turn = DeliveryTurn | Publication
-TurnKind = TypeVar("TurnKind", bound=DeliveryTurn | Publication)
+TurnKind = TypeVar("TurnKind", bound=Turn)
 
 
 class Turns(Operations):
     """The base of the roles that have turns."""
 
     def _give_turn_back(
-        self, name: str, kind: type[Turn], key: GroupKey, node: NodeName | None, epoch: int
+        self, name: str, kind: type[Turn], turn: DeliveryClaim | PublishTurn
     ) -> Settled | TurnOver:
         sent = False
 
         def work(rows: Rows) -> Settled | TurnOver:
             nonlocal sent
-            if held_turn(rows, kind, node, epoch) is None:
+            if held_turn(rows, kind, turn) is None:
                 # An epoch is used once: an earlier try of this call ended it.
                 return rows.abandon(Settled() if sent else TurnOver())
             sent = True
-            rows.change(kind, {"node": None, "incarnation": ""}, epoch=epoch)
+            rows.change(kind, {"node": None, "incarnation": ""}, epoch=turn.epoch)
             return Settled()
 
-        return self._writing(name, key, work)
+        return self._writing(name, turn.key, work)
 
 
 def next_epoch(
@@ -50,8 +51,8 @@ def next_epoch(
 
 
 def held_turn(
-    rows: Rows, kind: type[TurnKind], node: NodeName | None, epoch: int
+    rows: Rows, kind: type[TurnKind], turn: DeliveryClaim | PublishTurn
 ) -> TurnKind | None:
-    """Lock the row of a turn that the node still has, and return it; None if it is over."""
+    """Lock the row of a turn and return it; None if the turn is over."""
     rows.group()
-    return rows.first(kind, lock=True, node=node, epoch=epoch)
+    return rows.first(kind, lock=True, node=turn.node, epoch=turn.epoch)

@@ -33,6 +33,16 @@ from dagster_leasehold.lease_store.identifiers import IDENTIFIER_LENGTH_MAX, Nod
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
+Clock = Callable[[], float]
+"""Seconds since some moment of the past; it never steps back."""
+REMEMBERED_TRANSFERS_MAX = 256
+LOOK_FRACTION = 0.6
+"""The part of T that one interval between two looks may count at most.
+
+Less than two thirds: a node that beats every third of T and beat in time before its observer
+stood still, or slept with the whole machine, has not lapsed at the observer's first look after it.
+"""
+
 REMEMBERED_CHARACTERS_MAX = 1_000_000
 UNCHANGED_MAX_S = 1e9
 FORMAT = 1
@@ -44,7 +54,7 @@ def floor_to_tenth(seconds: float) -> float:
 
 
 def parse_memory(text: str) -> dict[str, Any]:
-    """Return remembered text as a mapping; an empty one if it is no such text."""
+    """Parse the remembered text; return an empty mapping if it is not valid."""
     if not text or len(text) > REMEMBERED_CHARACTERS_MAX:
         return {}
     try:
@@ -97,18 +107,6 @@ def entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
         owner = incarnation if isinstance(incarnation, str) else ""
         valid.append((name, value, float(unchanged_s), owner))
     return valid
-
-
-Clock = Callable[[], float]
-"""Seconds since some moment of the past; it never steps back."""
-
-REMEMBERED_TRANSFERS_MAX = 256
-LOOK_FRACTION = 0.6
-"""The part of T that one interval between two looks may count at most.
-
-Less than two thirds: a node that beats every third of T and beat in time before its observer
-stood still, or slept with the whole machine, has not lapsed at the observer's first look after it.
-"""
 
 
 def steady_clock() -> float:

@@ -1,4 +1,4 @@
-"""Between the columns of tables and frozen values, in both directions, by their names."""
+"""Convert rows of tables to frozen values and back, by the names of their columns."""
 
 from __future__ import annotations
 
@@ -43,6 +43,12 @@ from dagster_leasehold.lease_store.times import stored_time, time_text
 from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
 FILE_TIMES = ("first_event_time", "last_event_time")
+GROUP_PREFIX = "group_"
+REASON_LENGTH_MAX = 1_000
+
+Row = Mapping[Any, Any]
+Ways = Mapping[str, Callable[[Any], Any]]
+Value = TypeVar("Value")
 
 
 def optional(way: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -139,15 +145,8 @@ def planned_from(values: Mapping[str, Any]) -> PlannedPublication:
     return PlannedPublication(**{**values, **lists})
 
 
-REASON_LENGTH_MAX = 1_000
-
-Row = Mapping[Any, Any]
-Ways = Mapping[str, Callable[[Any], Any]]
-Value = TypeVar("Value")
-
-
 COLUMNS: dict[type, Columns[Any]] = {}
-"""Between the columns of tables and frozen values, in both directions, by their names."""
+"""The columns of each kind of row."""
 
 
 class Part(Protocol):
@@ -204,6 +203,7 @@ class Columns(Generic[Value]):
         self._key = {columns.get(name, name) for name in key or KEYS.get(kind, ())}
         self._names = columns
         self._ways = {name: way for name, _, way in self._writes}
+        self._ways_in = {name: way for name, _, way in self._reads}
         own = (column for _, column, _ in self._reads)
         of_parts = (name for part in self._parts.values() for name in part.names)
         self.names = list(dict.fromkeys([*own, *of_parts]))
@@ -243,6 +243,11 @@ class Columns(Generic[Value]):
             yield column, each
         for name, part in self._parts.items():
             yield from part.values(getattr(value, name)).items()
+
+    def field(self, name: str, stored: Any) -> Any:
+        """Return the value of a field from what is in its column."""
+        way = self._ways_in.get(name)
+        return stored if way is None else way(stored)
 
     def column(self, name: str) -> sa.Column[Any]:
         """Return the column of a field."""
@@ -329,8 +334,6 @@ _WRITES: Ways = {
 }
 
 
-GROUP_PREFIX = "group_"
-
 NODE = Columns(
     Node,
     tables.worker_instance,
@@ -393,7 +396,7 @@ _SETTINGS = Columns(
 )
 _NOTE = Columns(Note)
 _STATISTICS = Columns(ledger_rows.BatchStatistics)
-_BATCH = Columns(
+BATCH = Columns(
     ledger_rows.Batch,
     tables.batch,
     parts={"statistics": _STATISTICS},
@@ -528,16 +531,6 @@ def note_row(
     }
 
 
-def batch_row(key: GroupKey, batch: ledger_rows.Batch) -> dict[str, Any]:
-    """Return a new ledger row."""
-    return _BATCH.row(key, batch)
-
-
-def batch_values(batch: ledger_rows.Batch) -> dict[str, Any]:
-    """Return what a ledger row holds, its key aside."""
-    return _BATCH.values(batch)
-
-
 def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, Any]:
     """Return the parameters that move a shard on by a batch, to the row that it then has."""
     return {
@@ -556,11 +549,6 @@ def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, 
         "more_quarantined_records": commit.statistics.quarantined,
         "more_ledger_rows": 1,
     }
-
-
-def batch_from(row: Row) -> ledger_rows.Batch:
-    """Return a batch from its ledger row."""
-    return _BATCH.read(row)
 
 
 def head_from(row: Row) -> ledger_rows.LedgerHead:

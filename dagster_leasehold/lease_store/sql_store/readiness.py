@@ -17,13 +17,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.lease_store.sql_store.rows_in_sql import RowsInSql
 from dagster_leasehold.lease_store.stored_rows import NO_GROUP
-from dagster_leasehold.lease_store.transactions import (
-    Mark,
-    Outcome,
-    Transaction,
-    Transactions,
-    Work,
-)
+from dagster_leasehold.lease_store.transactions import Outcome, Transaction, Transactions
 
 
 class SqlReadiness:
@@ -110,7 +104,8 @@ class SqlReadiness:
     def _reading(
         self, kind: str, key: GroupKey | None, work: Callable[[RowsInSql], Outcome]
     ) -> Outcome:
-        return self._read(kind, lambda tx: work(self._rows_of(tx, key)))
+        self._make_ready()
+        return self._transactions.read(kind, lambda tx: work(self._rows_of(tx, key)))
 
     def _writing(
         self,
@@ -123,17 +118,10 @@ class SqlReadiness:
         def settled(tx: Transaction) -> bool:
             return mark is not None and mark(self._rows_of(tx, key))
 
-        return self._write(
+        self._make_ready()
+        return self._transactions.write(
             kind, lambda tx: work(self._rows_of(tx, key)), mark=settled if mark else None
         )
 
     def _rows_of(self, tx: Transaction, key: GroupKey | None) -> RowsInSql:
         return RowsInSql(tx, key or NO_GROUP, self._clock)
-
-    def _read(self, kind: str, work: Work[Outcome]) -> Outcome:
-        self._make_ready()
-        return self._transactions.read(kind, work)
-
-    def _write(self, kind: str, work: Work[Outcome], *, mark: Mark | None = None) -> Outcome:
-        self._make_ready()
-        return self._transactions.write(kind, work, mark=mark)

@@ -35,6 +35,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.sql_store.mapping import (
+    BATCH,
     COLUMNS,
     COUNTERS,
     EVENT,
@@ -47,7 +48,6 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     THROUGHPUT,
     Columns,
     Row,
-    batch_from,
     group_from,
     group_values,
     head_from,
@@ -56,7 +56,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     moved_values,
     note_row,
 )
-from dagster_leasehold.lease_store.stored_rows import KEYS_PER_STATEMENT, NUMBERED, portions
+from dagster_leasehold.lease_store.stored_rows import NUMBERED, chunks, portions
 from dagster_leasehold.lease_store.tables import (
     GROUP_TABLES,
     batch,
@@ -152,11 +152,12 @@ class RowsInSql:
         **conditions: Any,
     ) -> list[Any]:
         """Read one field of rows in the order of their keys, or a tuple of several."""
-        chosen = self._chosen(
-            kind, map(COLUMNS[kind].column, fields), conditions, newest_first=newest_first
-        )
-        read = self._tx.connection.execute(chosen.offset(offset).limit(limit))
-        return list(read.scalars()) if len(fields) == 1 else [tuple(row) for row in read]
+        columns = COLUMNS[kind]
+        selected = map(columns.column, fields)
+        chosen = self._chosen(kind, selected, conditions, newest_first=newest_first)
+        rows = self._tx.connection.execute(chosen.offset(offset).limit(limit))
+        read = (tuple(map(columns.field, fields, row)) for row in rows)
+        return [values[0] if len(fields) == 1 else values for values in read]
 
     def add(self, *values: Any) -> None:
         """Add rows of one kind that were not there when this transaction looked.
@@ -186,12 +187,12 @@ class RowsInSql:
         columns = COLUMNS[type(values[0])]
         of_key = (columns.column(name) == sa.bindparam(f"seen_{name}") for name in columns.order)
         statement = sa.update(columns.table).where(columns.where(self.key, seen), *of_key)
+        written = [columns.values(value) for value in values]
         rows = [
-            {f"seen_{name}": each for name, each in columns.place(value).items()}
-            | columns.values(value)
-            for value in values
+            {f"seen_{name}": each for name, each in columns.place(value).items()} | own
+            for value, own in zip(values, written, strict=True)
         ]
-        named = {name: sa.bindparam(name) for name in columns.values(values[0])}
+        named = {name: sa.bindparam(name) for name in written[0]}
         self._must_change_all(statement.values(named), rows)
 
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
@@ -319,7 +320,7 @@ class RowsInSql:
         """Return some shards by id; locked in that order, two transactions cannot cross."""
         return {
             row.shard: row
-            for part in portions(names, KEYS_PER_STATEMENT)
+            for part in portions(names)
             for row in self.select(ShardLease, shard=set(part), lock=lock)
         }
 
@@ -336,36 +337,39 @@ class RowsInSql:
 
     def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
         """Read the checkpoint and tenure of each shard that one of these nodes may consume."""
-        served = sa.and_(self._joined(), shard_lease.c.consumer_owner.in_(sorted(nodes)))
-        chosen = (
-            sa.select(*(shard_lease.c[name] for name in PROGRESS.names))
-            .select_from(consumer_group.outerjoin(shard_lease, served))
-            .where(self._own(consumer_group))
-            .order_by(shard_lease.c.shard_id)
-        )
-        rows = self._tx.rows(chosen).all()
-        if not rows:
-            self.group()
-        return (PROGRESS.read(row) for row in rows if row["shard_id"] is not None)
+        served = shard_lease.c.consumer_owner.in_(sorted(nodes))
+        columns = (shard_lease.c[name] for name in PROGRESS.names)
+        chosen = self._beside_group(served, *columns).order_by(shard_lease.c.shard_id)
+        return map(PROGRESS.read, self._of_shards(self._of_group(chosen)))
 
     def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
         """Return if the group is paused, and some of its shards, by one statement."""
-        chosen = sa.and_(self._joined(), shard_lease.c.shard_id.in_(sorted(names)))
-        rows = self._tx.rows(
-            sa.select(shard_lease, consumer_group.c.paused)
-            .select_from(consumer_group.outerjoin(shard_lease, chosen))
-            .where(self._own(consumer_group))
-        ).all()
-        if not rows:
-            self.group()
-        read = (SHARD.read(row) for row in rows if row["shard_id"] is not None)
+        chosen = shard_lease.c.shard_id.in_(sorted(names))
+        rows = self._of_group(self._beside_group(chosen, shard_lease, consumer_group.c.paused))
+        read = map(SHARD.read, self._of_shards(rows))
         return bool(rows[0]["paused"]), {row.shard: row for row in read}
 
-    def _joined(self) -> sa.ColumnElement[bool]:
-        return sa.and_(
+    def _beside_group(self, condition: sa.ColumnElement[bool], *selected: Any) -> sa.Select[Any]:
+        """Select the group with those of its shards that meet a condition; one row at least."""
+        same = sa.and_(
             shard_lease.c.consume_group == consumer_group.c.consume_group,
             shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
+            condition,
         )
+        chosen: sa.Select[Any] = sa.select(*selected)  # pyright: ignore[reportAssignmentType]
+        joined = consumer_group.outerjoin(shard_lease, same)
+        return chosen.select_from(joined).where(self._own(consumer_group))
+
+    def _of_group(self, chosen: sa.Select[Any]) -> Sequence[Row]:
+        """Read rows of which there is one at least, if there is the group."""
+        rows = self._tx.rows(chosen).all()
+        if not rows:
+            self.group()
+        return rows
+
+    @staticmethod
+    def _of_shards(rows: Iterable[Row]) -> Iterator[Row]:
+        return (row for row in rows if row["shard_id"] is not None)
 
     def carry_out(self, steps: Sequence[Step], observer: str) -> Changed:
         """Write steps and journal them; the rows must be locked, or be as they were read.
@@ -377,8 +381,8 @@ class RowsInSql:
             Raced: a row is not as it was read any more.
         """
         for change, alike in _by_change(steps).items():
-            for start in range(0, len(alike), KEYS_PER_STATEMENT):
-                self._write_alike(change, alike[start : start + KEYS_PER_STATEMENT])
+            for part in chunks(alike):
+                self._write_alike(change, part)
         self.journal([note for step in steps for note in step.notes], observer)
         return Changed(tuple(step.after.shard for step in steps))
 
@@ -471,8 +475,8 @@ class RowsInSql:
             .where(self._own(consumer_group))
             .order_by(columns.worker_instance)
         )
-        rows = self._tx.rows(chosen).all()
-        group = joined_group(rows[0]) if rows else self.group()
+        rows = self._of_group(chosen)
+        group = joined_group(rows[0])
         nodes = (NODE.read(row) for row in rows if row["worker_instance"] is not None)
         return Pulse(group, tuple(nodes))
 
@@ -512,7 +516,7 @@ class RowsInSql:
             for part in portions(shards, ROWS_PER_STATEMENT)
             for row in self._rows(
                 sa.union_all(*(sa.select(self._newest(sa.select(batch), each)) for each in part)),
-                batch_from,
+                BATCH.read,
             )
         }
 
@@ -566,7 +570,7 @@ class RowsInSql:
                 sa.select(batch).where(self._own(batch, shard_id=name, sequence=numbers[name]))
                 for name in part
             )
-            rows |= {row.shard: row for row in self._rows(sa.union_all(*each), batch_from)}
+            rows |= {row.shard: row for row in self._rows(sa.union_all(*each), BATCH.read)}
         return rows
 
     def move_checkpoints(self, moved: Sequence[ShardLease], commits: Sequence[BatchCommit]) -> None:
@@ -611,22 +615,15 @@ class RowsInSql:
     def waiting(self, limit: int) -> Iterator[LedgerCounters]:
         """Read the counters of the shards with something to publish, those with most first."""
         left = shard_lease.c.committed_until - shard_lease.c.published_until
-        rows = self._tx.rows(
-            sa.select(*COUNTERS.selected)
-            .select_from(consumer_group.outerjoin(shard_lease, sa.and_(self._joined(), left > 0)))
-            .where(self._own(consumer_group))
-            .order_by(left.desc(), shard_lease.c.shard_id)
-            .limit(limit)
-        ).all()
-        if not rows:
-            self.group()
-        return (COUNTERS.read(row) for row in rows if row["shard_id"] is not None)
+        chosen = self._beside_group(left > 0, *COUNTERS.selected)
+        ordered = chosen.order_by(left.desc(), shard_lease.c.shard_id).limit(limit)
+        return map(COUNTERS.read, self._of_shards(self._of_group(ordered)))
 
     def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:
-        """Read the committed ledger rows of shards, each from a number on, and so many."""
-        selected = sa.select(*COLUMNS[Batch].selected)
+        """Read committed ledger rows: for each shard, from a number on and up to a limit."""
+        selected = sa.select(*BATCH.selected)
         each = (sa.select(self._first(selected, *place)) for place in places.items())
-        return self._rows(sa.union_all(*each), batch_from)
+        return self._rows(sa.union_all(*each), BATCH.read)
 
     def lags(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[ShardLag]:
         """Add up the same rows."""
