@@ -97,6 +97,11 @@ class DatabaseServer(ABC):
         return self.folder / "s"
 
     @property
+    def socket_lock(self) -> Path:
+        """The file in which MySQL's server notes its process number, beside the socket."""
+        return self.folder / "s.lock"
+
+    @property
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
@@ -112,6 +117,8 @@ class DatabaseServer(ABC):
 
     def start(self, *options: str) -> None:
         """Start, or start again with the same data, and wait until it answers."""
+        # A killed server leaves it, and the next one refuses if a process has that number again.
+        self.socket_lock.unlink(missing_ok=True)
         log = (self.folder / "server.log").open("ab")
         self.process = subprocess.Popen(
             [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -178,11 +179,18 @@ def test_a_restarted_server_is_found_again(server: DatabaseServer, world: World)
     tenure = held(world)
     world.intend(tenure, "0", "5")
     server.stop(kill=True)
+    # Its number may be another process's by now.
+    other = subprocess.Popen(["sleep", "300"])
+    server.socket_lock.write_text(f"{other.pid}\n")
     try:
         with pytest.raises(StoreUnavailable):
             world.store.pulse(world.key)
     finally:
-        server.start()
+        try:
+            server.start()
+        finally:
+            other.kill()
+            other.wait()
     assert isinstance(world.consume(tenure, "0", "5"), Changed)
     assert world.shard(X).check_point == "5"
 
