@@ -31,7 +31,7 @@ test: $(VENV)/.stamp-dev ## Run the tests (installs MariaDB's server and Chromiu
 
 test-long: $(VENV)/.stamp-dev ## Run the long tests: whole deployments, killed processes, many seeds
 	@sh scripts/test_tools.sh
-	@$(BIN)/python -m pytest -q -n $(LONG_PROCESSES) --dist loadfile --no-loadscope-reorder -m long $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(LONG_PROCESSES) --dist loadfile --no-loadscope-reorder -m "long and not release" $(PYTEST_ARGS)
 
 test-release: $(VENV)/.stamp-dev ## Run the campaigns that a release has to pass, beside the long tests
 	@sh scripts/test_tools.sh

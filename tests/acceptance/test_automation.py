@@ -22,7 +22,7 @@ FRESH = """{ assetNodes(assetKeys: [{path: ["orders"]}]) {
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(900),

@@ -27,7 +27,7 @@ LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $p
 STATUS = """query ($id: ID!) { runOrError(runId: $id) { ... on Run { status } } }"""
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(600),

@@ -83,6 +83,7 @@ def test_it_consumes_and_shows_it_and_ends_with_all_its_children(
     assert len(cat(home)) == 10
 
 
+@pytest.mark.release
 def test_an_idle_minute_prints_at_most_two_lines(home: Path) -> None:
     with running("dev", "--home", home, "--port", free_port(), folder=home.parent) as dev:
         open_pages(dev)

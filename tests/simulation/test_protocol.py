@@ -32,7 +32,7 @@ from tests.simulation.protocol.configuration import Event, EventKind
 from tests.simulation.protocol.consumption import consume
 from tests.simulation.protocol.measures import FewestMoves
 
-SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "500"))
+SEEDS = int(os.environ.get("LEASEHOLD_SIMULATION_SEEDS", "300"))
 FEW_SEEDS = min(50, SEEDS)
 STEPS = int(os.environ.get("LEASEHOLD_SIMULATION_STEPS", "2000"))
 FIRST_SEED = int(os.environ.get("LEASEHOLD_SIMULATION_FIRST_SEED", "0"))
@@ -64,7 +64,7 @@ def run_chunk(seeds: range) -> tuple[int, list[str]]:
     return calls, violations
 
 
-@pytest.mark.timeout(0 if SEEDS > 500 else 900)
+@pytest.mark.timeout(0 if SEEDS > 300 else 900)
 @pytest.mark.parametrize(
     ("first", "end"), [(0, FEW_SEEDS), pytest.param(FEW_SEEDS, SEEDS, marks=pytest.mark.long)]
 )

@@ -151,6 +151,7 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     assert not stop(folder)
 
 
+@pytest.mark.release
 def test_other_settings_end_the_server_and_start_one_with_them(folder: Path) -> None:
     """Method: the heap is on Java's command line; a session tells the rest."""
     ask = (

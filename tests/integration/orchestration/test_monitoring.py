@@ -33,7 +33,6 @@ from pathlib import Path
 from tests.unit.orchestration.consumed_home import ConsumedHome
 home = ConsumedHome(Path(sys.argv[1]))
 for number in range(10_000):
-    home.append(1)
     home.consume(f"run-{number}")
     print("consumed", flush=True)
     time.sleep(0.2)
@@ -112,7 +111,7 @@ def until(ready: Callable[[], object], *, limit_s: float = 40.0) -> None:
 def test_a_frozen_consumer_alerts_within_two_scrapes_and_every_panel_has_data(
     tmp_path: Path,
 ) -> None:
-    """Method: a process consumes what it appends; it is frozen, and more records come."""
+    """Method: a process consumes what this one appends; it is frozen, and more records come."""
     home = ConsumedHome(tmp_path / "home")
     consumes = [sys.executable, "-c", CONSUMES, str(tmp_path / "home")]
     with (
@@ -122,7 +121,12 @@ def test_a_frozen_consumer_alerts_within_two_scrapes_and_every_panel_has_data(
     ):
         assert consumer.stdout is not None
         assert consumer.stdout.readline()
-        until(lambda: len(asked.result("rate(leasehold_committed_records_total[5s]) > 0")) == 2)
+
+        def both_are_consumed() -> bool:
+            home.append(1)
+            return len(asked.result("rate(leasehold_committed_records_total[5s]) > 0")) == 2
+
+        until(both_are_consumed)
         assert not asked.firing("LeaseholdShardStalled")
         freeze(consumer.pid)
         home.append(3)
