@@ -41,15 +41,15 @@ def values(count: int) -> list[bytes]:
     ]
 
 
-def groups(records: list[bytes]) -> Iterator[list[bytes]]:
-    for start in range(0, len(records), PER_APPEND):
-        yield records[start : start + PER_APPEND]
+def groups(records: list[bytes], count: int = PER_APPEND) -> Iterator[list[bytes]]:
+    for start in range(0, len(records), count):
+        yield records[start : start + count]
 
 
-def append_log(folder: Path, records: list[bytes], *, durable: bool) -> Path:
+def append_log(folder: Path, records: list[bytes], per_append: int) -> Path:
     log = LocalLog.create(folder, 1)
-    with log.writer("0", durable=durable) as writer:
-        for group in groups(records):
+    with log.writer("0") as writer:
+        for group in groups(records, per_append):
             writer.append(group)
     return folder
 
@@ -97,14 +97,17 @@ def measure(folder: Path, count: int) -> list[dict[str, object]]:
         taken = timed(action)
         rows.append((name, taken, size() if size else None))
 
+    single = records[: count // 100]
+    taken = timed(lambda: append_log(log, single, 1))
+    rows.append(("append one record at a time, local log", taken * count / len(single), None))
+    shutil.rmtree(log)
+    row(
+        "append, local log, each append on the disk",
+        lambda: append_log(log, records, PER_APPEND),
+        lambda: size_of(log),
+    )
     for durable in (False, True):
         word = "each append on the disk" if durable else "flushed"
-        shutil.rmtree(log, ignore_errors=True)
-        row(
-            f"append, local log, {word}",
-            lambda durable=durable: append_log(log, records, durable=durable),
-            lambda: size_of(log),
-        )
         row(
             f"append, JSON lines, {word}",
             lambda durable=durable: append_json(lines, records, durable=durable),

@@ -30,7 +30,7 @@ from dagster_leasehold.shard_sources.positions import was_removed
 
 CATALOG_FILE = "catalog.json"
 _FORMAT = "leasehold-local-log"
-_VERSION = 2
+_VERSION = 3
 _LOCK_WAIT_S = 30.0
 _HASH = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _SHARDS_NAMED_MAX = 20
@@ -172,8 +172,8 @@ def _checksum(shards: object) -> int:
 
 
 def refuse_remains(root: Path) -> None:
-    """Raise LogCorrupt for a folder that holds segments, but no catalog: a log has been there."""
-    if next(root.glob("shards/*/*.arrow"), None) or next(root.glob("shards/*/*.index"), None):
+    """Raise LogCorrupt for a folder that holds log files, but no catalog: a log has been there."""
+    if next(root.glob("shards/*/*.arrow"), None):
         raise LogCorrupt(
             f"The catalog {root / CATALOG_FILE} is missing, and there are log files below "
             f"{root / 'shards'}: restore it from a backup."

@@ -14,7 +14,7 @@ from dagster_leasehold.shard_sources.local_log.catalog import CatalogShard
 from dagster_leasehold.shard_sources.local_log.format import RECORD_BYTES_MAX
 from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter
 
-WRITERS_OPEN_MAX = 75
+WRITERS_OPEN_MAX = 150
 _READ_BYTES = 4 * 1024 * 1024
 
 
@@ -32,7 +32,7 @@ def append_lines(
     divide = _by_turns(len(ordered))
     ranges: dict[CatalogShard, AppendedRange] = {}
     with ExitStack() as stack:
-        # Each open writer has four files open, of which a process may have about a thousand.
+        # Each open writer has two files open, of which a process may have about a thousand.
         writers = {
             shard: stack.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_OPEN_MAX]
         }

@@ -13,8 +13,9 @@ from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, U
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.shard_sources.local_log import catalog
+from dagster_leasehold.shard_sources.local_log.files import shard_folder
 from dagster_leasehold.shard_sources.local_log.format import Record
-from dagster_leasehold.shard_sources.local_log.heads import Head, make_heads
+from dagster_leasehold.shard_sources.local_log.heads import make_heads
 from dagster_leasehold.shard_sources.local_log.lines import append_lines
 from dagster_leasehold.shard_sources.local_log.resharding import (
     even_ranges,
@@ -22,14 +23,8 @@ from dagster_leasehold.shard_sources.local_log.resharding import (
     reshard,
     split_children,
 )
-from dagster_leasehold.shard_sources.local_log.retention import retain
-from dagster_leasehold.shard_sources.local_log.segments import shard_folder
 from dagster_leasehold.shard_sources.local_log.source import LocalLogSource
-from dagster_leasehold.shard_sources.local_log.writing import (
-    SEGMENT_BYTES_MAX,
-    AppendedRange,
-    ShardWriter,
-)
+from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter, retain
 
 SHARDS_MAX = 100_000
 _RESHARD_WAIT_S = 30.0
@@ -44,19 +39,11 @@ class LocalLog(LocalLogSource):
     Args:
         root: the log's folder.
         clock: gives the event time of records that have none; returns an aware time.
-        segment_bytes_max: a segment file is closed when it has grown to this size.
     """
 
-    def __init__(
-        self,
-        root: Path | str,
-        *,
-        clock: Callable[[], datetime] = utc_now,
-        segment_bytes_max: int = SEGMENT_BYTES_MAX,
-    ) -> None:
+    def __init__(self, root: Path | str, *, clock: Callable[[], datetime] = utc_now) -> None:
         super().__init__(root)
         self._clock = clock
-        self._segment_bytes_max = segment_bytes_max
 
     @classmethod
     def create(
@@ -66,7 +53,6 @@ class LocalLog(LocalLogSource):
         *,
         exist_ok: bool = False,
         clock: Callable[[], datetime] = utc_now,
-        segment_bytes_max: int = SEGMENT_BYTES_MAX,
     ) -> Self:
         """A new log of `shards` shards, named "0", "1", …, which divide all hashes evenly.
 
@@ -79,7 +65,7 @@ class LocalLog(LocalLogSource):
         """
         if not 1 <= shards <= SHARDS_MAX:
             raise UserMistake(f"A log of {shards} shards cannot be made: use 1 to {SHARDS_MAX}.")
-        log = cls(root, clock=clock, segment_bytes_max=segment_bytes_max)
+        log = cls(root, clock=clock)
         entries = [
             catalog.CatalogShard(ShardId(str(number)), (), begin, end)
             for number, (begin, end) in enumerate(even_ranges(shards))
@@ -95,7 +81,7 @@ class LocalLog(LocalLogSource):
                 for entry in entries:
                     shard_folder(log.root, entry.shard).mkdir(parents=True, exist_ok=True)
                 sync_folder(log.root / "shards")
-                make_heads(log.root, (entry.shard for entry in entries), Head())
+                make_heads(log.root, (entry.shard for entry in entries))
                 catalog.save_catalog(
                     log.root, catalog.Catalog(tuple(entries), log=uuid.uuid4().hex)
                 )
@@ -117,16 +103,10 @@ class LocalLog(LocalLogSource):
 
     # --- Writing ---
 
-    def writer(self, shard: str, *, durable: bool = True, wait_s: float = 0.0) -> ShardWriter:
+    def writer(self, shard: str, *, wait_s: float = 0.0) -> ShardWriter:
         """The one writer of a shard, to be entered with `with`; see `ShardWriter`."""
-        return ShardWriter(
-            self.root,
-            catalog.load_catalog(self.root).find(shard).shard,
-            clock=self._clock,
-            durable=durable,
-            segment_bytes_max=self._segment_bytes_max,
-            wait_s=wait_s,
-        )
+        found = catalog.load_catalog(self.root).find(shard).shard
+        return ShardWriter(self.root, found, clock=self._clock, wait_s=wait_s)
 
     def append(self, shard: str, records: Iterable[bytes | Record]) -> AppendedRange:
         """Append records to a shard in order; they are on the disk when this returns.
@@ -184,13 +164,10 @@ class LocalLog(LocalLogSource):
         return self.writer(shard, wait_s=_RESHARD_WAIT_S)
 
     def retain(self, shard: str, before: datetime | str) -> str:
-        """Remove whole segments whose records all lie before a time or a cursor of the shard.
+        """Remove whole files whose records all lie before a time or a cursor of the shard.
 
         Returns:
             The cursor at which the shard now begins.
         """
         entry = catalog.load_catalog(self.root).find(shard)
-        return retain(self._folder(entry.shard), before, self._retaining_writer)
-
-    def _retaining_writer(self, shard: ShardId) -> ShardWriter:
-        return ShardWriter(self.root, shard, clock=self._clock, closing=True)
+        return retain(self._folder(entry.shard), before)

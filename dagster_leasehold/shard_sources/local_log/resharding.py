@@ -29,8 +29,8 @@ from dagster_leasehold.shard_sources.local_log.catalog import (
     load_catalog,
     save_catalog,
 )
-from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
-from dagster_leasehold.shard_sources.local_log.segments import shard_folder
+from dagster_leasehold.shard_sources.local_log.files import shard_folder
+from dagster_leasehold.shard_sources.local_log.heads import HeadsFile
 from dagster_leasehold.shard_sources.local_log.writing import ShardWriter
 
 HASH_BITS = 128
@@ -63,7 +63,7 @@ def reshard(
                 shard_folder(root, child.shard).mkdir(parents=True, exist_ok=True)
             sync_folder(root / "shards")
             with HeadsFile(root, writable=True) as heads:
-                heads.write_whole((child.shard for child in children), Head())
+                heads.add(child.shard for child in children)
             save_catalog(root, catalog.resharded(entries, children))
             return children
     except Timeout:

@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources import positions
 from dagster_leasehold.shard_sources.local_log.catalog import load_catalog
-from dagster_leasehold.shard_sources.local_log.shard_reading import ShardFolder
+from dagster_leasehold.shard_sources.local_log.reading import ShardFolder
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -78,7 +78,7 @@ class LocalLogSource(LocalLogReader):
         return load_catalog(self.root).log or None
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """The bounds of these shards, from the last index entry of each."""
+        """The bounds of these shards, from the head of each."""
         # The catalog first: a shard that it calls read-only had its last append before that.
         catalog = load_catalog(self.root)
         bounds: dict[ShardId, ShardBounds] = {}

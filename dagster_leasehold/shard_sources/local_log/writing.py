@@ -1,46 +1,63 @@
-"""Appending to one shard: one writer at a time, and a tail that a crash cannot leave half-written.
+"""Writing to one shard: appends by one writer at a time, and retention beside it.
 
 The order of an append, and what a crash at each point leaves:
 
-1. messages are written to the segment: bytes that no index entry names, cut off by the next writer;
-2. the segment is flushed to the disk: the same;
-3. entries are written to the index: whole ones are taken over by the next writer, a torn one is
-   cut off; readers look no further than the head;
-4. the index is flushed to the disk: the same;
-5. the head is written and flushed, and only now the append returns: the records stay, and what is
+1. a draft is written and flushed to the disk: a file that nobody reads, which the next writer
+   removes;
+2. it gets its name, which is flushed, too: a whole file that the next writer takes over; readers
+   look no further than the head;
+3. the head is written and flushed, and only now the append returns: the records stay, and what is
    missing of them is damage.
 """
 
 from __future__ import annotations
 
-import zlib
+import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from filelock import FileLock, Timeout
 
-from dagster_leasehold.lease_store.errors import ShardBusy, ShardReadOnly, SourceUnavailable
+from dagster_leasehold.lease_store.errors import (
+    LogCorrupt,
+    ShardBusy,
+    ShardReadOnly,
+    SourceUnavailable,
+)
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.local_log import segments
 from dagster_leasehold.shard_sources.local_log.catalog import load_catalog
+from dagster_leasehold.shard_sources.local_log.files import (
+    FileName,
+    LogFile,
+    all_files,
+    each_offset_once,
+    shard_folder,
+    write_file,
+)
 from dagster_leasehold.shard_sources.local_log.format import (
-    IndexEntry,
+    Entry,
     Message,
     Record,
     encode,
+    file_header,
     in_messages,
-    segment_header,
+    microseconds,
+    missing_offset,
 )
-from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile, Point
-from dagster_leasehold.shard_sources.local_log.tails import writable_tail
+from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
+from dagster_leasehold.shard_sources.local_log.reading import ShardFolder
 
-SEGMENT_BYTES_MAX = 128 * 1024 * 1024
-# What opening a writer costs is bounded by it: the index of the last segment is read as a whole.
-SEGMENT_ENTRIES_MAX = 16_384
 _FLUSH_BYTES = 16 * 1024 * 1024
+# So many small files become one, so that a shard of single records is not a million files; it
+# takes part in the next one until it has grown to a size.
+SMALL_FILES_MAX = 32
+_SMALL_BYTES_MAX = 16 * 1024
+_GROWN_BYTES_MAX = 1024 * 1024
+_RETENTION_WAIT_S = 30.0
 _NO_TIME = -(2**63)
 
 
@@ -58,11 +75,7 @@ class ShardWriter:
         root: the log's folder.
         shard: the shard to append to.
         clock: the event time of records that have none.
-        durable: wait for the disk at each append. Without it an append survives the death of
-            this process; a power failure before the writer is closed may cut it off.
-        segment_bytes_max: a segment is closed when it has grown to this size.
         wait_s: how long to wait for another writer to finish.
-        closing: open a read-only shard as well, to repair its tail.
 
     Raises:
         LogNotFound, UnknownShard: on entry: there is no such log or shard.
@@ -73,29 +86,17 @@ class ShardWriter:
     """
 
     def __init__(
-        self,
-        root: Path,
-        shard: ShardId,
-        *,
-        clock: Callable[[], datetime],
-        durable: bool = True,
-        segment_bytes_max: int = SEGMENT_BYTES_MAX,
-        wait_s: float = 0.0,
-        closing: bool = False,
+        self, root: Path, shard: ShardId, *, clock: Callable[[], datetime], wait_s: float = 0.0
     ) -> None:
         self._root = root
         self._shard = shard
-        self._folder = segments.shard_folder(root, shard)
+        self._folder = shard_folder(root, shard)
         self._clock = clock
-        self._durable = durable
-        self._segment_bytes_max = segment_bytes_max
-        self._closing = closing
         self._lock = FileLock(self._folder / "write.lock", timeout=wait_s)
-        self._segment: segments.AppendableSegment | None = None
         self._heads = HeadsFile(root, writable=True)
         self._head = Head()
-        self._at = Point()
         self._time_max = _NO_TIME
+        self._small: list[FileName] = []
         self._broken = False
 
     def __enter__(self) -> Self:
@@ -104,21 +105,22 @@ class ShardWriter:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except Timeout:
-            raise ShardBusy(
-                f"Shard {self._shard} of {self._root} is being written to by another process: "
-                "try again when it has finished."
-            ) from None
+            raise self._busy("written to") from None
         except OSError as error:
             raise self._unwritable(error) from error
         try:
             # Looked at under the lock: a split takes it too before it makes the shard read-only.
-            if load_catalog(self._root).find(self._shard).read_only and not self._closing:
+            if load_catalog(self._root).find(self._shard).read_only:
                 raise ShardReadOnly(
                     f"Shard {self._shard} of {self._root} is read-only since it was split or "
                     "merged: append to its children."
                 )
             self._heads.open()
-            self._open_last()
+            with _retention_lock(self._folder):
+                self._take_over()
+        except Timeout:
+            self._close()
+            raise self._busy("retained") from None
         except OSError as error:
             self._close()
             raise self._unwritable(error) from error
@@ -131,20 +133,13 @@ class ShardWriter:
         self._close()
 
     def _close(self) -> None:
-        if not self._broken and self._segment:
-            # Without waiting for the disk, nobody was promised that this goes well.
-            with suppress(OSError):
-                self._settle(self._segment)
         self._heads.close()
-        if self._segment:
-            self._segment.close()
-        self._segment = None
         self._lock.release()
 
     @property
     def end(self) -> str:
         """The cursor after the last record appended."""
-        return str(self._at.end)
+        return str(self._head.end)
 
     def append(self, records: Iterable[bytes | Record]) -> AppendedRange:
         """Append records in order; memory stays bounded however many there are.
@@ -155,113 +150,167 @@ class ShardWriter:
             RecordRefused: a record is too large or of another type.
             SourceUnavailable: the disk did not take them.
         """
-        begin = self._at.end
+        begin = self._head.end
         messages: list[Message] = []
         size = 0
         for chunk in in_messages(records):
             messages.append(encode(chunk, self._clock()))
             size += len(messages[-1].encoded)
-            if size >= min(_FLUSH_BYTES, self._segment_bytes_max):
-                self._commit(messages)
+            if size >= _FLUSH_BYTES:
+                self._flush(messages)
                 messages, size = [], 0
         if messages:
-            self._commit(messages)
-        return AppendedRange(str(begin), str(self._at.end))
+            self._flush(messages)
+        return AppendedRange(str(begin), self.end)
 
-    def roll(self) -> None:
-        """Close the segment and begin an empty one, unless the last one is empty already."""
-        if self._at.entries:
-            self._begin_segment()
-
-    def _commit(self, messages: list[Message]) -> None:
-        segment = self._segment
-        if self._broken or segment is None:
+    def _flush(self, messages: list[Message]) -> None:
+        if self._broken:
             raise SourceUnavailable(
                 f"The writer of shard {self._shard} stopped at an earlier error: open it again."
             )
+        offset, position, time_max = self._head.end, len(file_header()), self._time_max
+        entries: list[Entry] = []
+        for message in messages:
+            entries.append(message.placed(offset, position, time_max))
+            offset, position = entries[-1].end, entries[-1].position_end
+            time_max = entries[-1].time_max_so_far
+        name = FileName(self._head.end, offset, self._folder)
         try:
-            if self._is_full():
-                segment = self._begin_segment()
-            entries: list[IndexEntry] = []
-            offset, position, time_max = self._at.end, self._at.size, self._time_max
-            for message in messages:
-                entry = message.placed(offset, position, time_max)
-                entries.append(entry)
-                offset, position = entry.end, entry.position_end
-                time_max = entry.time_max_so_far
-            index = b"".join(entry.pack() for entry in entries)
-            encoded = b"".join(message.encoded for message in messages)
-            segment.append(encoded, index, durable=self._durable)
-            point = Point(
-                first=self._at.first,
-                entries=self._at.entries + len(entries),
-                size=position,
-                end=offset,
-                index_checksum=zlib.crc32(index, self._at.index_checksum),
-            )
-            self._acknowledge(point, durable=self._durable)
+            write_file(name, (message.encoded for message in messages), entries)
+            self._acknowledge(offset)
         except OSError as error:
-            # Part of it may be written, so positions kept here are no longer those of the files.
+            # The file may be there: another one from the same offset must not stand beside it.
             self._broken = True
             raise self._unwritable(error) from error
-        self._at, self._time_max = point, time_max
+        self._time_max = time_max
+        self._count_small(name, position)
+        if len(self._small) >= SMALL_FILES_MAX:
+            self._put_together()
 
-    def _is_full(self) -> bool:
-        at = self._at
-        return at.size >= self._segment_bytes_max or at.entries >= SEGMENT_ENTRIES_MAX
-
-    def _acknowledge(self, point: Point, *, durable: bool) -> None:
-        """Write the head: from now on all that lies before a point must be there."""
-        head = Head(
-            sequence=self._head.sequence + 1,
-            appended=point,
-            flushed=point if durable else self._head.flushed,
-        )
-        self._heads.write(self._shard, head, durable=durable)
+    def _acknowledge(self, end: int) -> None:
+        """Write the head: from now on all that lies before an offset must be there."""
+        head = replace(self._head, sequence=self._head.sequence + 1, end=end)
+        self._heads.write(self._shard, head)
         self._head = head
 
-    def _settle(self, segment: segments.AppendableSegment) -> None:
-        """Put on the disk what was appended without waiting for it."""
-        if self._head.flushed != self._head.appended:
-            segment.sync()
-            self._acknowledge(self._at, durable=True)
+    def _count_small(self, name: FileName, size: int) -> None:
+        """Take a new last file into account: small ones become one with what is before them."""
+        if size < _SMALL_BYTES_MAX:
+            self._small.append(name)
+        else:
+            self._small = [name] if size < _GROWN_BYTES_MAX else []
+
+    def _put_together(self) -> None:
+        """Replace the small files at the end by one; where that fails, they stay."""
+        names = self._small
+        name = FileName(names[0].begin, names[-1].end, self._folder)
+        messages: list[bytes] = []
+        entries: list[Entry] = []
+        position = len(file_header())
+        try:
+            for each in names:
+                with LogFile(each) as file:
+                    for entry in file.entries:
+                        messages.append(file.message(entry))
+                        entries.append(entry._replace(position=position))
+                        position += entry.length
+            write_file(name, messages, entries)
+            for each in names:
+                each.path.unlink(missing_ok=True)
+        except (OSError, LogCorrupt):
+            # The append has succeeded: retention removes files at any time, a full disk takes
+            # none, and damage shows when it is read.
+            self._small = []
+        else:
+            self._small = []
+            self._count_small(name, position)
+
+    def _busy(self, done: str) -> ShardBusy:
+        return ShardBusy(
+            f"Shard {self._shard} of {self._root} is being {done} by another process: "
+            "try again when it has finished."
+        )
 
     def _unwritable(self, error: OSError) -> SourceUnavailable:
         return SourceUnavailable(
             f"Shard {self._shard} of {self._root} cannot be written: {error.strerror}."
         )
 
-    def _open_last(self) -> None:
-        self._head = head = self._heads.read(self._shard)
-        tail = writable_tail(self._folder, head)
-        if tail is None:
-            self._begin_segment()
-            return
-        name, count = tail.name, tail.count or 0
-        with segments.Segment(tail) as segment:
-            last = segment.entry(count - 1) if count else None
-            if last is not None:
-                # Damaged bytes must not be buried under new ones.
-                segment.batch(last)
-            checksum = segment.index_checksum
-        size = last.position_end if last else len(segment_header())
-        self._at = Point(name.first, count, size, tail.end, checksum)
-        self._time_max = last.time_max_so_far if last else _NO_TIME
-        self._segment = segments.AppendableSegment.reopen(name, size, count)
-        if self._at == head.appended == head.flushed and head.certain:
-            return
-        # Even for a writer that does not wait for the disk: what was acknowledged before must not
-        # depend on what this one does.
-        self._segment.sync()
-        self._acknowledge(self._at, durable=True)
+    def _take_over(self) -> None:
+        """Prove that nothing acknowledged is missing, and keep what is whole above it."""
+        for name in os.listdir(self._folder):
+            if name.endswith(".draft"):
+                (self._folder / name).unlink()
+        head = self._heads.read(self._shard)
+        end = head.begin
+        listed = [*all_files(self._folder, after=end)]
+        kept: list[FileName] = []
+        for name in each_offset_once(listed, end):
+            above = end >= head.end
+            if name.begin > end or (above and not self._is_whole(name)):
+                break
+            kept.append(name)
+            end = name.end
+            if not above and end >= head.end:
+                self._check_last(name)
+        if end < head.end:
+            raise missing_offset(self._folder, end)
+        for name in set(listed).difference(kept):
+            name.path.unlink()
+        self._head = replace(head, end=end)
+        if not head.certain or end != head.end:
+            self._acknowledge(end)
+        for name in kept[-SMALL_FILES_MAX:]:
+            self._count_small(name, name.path.stat().st_size)
 
-    def _begin_segment(self) -> segments.AppendableSegment:
-        if self._segment:
-            self._settle(self._segment)
-            self._segment.close()
-            self._segment = None
-        name = segments.SegmentName(self._at.end, self._folder)
-        self._segment = segments.AppendableSegment.begin(name)
-        self._at = Point(name.first, size=len(segment_header()), end=name.first)
-        self._time_max = _NO_TIME
-        return self._segment
+    def _check_last(self, name: FileName) -> None:
+        """Raise LogCorrupt if the last message is damaged: it must not be buried under new ones."""
+        with LogFile(name) as file:
+            file.batch(file.entries[-1])
+            self._time_max = file.time_max_so_far
+
+    def _is_whole(self, name: FileName) -> bool:
+        try:
+            with LogFile(name) as file:
+                for entry in file.entries:
+                    file.batch(entry)
+                self._time_max = file.time_max_so_far
+        except LogCorrupt:
+            return False
+        return True
+
+
+def retain(folder: ShardFolder, before: datetime | str) -> str:
+    """Remove the files whose records all lie before a time or a cursor.
+
+    The beginning moves first, and only then what lies before it is removed: a crash in between
+    leaves files that nobody reads, and that the next retention removes.
+
+    Returns:
+        The cursor at which the shard now begins.
+    """
+    extent = folder.extent()
+    limit_us = microseconds(before) if isinstance(before, datetime) else None
+    limit = extent.end if isinstance(before, datetime) else folder.offset(before, extent)
+    begin = extent.begin
+    with suppress(FileNotFoundError):  # somebody else removed it or put it together meanwhile
+        for name in folder.files(extent):
+            with LogFile(name) as file:
+                late = limit_us is not None and file.time_max >= limit_us
+            if name.end > limit or late:
+                break
+            begin = name.end
+    with _retention_lock(folder.folder):
+        begin = max(begin, folder.head().begin)
+        if begin > extent.begin:
+            with HeadsFile(folder.root, writable=True) as heads:
+                heads.write_begin(folder.shard, begin)
+        for name in all_files(folder.folder):
+            if name.end <= begin:
+                name.path.unlink(missing_ok=True)
+    return str(folder.extent().begin)
+
+
+def _retention_lock(folder: Path) -> FileLock:
+    """The lock under which files before the beginning are removed."""
+    return FileLock(folder / "retain.lock", timeout=_RETENTION_WAIT_S)

@@ -242,7 +242,7 @@ def test_a_stale_holder_is_told_once_and_changes_nothing(store: LeaseStore, tmp_
 
 
 def test_retention_under_a_client_becomes_a_gap(store: LeaseStore, tmp_path: Path):
-    log = LocalLog.create(tmp_path / "log", 1, segment_bytes_max=1)
+    log = LocalLog.create(tmp_path / "log", 1)
     for number in range(6):
         log.append("0", [f"{number}".encode()])
     create_group(store, log, timeout_s=30.0, policy=GapPolicy.BEGIN)

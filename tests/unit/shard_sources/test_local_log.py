@@ -19,8 +19,8 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
-from dagster_leasehold.shard_sources.local_log import format as segment_format
-from dagster_leasehold.shard_sources.local_log.format import segment_schema
+from dagster_leasehold.shard_sources.local_log import format as file_format
+from dagster_leasehold.shard_sources.local_log.format import file_schema
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
 from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, new_log, read_all
@@ -32,24 +32,18 @@ CHUNKS = st.lists(
 
 class TestRoundTrip:
     @settings(max_examples=60)
-    @given(
-        chunks=CHUNKS,
-        records_max=st.integers(1, 20),
-        bytes_max=st.integers(1, 300),
-        segment_bytes=st.sampled_from([1, 900, 10**6]),
-    )
+    @given(chunks=CHUNKS, records_max=st.integers(1, 20), bytes_max=st.integers(1, 300))
     def test_what_is_planned_and_read_is_what_was_appended(
         self,
         tmp_path_factory: pytest.TempPathFactory,
         chunks: list[list[bytes]],
         records_max: int,
         bytes_max: int,
-        segment_bytes: int,
     ) -> None:
-        """Any bytes, any chunks, any limits, any segment size: nothing is lost, added or moved."""
+        """Any bytes, any chunks, any limits: nothing is lost, added or moved."""
         folder = tmp_path_factory.mktemp("log")
-        log = new_log(folder / "log", segment_bytes_max=segment_bytes)
-        with log.writer("0", durable=False) as writer:
+        log = new_log(folder / "log")
+        with log.writer("0") as writer:
             appended = [writer.append(chunk) for chunk in chunks]
         flat = [value for chunk in chunks for value in chunk]
         assert [int(end) - int(begin) for begin, end in appended] == [len(c) for c in chunks]
@@ -108,25 +102,26 @@ class TestRoundTrip:
 
     def test_many_small_appends_are_read_as_few_batches(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")
-        with log.writer("0", durable=False) as writer:
+        with log.writer("0") as writer:
             for number in range(500):
                 writer.append([b"%d" % number])
         batches = list(log.read(ReadRange(ZERO, "3", "499")))
+        assert len(data_files(log)) < 64, "small files are put together"
         assert len(batches) == 1
         assert batches[0].column("cursor").to_pylist() == [str(n) for n in range(3, 499)]
 
-    def test_a_segment_is_a_plain_arrow_stream(self, tmp_path: Path) -> None:
+    def test_a_file_is_a_plain_arrow_stream(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")
         log.append("0", [b"a", b"b"])
         with pa.ipc.open_stream(data_files(log)[0].read_bytes()) as stream:
-            assert stream.schema.equals(segment_schema())
+            assert stream.schema.equals(file_schema())
             assert stream.read_all().column("value").to_pylist() == [b"a", b"b"]
 
     def test_a_large_record_passes_and_a_larger_one_is_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = new_log(tmp_path / "log")
-        large = b"x" * segment_format.RECORD_BYTES_MAX
+        large = b"x" * file_format.RECORD_BYTES_MAX
         log.append("0", [large])
         assert read_all(log) == [large]
         with pytest.raises(RecordRefused, match="at most"):
@@ -144,7 +139,6 @@ class TestTimes:
         seconds=st.lists(st.integers(0, 50), max_size=40),
         asked=st.integers(-1, 51),
         per_append=st.integers(1, 7),
-        segment_bytes=st.sampled_from([1, 10**6]),
     )
     def test_finds_the_first_record_at_or_after_a_time(
         self,
@@ -152,12 +146,11 @@ class TestTimes:
         seconds: list[int],
         asked: int,
         per_append: int,
-        segment_bytes: int,
     ) -> None:
         """Event times need not grow."""
-        log = new_log(tmp_path_factory.mktemp("log") / "log", segment_bytes_max=segment_bytes)
+        log = new_log(tmp_path_factory.mktemp("log") / "log")
         records = [Record(b"", event_time=NOW + timedelta(seconds=n)) for n in seconds]
-        with log.writer("0", durable=False) as writer:
+        with log.writer("0") as writer:
             for start in range(0, len(records), per_append):
                 writer.append(records[start : start + per_append])
         expected = next((n for n, at in enumerate(seconds) if at >= asked), len(seconds))
@@ -186,7 +179,7 @@ class TestMistakes:
             b"{",
             b"[]",
             b"null",
-            b'{"format": "leasehold-local-log", "version": 2, "shards": []}',
+            b'{"format": "leasehold-local-log", "version": 3, "shards": []}',
             b'{"format": "leasehold-local-log", "version": 1, "shards": [{}]}',
             b'{"format": "leasehold-local-log", "version": 1, "shards": 5}',
             b"\xff\xfe",

@@ -12,24 +12,18 @@ import pytest
 from dagster_leasehold.lease_store.errors import LogCorrupt, SourceUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from dagster_leasehold.shard_sources.local_log.format import ENTRY_BYTES, IndexEntry
+from dagster_leasehold.shard_sources.local_log.files import FileName, LogFile, shard_folder
+from dagster_leasehold.shard_sources.local_log.format import file_header
 from dagster_leasehold.shard_sources.local_log.heads import HEADS_FILE
-from dagster_leasehold.shard_sources.local_log.segments import (
-    SegmentName,
-    list_segments,
-    shard_folder,
-)
+from dagster_leasehold.shard_sources.local_log.writing import SMALL_FILES_MAX
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
+from tests.unit.shard_sources.local_logs import data_files, file_names
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 ZERO = ShardId("0")
 WHOLE = [b"first", b"second"]
 LAST = [b"third", b"fourth"]
-
-
-def segments(log: LocalLog) -> list[SegmentName]:
-    return list_segments(shard_folder(log.root, ZERO))
 
 
 def read_all(log: LocalLog) -> list[bytes]:
@@ -40,7 +34,7 @@ def read_all(log: LocalLog) -> list[bytes]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> LocalLog:
-    """Two appends in one segment."""
+    """Two appends, each of which is a file."""
     log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW)
     log.append("0", WHOLE)
     log.append("0", LAST)
@@ -59,10 +53,9 @@ def heads_of_first_append(log: LocalLog) -> bytes:
     return content
 
 
-def stored_entry(index: bytes, number: int) -> IndexEntry:
-    entry = IndexEntry.unpack(index[number * ENTRY_BYTES : (number + 1) * ENTRY_BYTES])
-    assert entry is not None
-    return entry
+def end_mark(content: bytes) -> range:
+    """Where Arrow's end mark stands in a file of one message, whose footer is 60 bytes long."""
+    return range(len(content) - 68, len(content) - 60)
 
 
 def check_repaired(log: LocalLog, records: list[bytes]) -> None:
@@ -73,93 +66,62 @@ def check_repaired(log: LocalLog, records: list[bytes]) -> None:
 
 
 class TestTornTails:
-    def test_bytes_without_an_entry_at_every_length(self, log: LocalLog) -> None:
-        """Killed while it wrote the message, or before it wrote the entry."""
-        (name,) = segments(log)
+    def test_a_file_above_the_head_at_every_length(self, log: LocalLog) -> None:
+        """Its name survived a power failure, and its bytes did not: no disk should do that."""
+        _, last = data_files(log)
         heads = heads_of_first_append(log)
-        data, index = name.data.read_bytes(), name.index.read_bytes()
-        whole = stored_entry(index, 0).position_end
-        for length in range(whole, len(data) + 1):
-            name.data.write_bytes(data[:length])
-            name.index.write_bytes(index[:ENTRY_BYTES])
-            (log.root / HEADS_FILE).write_bytes(heads)
-            check_repaired(log, WHOLE)
-
-    def test_an_entry_torn_at_every_byte(self, log: LocalLog) -> None:
-        """Killed while it wrote the entry."""
-        (name,) = segments(log)
-        heads = heads_of_first_append(log)
-        data, index = name.data.read_bytes(), name.index.read_bytes()
-        for length in range(ENTRY_BYTES, 2 * ENTRY_BYTES):
-            name.data.write_bytes(data)
-            name.index.write_bytes(index[:length])
+        content = last.read_bytes()
+        for length in range(len(content)):
+            last.write_bytes(content[:length])
             (log.root / HEADS_FILE).write_bytes(heads)
             check_repaired(log, WHOLE)
 
     def test_a_head_torn_at_every_byte(self, log: LocalLog) -> None:
         """Killed while it wrote the head: the records are whole, and may count."""
         before, after = heads_of_first_append(log), (log.root / HEADS_FILE).read_bytes()
-        (name,) = segments(log)
-        data, index = name.data.read_bytes(), name.index.read_bytes()
+        files = data_files(log)
         changed = [at for at in range(len(after)) if before[at] != after[at]]
         for length in (*changed, len(after)):
-            name.data.write_bytes(data)
-            name.index.write_bytes(index)
+            for more in set(data_files(log)) - set(files):
+                more.unlink()
             (log.root / HEADS_FILE).write_bytes(after[:length] + before[length:])
             if length == changed[0]:
                 assert read_all(log) == WHOLE, "nobody looks beyond a head that is whole"
                 assert log.append("0", []) == ("4", "4"), "the next writer takes them over"
             check_repaired(log, WHOLE + LAST)
 
-    def test_a_tail_that_a_power_failure_took_from_a_writer_that_did_not_wait(
-        self, log: LocalLog
-    ) -> None:
-        """The message is torn at every byte below its entry, and the head is as it was written."""
-        (name,) = segments(log)
-        with log.writer("0", durable=False) as writer:
-            writer.append([b"fifth"])
-            heads = (log.root / HEADS_FILE).read_bytes()
-            data, index = name.data.read_bytes(), name.index.read_bytes()
-            assert read_all(log) == [*WHOLE, *LAST, b"fifth"]
-        first = stored_entry(index, 1).position_end
-        for length in range(first, len(data)):
-            name.data.write_bytes(data[:length])
-            name.index.write_bytes(index)
-            (log.root / HEADS_FILE).write_bytes(heads)
-            check_repaired(log, WHOLE + LAST)
-        name.data.write_bytes(data[: first - 1])
-        name.index.write_bytes(index)
+    def test_a_head_torn_before_small_files_were_put_together(self, log: LocalLog) -> None:
+        """The older slot tells of an offset in the middle of the larger file."""
+        with log.writer("0") as writer:
+            for number in range(4, SMALL_FILES_MAX + 2):
+                writer.append([b"%d" % number])
+        assert len(file_names(log)) == 1
+        records = read_all(log)
+        heads = bytearray((log.root / HEADS_FILE).read_bytes())
+        newest = len(records) % 2 * 32
+        heads[newest] ^= 1
         (log.root / HEADS_FILE).write_bytes(heads)
-        with pytest.raises(LogCorrupt):
-            read_all(log)
+        check_repaired(log, records)
 
-    def test_a_writer_that_did_not_wait_has_all_on_the_disk_when_it_is_closed(
-        self, log: LocalLog
-    ) -> None:
-        (name,) = segments(log)
-        with log.writer("0", durable=False) as writer:
-            writer.append([b"fifth"])
-        data = name.data.read_bytes()
-        name.data.write_bytes(data[:-1])
-        with pytest.raises(LogCorrupt):
-            read_all(log)
-
-    def test_entries_of_zeros(self, log: LocalLog) -> None:
-        """The file system grew the index and lost what was written there."""
-        (name,) = segments(log)
-        with name.index.open("ab") as file:
-            file.write(bytes(2 * ENTRY_BYTES + 3))
+    def test_a_draft_is_removed_by_the_next_writer(self, log: LocalLog) -> None:
+        """Killed while it wrote the file."""
+        draft = shard_folder(log.root, ZERO) / ".00-02.arrow.1234.draft"
+        draft.write_bytes(b"ARROW")
         check_repaired(log, WHOLE + LAST)
+        assert not draft.exists()
 
-    def test_a_segment_whose_header_is_torn(self, log: LocalLog) -> None:
-        """Killed while it began a new segment."""
-        (name,) = segments(log)
-        following = SegmentName(4, name.folder)
-        following.index.write_bytes(b"")
-        check = read_all(log)
-        following.data.write_bytes(b"\xff\xff")
-        assert read_all(log) == check == WHOLE + LAST
-        check_repaired(log, WHOLE + LAST)
+    def test_small_files_beside_the_one_they_were_put_together_into(self, log: LocalLog) -> None:
+        """Killed before it removed them."""
+        small = {file: file.read_bytes() for file in data_files(log)}
+        with log.writer("0") as writer:
+            for number in range(4, SMALL_FILES_MAX + 2):
+                writer.append([b"%d" % number])
+        (larger,) = data_files(log)
+        for file, content in small.items():
+            file.write_bytes(content)
+        assert data_files(log) == [larger]
+        check_repaired(log, read_all(log))
+        assert not any(file.exists() for file in small)
 
     def test_what_was_cut_off_is_not_read_by_a_reader_that_is_open(self, log: LocalLog) -> None:
         reading = log.read(ReadRange(ZERO, "0", "4"))
@@ -168,90 +130,84 @@ class TestTornTails:
 
 
 class TestDamage:
-    def test_a_flipped_bit_anywhere_in_the_messages(self, log: LocalLog) -> None:
-        (name,) = segments(log)
-        data = name.data.read_bytes()
-        first = stored_entry(name.index.read_bytes(), 0)
-        for at in range(first.position, len(data)):
-            name.data.write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
-            with pytest.raises(LogCorrupt, match=r"0{20}\.arrow is damaged in the") as raised:
-                read_all(log)
-            assert "\n" not in str(raised.value)
-            if at >= first.position_end:
-                with pytest.raises(LogCorrupt):
-                    log.append("0", [b"on top"])
-                assert values_of(list(log.read(ReadRange(ZERO, "0", "2")))) == WHOLE
+    def test_a_flipped_bit_anywhere_in_a_file(self, log: LocalLog) -> None:
+        for file in (whole := data_files(log)):
+            content = file.read_bytes()
+            for at in range(len(file_header()), len(content)):
+                if at in end_mark(content):
+                    continue  # nobody reads it here
+                file.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+                with pytest.raises(LogCorrupt, match=f"{file.name} is damaged") as raised:
+                    read_all(log)
+                assert "\n" not in str(raised.value)
+                if file == whole[-1]:
+                    with pytest.raises(LogCorrupt):
+                        log.append("0", [b"on top"])
+                    assert values_of(list(log.read(ReadRange(ZERO, "0", "2")))) == WHOLE
+            file.write_bytes(content)
 
-    def test_a_flipped_bit_anywhere_in_the_index(self, log: LocalLog) -> None:
-        (name,) = segments(log)
-        index = name.index.read_bytes()
-        for at in range(len(index)):
-            name.index.write_bytes(index[:at] + bytes([index[at] ^ 4]) + index[at + 1 :])
-            with pytest.raises(LogCorrupt, match=r"0{20}\.index is damaged in the"):
-                read_all(log)
-
-    def test_a_missing_index(self, log: LocalLog) -> None:
-        (name,) = segments(log)
-        name.index.unlink()
-        with pytest.raises(LogCorrupt, match="is missing"):
-            read_all(log)
-        with pytest.raises(LogCorrupt, match="is missing"):
-            log.append("0", [b"on top"])
-
-    def test_a_segment_in_the_middle(self, tmp_path: Path) -> None:
-        """A short file or a missing one is damage, unless it is the last."""
-        log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW, segment_bytes_max=1)
+    def test_a_file_in_the_middle(self, tmp_path: Path) -> None:
+        """A short file or a missing one is damage, unless retention removed it."""
+        log = LocalLog.create(tmp_path / "log", 1, clock=lambda: NOW)
         for value in WHOLE + LAST:
             log.append("0", [value])
-        middle = segments(log)[1]
-        data = middle.data.read_bytes()
-        middle.data.write_bytes(data[:-1])
-        with pytest.raises(LogCorrupt, match="is damaged in the"):
+        middle = data_files(log)[1]
+        middle.write_bytes(middle.read_bytes()[:-1])
+        with pytest.raises(LogCorrupt, match="is damaged at its end"):
             read_all(log)
-        with pytest.raises(LogCorrupt, match="ends before its last record"):
-            log.append("0", [b"on top"])
-        middle.data.unlink()
+        middle.unlink()
         for attempt in (
             lambda: read_all(log),
             lambda: log.plan(ZERO, "1", Limits()),
             lambda: list(log.read(ReadRange(ZERO, "1", "2"))),
+            lambda: log.append("0", [b"on top"]),
+            lambda: log.cursor_at(ZERO, NOW),
+            lambda: log.retain("0", "3"),
         ):
             with pytest.raises(LogCorrupt, match="do not hold offset 1"):
                 attempt()
         assert values_of(list(log.read(ReadRange(ZERO, "2", "4")))) == LAST
 
+    def test_damage_is_not_hidden_by_putting_files_together(self, log: LocalLog) -> None:
+        first, _ = data_files(log)
+        content = bytearray(first.read_bytes())
+        content[len(file_header()) + 200] ^= 1
+        first.write_bytes(content)
+        with log.writer("0") as writer:
+            for number in range(SMALL_FILES_MAX):
+                writer.append([b"%d" % number])
+        with pytest.raises(LogCorrupt, match="offsets 0 to 1"):
+            read_all(log)
+        assert values_of(list(log.read(ReadRange(ZERO, "2", "4")))) == LAST
+
 
 class TestDisk:
-    @pytest.mark.parametrize("durable", [True, False])
-    def test_an_append_is_on_the_disk_bytes_first(
-        self, log: LocalLog, monkeypatch: pytest.MonkeyPatch, durable: bool
+    def test_an_append_is_on_the_disk_before_its_head(
+        self, log: LocalLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Entries over bytes that a power failure takes away would be damage."""
-        steps: list[tuple[str, str]] = []
-        real = os.write
-
-        def name(descriptor: int) -> str:
-            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-            return path.suffix or path.name
-
-        def write(descriptor: int, content: bytes) -> int:
-            steps.append(("write", name(descriptor)))
-            return real(descriptor, content)
-
-        def place(descriptor: int, content: bytes, _: int) -> int:
-            return write(descriptor, content)
+        """A head over a file that a power failure takes away would be damage."""
+        steps: list[str] = []
+        real_place, real_replace = os.pwrite, Path.replace
 
         def flush(descriptor: int) -> None:
-            steps.append(("flush", name(descriptor)))
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            steps.append(f"flush {path.suffix or path.name}")
 
-        with log.writer("0", durable=durable) as writer, monkeypatch.context() as patch:
-            patch.setattr(os, "write", write)
+        def rename(draft: Path, path: Path) -> Path:
+            steps.append(f"name {path.suffix}")
+            return real_replace(draft, path)
+
+        def place(descriptor: int, content: bytes, at: int) -> int:
+            steps.append("write head")
+            return real_place(descriptor, content, at)
+
+        with log.writer("0") as writer, monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", rename)
             patch.setattr(os, "pwrite", place)
             patch.setattr(os, "fsync", flush)
             patch.setattr(os, "fdatasync", flush)
             writer.append([b"more"])
-        whole = [(do, to) for to in (".arrow", ".index", "heads") for do in ("write", "flush")]
-        assert steps == [step for step in whole if durable or step[0] == "write"]
+        assert steps == ["flush .draft", "name .arrow", "flush 0", "write head", "flush heads"]
 
     def test_a_folder_that_takes_no_writes(self, log: LocalLog) -> None:
         # A lock file that is a folder refuses every user, the superuser included.
@@ -261,24 +217,38 @@ class TestDisk:
         with pytest.raises(SourceUnavailable, match="cannot be written"):
             log.append("0", [b""])
 
+    @pytest.mark.parametrize("call", ["fsync", "pwrite", "fdatasync"])
     def test_a_writer_stops_at_the_first_failure(
-        self, log: LocalLog, monkeypatch: pytest.MonkeyPatch
+        self, log: LocalLog, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
-        """A disk that is full for a moment leaves no entry over bytes that are not there."""
-        calls = iter([5, OSError(28, "No space left on device")])
+        """A disk that is full for a moment: the next writer goes on after what is whole."""
 
-        def write(descriptor: int, content: bytes) -> int:
-            step = next(calls)
-            if isinstance(step, OSError):
-                raise step
-            return real(descriptor, bytes(content[:step]))
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
 
         with log.writer("0") as writer:
-            real = os.write
-            monkeypatch.setattr(os, "write", write)
+            monkeypatch.setattr(os, call, full)
             with pytest.raises(SourceUnavailable, match="No space left on device"):
                 writer.append([b"lost"])
             monkeypatch.undo()
             with pytest.raises(SourceUnavailable, match="open it again"):
                 writer.append([b"refused"])
-        check_repaired(log, WHOLE + LAST)
+        kept = [] if call == "fsync" else [b"lost"]
+        assert log.append("0", []).end == str(4 + len(kept))
+        check_repaired(log, WHOLE + LAST + kept)
+
+    def test_files_that_cannot_be_put_together_stay(
+        self, log: LocalLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_: object) -> FileName:
+            raise OSError(28, "No space left on device")
+
+        with log.writer("0") as writer:
+            for number in range(4, SMALL_FILES_MAX + 1):
+                writer.append([b"%d" % number])
+            with monkeypatch.context() as patch:
+                patch.setattr(LogFile, "message", full)
+                writer.append([b"last"])
+            check = [*WHOLE, *LAST, *(b"%d" % n for n in range(4, SMALL_FILES_MAX + 1)), b"last"]
+            assert len(data_files(log)) == SMALL_FILES_MAX
+        check_repaired(log, check)

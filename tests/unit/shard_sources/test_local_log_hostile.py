@@ -1,4 +1,4 @@
-"""Segments that somebody forged: right checksums, and contents that no writer would write."""
+"""Log files that somebody forged: right checksums, and contents that no writer would write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import zlib
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,19 +16,23 @@ import pytest
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from dagster_leasehold.shard_sources.local_log.decoded_size import MessageMalformed, decoded_size
 from dagster_leasehold.shard_sources.local_log.format import (
     DECODED_BYTES_MAX,
+    END_MARK,
+    FOOTER_END_BYTES,
     RECORD_BYTES_MAX,
-    IndexEntry,
+    Entry,
+    MessageMalformed,
     Record,
     decode,
+    decoded_size,
     encode,
-    segment_header,
-    segment_schema,
+    file_header,
+    file_schema,
+    packed_footer,
 )
-from dagster_leasehold.shard_sources.local_log.segments import list_segments, shard_folder
 from dagster_leasehold.shard_sources.source import ReadRange
+from tests.unit.shard_sources.local_logs import data_files, file_names
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
 ZERO = ShardId("0")
@@ -39,10 +42,10 @@ RECORDS = [
 ]
 
 
-def entry_of(encoded: bytes, records: int) -> IndexEntry:
-    return IndexEntry(
+def entry_of(encoded: bytes, records: int) -> Entry:
+    return Entry(
         offset=0,
-        position=len(segment_header()),
+        position=len(file_header()),
         length=len(encoded),
         records=records,
         payload=100,
@@ -52,11 +55,12 @@ def entry_of(encoded: bytes, records: int) -> IndexEntry:
     )
 
 
-def forge(log: LocalLog, encoded: bytes, entry: IndexEntry) -> None:
-    """Replace the only segment of shard 0."""
-    (name,) = list_segments(shard_folder(log.root, ZERO))
-    name.data.write_bytes(segment_header() + encoded)
-    name.index.write_bytes(entry.pack())
+def forge(log: LocalLog, encoded: bytes, entry: Entry) -> None:
+    """Replace the only file of shard 0 by one that holds the records an entry tells of."""
+    (name,) = file_names(log)
+    name.path.unlink()
+    forged = name._replace(end=entry.records)
+    forged.path.write_bytes(file_header() + encoded + END_MARK + packed_footer([entry]))
 
 
 def read(log: LocalLog) -> list[bytes]:
@@ -75,16 +79,16 @@ def message_of(values: list[bytes]) -> bytes:
     """A message that no writer would write: any size, in one batch."""
     count = len(values)
     columns = [
-        pa.nulls(count, segment_schema().field(0).type),
+        pa.nulls(count, file_schema().field(0).type),
         pa.nulls(count, pa.binary()),
         pa.array(values, pa.binary()),
-        pa.nulls(count, segment_schema().field(3).type),
+        pa.nulls(count, file_schema().field(3).type),
     ]
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with pa.ipc.new_stream(sink, segment_schema(), options=options) as stream:
-        stream.write_batch(pa.record_batch(columns, schema=segment_schema()))
-    return sink.getvalue().to_pybytes()[len(segment_header()) : -8]
+    with pa.ipc.new_stream(sink, file_schema(), options=options) as stream:
+        stream.write_batch(pa.record_batch(columns, schema=file_schema()))
+    return sink.getvalue().to_pybytes()[len(file_header()) : -8]
 
 
 def size_of(encoded: bytes) -> int:
@@ -156,7 +160,7 @@ def test_a_declared_terabyte_is_not_allocated(log: LocalLog) -> None:
             list(log.read(ReadRange(ZERO, "0", "1")))
 
 
-def test_other_records_than_the_index_counts(log: LocalLog) -> None:
+def test_other_records_than_the_footer_counts(log: LocalLog) -> None:
     encoded = encode(RECORDS, NOW).encoded
     for records in (19, 21, 2**31):
         forge(log, encoded, entry_of(encoded, records))
@@ -164,12 +168,37 @@ def test_other_records_than_the_index_counts(log: LocalLog) -> None:
             list(log.read(ReadRange(ZERO, "0", "5")))
 
 
+def test_other_offsets_than_the_name_says(log: LocalLog) -> None:
+    (file,) = data_files(log)
+    file.rename(file.with_name(f"{0:020d}-{21:020d}.arrow"))
+    with pytest.raises(LogCorrupt, match="other offsets than its name"):
+        read(log)
+
+
+def test_entries_with_a_hole(log: LocalLog) -> None:
+    (file,) = data_files(log)
+    encoded = encode(RECORDS[:9], NOW).encoded
+    first = entry_of(encoded, 9)
+    second = first._replace(offset=11, position=first.position_end)
+    file.write_bytes(file_header() + encoded * 2 + END_MARK + packed_footer([first, second]))
+    with pytest.raises(LogCorrupt, match="does not hold offset 9"):
+        read(log)
+
+
+def test_a_footer_of_gigabytes_is_not_read(log: LocalLog) -> None:
+    (file,) = data_files(log)
+    stored = file.read_bytes()
+    file.write_bytes(stored[:-FOOTER_END_BYTES] + b"\xff" * FOOTER_END_BYTES)
+    with pytest.raises(LogCorrupt, match="damaged at its end"):
+        read(log)
+
+
 def test_a_message_of_gigabytes_is_not_read(log: LocalLog) -> None:
-    (name,) = list_segments(shard_folder(log.root, ZERO))
-    entry = replace(entry_of(b"", 1), length=2**32 - 1)
-    name.index.write_bytes(entry.pack())
-    with name.data.open("r+b") as file:
-        file.truncate(2**33)  # a hole: it takes no room on the disk
+    (file,) = data_files(log)
+    entry = entry_of(b"", 20)._replace(length=2**32 - 1)
+    with file.open("r+b") as forged:
+        forged.seek(entry.position_end)  # a hole: it takes no room on the disk
+        forged.write(END_MARK + packed_footer([entry]))
     with pytest.raises(LogCorrupt, match="more than any has"):
         list(log.read(ReadRange(ZERO, "0", "1")))
 

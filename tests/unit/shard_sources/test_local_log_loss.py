@@ -14,13 +14,11 @@ from dagster_leasehold.lease_store.errors import LogCorrupt, LogNotFound
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 from dagster_leasehold.shard_sources.local_log.heads import HEADS_FILE, RECORD_BYTES
-from dagster_leasehold.shard_sources.local_log.segments import list_segments, shard_folder
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
-from tests.unit.shard_sources.local_logs import NOW, ZERO, new_log
+from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, file_names, new_log
 
 ONE = ShardId("1")
-SEGMENT_BYTES = 1_500
 Expected = dict[ShardId, tuple[int, list[bytes]]]
 
 
@@ -30,8 +28,8 @@ def record(shard: ShardId, number: int) -> Record:
 
 
 def filled(root: Path, appends: int = 5) -> tuple[LocalLog, Expected]:
-    """Two shards of several segments; the beginning of shard 1 was removed by retention."""
-    log = new_log(root, segment_bytes_max=SEGMENT_BYTES)
+    """Two shards of several files; the beginning of shard 1 was removed by retention."""
+    log = new_log(root)
     for shard in (ZERO, ONE):
         for number in range(0, 3 * appends, 3):
             log.append(shard, [record(shard, each) for each in range(number, number + 3)])
@@ -106,13 +104,13 @@ def damage(rng: random.Random, file: Path) -> str:
     return f"{kind} {file.name} at {at}"
 
 
-@pytest.mark.parametrize("suffix", [".arrow", ".index", "heads", "catalog.json", ".lock"])
+@pytest.mark.parametrize("suffix", [".arrow", "heads", "catalog.json", ".lock"])
 def test_damage_at_a_random_place_of_any_file_is_never_silent(tmp_path: Path, suffix: str) -> None:
     whole, expected = filled(tmp_path / "whole")
     refused = 0
     for seed in range(40):
         rng = random.Random(seed)
-        log = LocalLog(tmp_path / str(seed), segment_bytes_max=SEGMENT_BYTES)
+        log = LocalLog(tmp_path / str(seed))
         shutil.copytree(whole.root, log.root)
         files = sorted(file for file in log.root.rglob("*") if file.name.endswith(suffix))
         done = damage(rng, rng.choice(files))
@@ -133,25 +131,23 @@ def test_the_last_records_cut_emptied_or_removed(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:-length])
 
     whole, expected = filled(tmp_path / "whole")
-    ways: dict[str, Callable[[Path, Path], object]] = {
-        "data cut": lambda data, _: cut(data, 1),
-        "data emptied": lambda data, _: data.write_bytes(b""),
-        "data removed": lambda data, _: data.unlink(),
-        "index cut by an entry": lambda _, index: cut(index, 56),
-        "index cut by a byte": lambda _, index: cut(index, 1),
-        "index emptied": lambda _, index: index.write_bytes(b""),
-        "index zeroed": lambda _, index: zero(index),
-        "index removed": lambda _, index: index.unlink(),
-        "both removed": lambda data, index: (data.unlink(), index.unlink()),
-        "both emptied": lambda data, index: (data.write_bytes(b""), index.write_bytes(b"")),
-        "folder emptied": lambda data, _: [file.unlink() for file in data.parent.iterdir()],
-        "folder removed": lambda data, _: shutil.rmtree(data.parent),
+    ways: dict[str, Callable[[Path], object]] = {
+        "cut by a byte": lambda file: cut(file, 1),
+        "cut by its footer": lambda file: cut(file, 60),
+        "cut by half": lambda file: cut(file, file.stat().st_size // 2),
+        "emptied": lambda file: file.write_bytes(b""),
+        "zeroed": zero,
+        "removed": lambda file: file.unlink(),
+        "named after other offsets": lambda file: file.rename(
+            file.with_name(f"{12:020d}-{16:020d}.arrow")
+        ),
+        "folder emptied": lambda file: [each.unlink() for each in file.parent.iterdir()],
+        "folder removed": lambda file: shutil.rmtree(file.parent),
     }
     for way, lose in ways.items():
-        log = LocalLog(tmp_path / way, segment_bytes_max=SEGMENT_BYTES)
+        log = LocalLog(tmp_path / way)
         shutil.copytree(whole.root, log.root)
-        name = list_segments(shard_folder(log.root, ZERO))[-1]
-        lose(name.data, name.index)
+        lose(data_files(log)[-1])
         assert outcome(lambda log=log: read(log, ZERO)) is LogCorrupt, way
         assert outcome(lambda log=log: log.append(ZERO, [b"new"])) is LogCorrupt, way
         file = tmp_path / "lines"
@@ -164,11 +160,11 @@ def test_what_lies_before_the_damage_is_read(tmp_path: Path) -> None:
     log = new_log(tmp_path / "log")
     log.append(ZERO, [b"first"])
     log.append(ZERO, [b"second"])
-    (name,) = list_segments(shard_folder(log.root, ZERO))
-    name.data.write_bytes(name.data.read_bytes()[:-1])
+    _, last = data_files(log)
+    last.write_bytes(last.read_bytes()[:-1])
     plan = log.plan(ZERO, "0", Limits(records_max=1))
     assert values_of(list(log.read(ReadRange(ZERO, "0", plan.end)))) == [b"first"]
-    with pytest.raises(LogCorrupt, match="offsets 1 to 1"):
+    with pytest.raises(LogCorrupt, match="damaged at its end"):
         list(log.read(ReadRange(ZERO, "1", "2")))
 
 
@@ -212,5 +208,5 @@ def test_retention_that_was_killed_before_it_removed_anything(
     assert read(log, ZERO) == (6, expected[ZERO][1][6:])
     assert log.append(ZERO, [b"new"]) == ("15", "16")
     assert log.retain(ZERO, "13") == "12"
-    assert [name.first for name in list_segments(shard_folder(log.root, ZERO))] == [12]
+    assert [name.begin for name in file_names(log)] == [12, 15]
     assert read(log, ZERO) == (12, [*expected[ZERO][1][12:], b"new"])

@@ -13,6 +13,7 @@ from dagster_leasehold.lease_store.errors import (
     ShardReadOnly,
 )
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
+from dagster_leasehold.shard_sources.local_log.writing import SMALL_FILES_MAX
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, new_log, read_all
 
@@ -77,8 +78,8 @@ class TestResharding:
 
 class TestRetention:
     def filled(self, folder: Path) -> LocalLog:
-        """Ten segments of one record each, an hour apart."""
-        log = new_log(folder / "log", segment_bytes_max=1)
+        """Ten files of one record each, an hour apart."""
+        log = new_log(folder / "log")
         with log.writer("0") as writer:
             for hour in range(10):
                 writer.append([Record(b"%d" % hour, event_time=NOW + timedelta(hours=hour))])
@@ -115,9 +116,21 @@ class TestRetention:
         assert log.append("0", [b"next"]) == ("10", "11")
         assert read_all(log) == [b"next"]
 
-    def test_leaves_the_last_segment_to_its_writer(self, tmp_path: Path) -> None:
+    def test_removes_all_beside_a_writer_that_goes_on(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         with log.writer("0") as writer:
-            assert log.retain("0", "10") == "9"
-            writer.append([b"more"])
-        assert read_all(log) == [b"9", b"more"]
+            assert log.retain("0", "10") == "10"
+            assert data_files(log) == []
+            for number in range(SMALL_FILES_MAX):
+                writer.append([b"%d" % number])
+        assert read_all(log) == [b"%d" % number for number in range(SMALL_FILES_MAX)]
+
+    def test_a_file_that_was_put_together_goes_with_its_last_record(self, tmp_path: Path) -> None:
+        log = self.filled(tmp_path)
+        with log.writer("0") as writer:
+            for number in range(10, SMALL_FILES_MAX + 1):
+                writer.append([b"%d" % number])
+        assert len(data_files(log)) == 2
+        assert log.retain("0", str(SMALL_FILES_MAX - 1)) == "0"
+        assert log.retain("0", str(SMALL_FILES_MAX)) == str(SMALL_FILES_MAX)
+        assert read_all(log) == [b"%d" % SMALL_FILES_MAX]

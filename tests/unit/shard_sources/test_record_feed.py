@@ -18,9 +18,9 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def log(tmp_path: Path) -> LocalLog:
-    """Ten records, one a minute, each in a segment of its own."""
+    """Ten records, one a minute, each in a file of its own."""
     moments = iter(NOON + timedelta(minutes=number) for number in range(100))
-    log = LocalLog.create(tmp_path / "log", 1, clock=lambda: next(moments), segment_bytes_max=1)
+    log = LocalLog.create(tmp_path / "log", 1, clock=lambda: next(moments))
     for number in range(10):
         log.append("0", [b"%d" % number])
     return log

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,14 +15,16 @@ import pyarrow.compute as pc
 from dagster_leasehold.lease_store.errors import CursorExpired, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.event_times import moment_of, readable
-from dagster_leasehold.shard_sources.local_log import segments
-from dagster_leasehold.shard_sources.local_log.format import (
-    IndexEntry,
-    microseconds,
-    missing_offset,
+from dagster_leasehold.shard_sources.local_log.files import (
+    FileName,
+    LogFile,
+    contiguous_end,
+    files_between,
+    list_files,
+    shard_folder,
 )
+from dagster_leasehold.shard_sources.local_log.format import Entry, microseconds, missing_offset
 from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
-from dagster_leasehold.shard_sources.local_log.tails import Extent, extent_of
 from dagster_leasehold.shard_sources.positions import check_within, parse_offset
 from dagster_leasehold.shard_sources.source import (
     Limits,
@@ -35,7 +38,14 @@ if TYPE_CHECKING:
     import numpy as np
 
 _FUNCTIONS: Any = pc
-_LISTING_ATTEMPTS = 5
+_LOOKS_MAX = 5
+
+
+class Extent(NamedTuple):
+    """The offsets that a shard holds now: `[begin, end)`."""
+
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +61,8 @@ class ShardFolder:
 
     @property
     def folder(self) -> Path:
-        """The folder of the shard's segments."""
-        return segments.shard_folder(self.root, self.shard)
+        """The folder of the shard's files."""
+        return shard_folder(self.root, self.shard)
 
     def head(self) -> Head:
         """Read the shard's head; raise LogCorrupt if it is damaged."""
@@ -60,24 +70,13 @@ class ShardFolder:
             return file.read(self.shard)
 
     def extent(self) -> Extent:
-        """Return the extent that the head tells of; missing records show when they are read.
-
-        Raises:
-            LogCorrupt: the head, or what is needed in its place, is damaged.
-        """
-        for _ in range(_LISTING_ATTEMPTS):
-            head = self.head()
-            names = segments.list_from(self.folder, head.begin)
-            try:
-                return extent_of(head, names)
-            except FileNotFoundError:
-                # 1. the listing above saw the last segment; 2. retention put an empty one after
-                # it and removed it; 3. the open failed. The next listing sees the empty one.
-                continue
-            except LogCorrupt:
-                if head == self.head():
-                    raise
-        raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
+        """Return the extent that the head tells of; missing records show when they are read."""
+        head = self.head()
+        end = max(head.begin, head.end)
+        if not head.certain:
+            # The slot that is torn may have acknowledged what lies above the other one.
+            end = contiguous_end(list_files(self.folder, end), end)
+        return Extent(head.begin, end)
 
     def offset(self, cursor: str, extent: Extent) -> int:
         """Return the offset of a cursor; raise CursorExpired or CursorInvalid outside the shard."""
@@ -85,26 +84,19 @@ class ShardFolder:
         check_within(f"Shard {self.shard}", offset, extent.begin, extent.end)
         return offset
 
-    def _entries(self, start: int, extent: Extent) -> Iterator[tuple[segments.Segment, IndexEntry]]:
-        """The messages that hold the offsets from `start` to the end, each in its open segment."""
-        expected = start
-        for span in extent.segments:
-            if span.end <= start:
-                continue
-            try:
-                segment = segments.Segment(span)
-            except FileNotFoundError:
-                raise self._gone(expected) from None
-            with segment:
-                for entry in segment.entries(segment.number_of(expected)):
-                    if not entry.offset <= expected < entry.end:
-                        raise self._gone(expected)
-                    expected = entry.end
-                    yield segment, entry
-            if expected != span.end:
+    def _messages(self, start: int, end: int) -> Iterator[tuple[LogFile, Entry]]:
+        """The messages that hold the offsets from `start` to `end`, each in its open file."""
+        expected, looks = start, 0
+        while expected < end:
+            if looks == _LOOKS_MAX:
                 raise self._gone(expected)
-        if expected < extent.end:
-            raise self._gone(expected)
+            looks += 1
+            for file in _opened(list_files(self.folder, expected), expected):
+                for entry in file.entries_from(expected):
+                    expected, looks = entry.end, 0
+                    yield file, entry
+                    if expected >= end:
+                        return
 
     def _gone(self, offset: int) -> CursorExpired | LogCorrupt:
         """The error for an offset that was written and is not there: retention, or damage."""
@@ -119,45 +111,43 @@ class ShardFolder:
     def at_time(self, moment: datetime) -> int:
         """The first offset whose event time is at or after a time; the end if there is none."""
         time_us = microseconds(moment)
-        extent = self.extent()
-        expected = extent.begin
-        for span in extent.segments:
-            if span.name.first > expected:
-                self._refuse_damage(expected)
+        for _ in range(_LOOKS_MAX):
             try:
-                segment = segments.Segment(span)
-            except FileNotFoundError:
-                self._refuse_damage(span.name.first)
-                expected = span.end
-                continue
-            with segment:
-                number = segment.number_at_time(time_us)
-                if number == segment.count:
-                    segment.check_whole()
-                    expected = span.end
-                    continue
-                entry = segment.entry(number)
-                times = segment.batch(entry).column("event_time").cast(pa.int64())
-                row = pc.index(pc.greater_equal(times, time_us), True).as_py()  # pyright: ignore
-                return entry.offset + int(row)
-        if expected != extent.end:
-            self._refuse_damage(expected)
+                return self._at_time(time_us, self.extent())
+            except (CursorExpired, FileNotFoundError):
+                continue  # files were removed or put together meanwhile
+        raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
+
+    def _at_time(self, time_us: int, extent: Extent) -> int:
+        names = self.files(extent)
+        number = bisect_left(names, time_us, key=_time_max_so_far)
+        start = max(extent.begin, names[number].begin) if number < len(names) else extent.end
+        for file, entry in self._messages(start, extent.end):
+            if entry.time_max >= time_us:
+                low = max(start, entry.offset)
+                times = file.batch(entry).column("event_time").cast(pa.int64())
+                late = _FUNCTIONS.greater_equal(times.slice(low - entry.offset), time_us)
+                row: int = _FUNCTIONS.index(late, True).as_py()
+                if row >= 0:
+                    return low + row
         return extent.end
+
+    def files(self, extent: Extent) -> list[FileName]:
+        """The files of an extent; raise CursorExpired or LogCorrupt if one is not there."""
+        try:
+            return files_between(self.folder, *extent)
+        except LogCorrupt as damage:
+            gone = self._gone(extent.begin)
+            raise (gone if isinstance(gone, CursorExpired) else damage) from None
 
     def time_at(self, cursor: str) -> datetime | None:
         """The event time of the record at a cursor; None at the end, or where it has none."""
         extent = self.extent()
         offset = self.offset(cursor, extent)
-        for segment, entry in self._entries(offset, extent) if offset < extent.end else ():
-            times = segment.batch(entry).column("event_time").cast(pa.int64())
+        for file, entry in self._messages(offset, extent.end):
+            times = file.batch(entry).column("event_time").cast(pa.int64())
             return moment_of(times[offset - entry.offset].as_py())
         return None
-
-    def _refuse_damage(self, offset: int) -> None:
-        """Raise for an offset that is not there, unless retention has removed it."""
-        error = self._gone(offset)
-        if isinstance(error, LogCorrupt):
-            raise error
 
     def plan(self, start: str, limits: Limits, *, finished: bool) -> PlannedRange:
         """Return the end of a batch: as many records as both limits allow, and at least one."""
@@ -167,12 +157,12 @@ class ShardFolder:
         first = self.offset(start, extent)
         stop = min(extent.end, first + limits.records_max)
         end, payload = first, 0
-        for segment, entry in self._entries(first, extent) if first < stop else ():
+        for file, entry in self._messages(first, stop):
             until = min(entry.end, stop)
             part = entry.payload
             if end > entry.offset or until < entry.end or payload + part > limits.bytes_max:
                 # Only the first and the last message of a batch are looked into.
-                rows = segment.batch(entry).slice(end - entry.offset, until - end)
+                rows = file.batch(entry).slice(end - entry.offset, until - end)
                 totals = np.cumsum(_payload_sizes(rows))
                 fitting = int(np.searchsorted(totals, limits.bytes_max - payload, side="right"))
                 part = int(totals[fitting - 1]) if fitting else 0
@@ -191,16 +181,12 @@ class ShardFolder:
         start = self.offset(range_.start, extent)
         if start >= end:
             return
-        yield from joined(self._rows(start, end, extent))
+        yield from joined(self._rows(start, end))
 
-    def _rows(self, start: int, end: int, extent: Extent) -> Iterator[pa.RecordBatch]:
-        for segment, entry in self._entries(start, extent):
+    def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        for file, entry in self._messages(start, end):
             low, high = max(start, entry.offset), min(end, entry.end)
-            rows = segment.batch(entry).slice(low - entry.offset, high - low)
-            yield self._with_place(rows, low)
-            if high == end:
-                return
-        raise self._gone(end - 1)
+            yield self._with_place(file.batch(entry).slice(low - entry.offset, high - low), low)
 
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
         """Stored columns with the shard and the cursors added."""
@@ -210,6 +196,25 @@ class ShardFolder:
         cursors = numbers.cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
         return readable(pa.record_batch(columns, schema=record_schema()))
+
+
+def _opened(names: Iterable[FileName], at: int) -> Iterator[LogFile]:
+    """The files from an offset on, each open until the next; up to one that is not there."""
+    for name in names:
+        if name.begin > at:
+            return
+        try:
+            file = LogFile(name)
+        except FileNotFoundError:
+            return  # removed, or put together with others, since it was listed
+        with file:
+            yield file
+        at = name.end
+
+
+def _time_max_so_far(name: FileName) -> int:
+    with LogFile(name) as file:
+        return file.time_max_so_far
 
 
 def _payload_sizes(rows: pa.RecordBatch) -> np.ndarray:
