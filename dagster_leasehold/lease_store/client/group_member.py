@@ -11,21 +11,612 @@ nodes can be members of one group.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from threading import RLock
 
 from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.client.held_shards import HeldShards
+from dagster_leasehold.lease_store.errors import (
+    CheckpointRefused,
+    LeaseLost,
+    ShardNotOpen,
+    StoreError,
+    StoreUnavailable,
+    shown,
+)
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
+from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, Stale
 from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
+from dagster_leasehold.lease_store.rules.ledger import check_onwards
 from dagster_leasehold.lease_store.rules.lineage import why_waiting
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.refusals import lease_lost
+from dagster_leasehold.lease_store.rules.starting_point import resumption
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
+
+FLUSH_RETRY_S = 0.5
+LET_GO = "its client let go of it"
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """An open tenure, and the checkpoint that the store confirmed; `certain` if none is unknown."""
+
+    tenure: Tenure
+    persisted: str | None
+    certain: bool
+
+
+class OpenShard:
+    """One open shard of a member; not safe to call from two threads at once.
+
+    Each that writes raises `LeaseLost` once the tenure is over.
+
+    Attributes:
+        tenure: under which it is open.
+        persisted: the checkpoint that the store confirmed, if any.
+        unsaved: a newer checkpoint, if any.
+        reported: True once a heartbeat named it as held.
+        over: the reason for which the tenure ended; empty while it goes on.
+    """
+
+    def __init__(self, store: LeaseStore, opened: Opened, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.tenure = opened.tenure
+        self.persisted = opened.check_point
+        self.unsaved: str | None = None
+        self._saved_at = clock()
+        self.reported = False
+        self.over = ""
+        # A checkpoint whose writing got no answer.
+        self._unanswered: str | None = None
+        # The end of the ledger that runs keep of this shard; None where they keep none.
+        kept_by_runs = opened.intent is not None or bool(opened.next_sequence)
+        self._ledger_end = resumption(opened.check_point, opened.intent) if kept_by_runs else None
+
+    @property
+    def stands(self) -> Standing:
+        """The tenure and its checkpoint now, as far as they are certain."""
+        return Standing(self.tenure, self.persisted, self._unanswered is None)
+
+    @property
+    def behind(self) -> bool:
+        """True if the newest checkpoint is not in the store, as far as this process can tell."""
+        return not self.over and self.unsaved not in (None, self.persisted)
+
+    def due(self, interval_s: float) -> bool:
+        """Return True if a checkpoint has been unsaved for `interval_s` seconds or longer."""
+        waits = not self.over and self.unsaved is not None
+        return waits and self._clock() - self._saved_at >= interval_s
+
+    def remember(self, cursor: str) -> None:
+        """Keep a checkpoint to be persisted.
+
+        Raises:
+            CheckpointRefused: it lies before the one that is stored; what was kept stays.
+        """
+        check_onwards(self.tenure, self._unanswered or self.persisted or self._ledger_end, cursor)
+        self.unsaved = cursor
+
+    def flush(self) -> None:
+        """Persist the unsaved checkpoint, after an earlier one whose writing got no answer.
+
+        1. The write of 7 takes effect, and its reply is lost. The client confirms 9.
+        2. A write from the checkpoint before 7 to 9 would be refused, and every later one.
+           Repeated, the write of 7 changes nothing; 9 then follows it.
+
+        Raises:
+            CheckpointRefused: only the store could tell that it lies before the one that is
+                stored; it is dropped, and the tenure continues.
+            StoreError: the store does not answer.
+        """
+        if self.unsaved is None or self.unsaved == self.persisted:
+            self.unsaved = None
+            return
+        unsaved = self.unsaved
+        for cursor in (self._unanswered, unsaved) if self._unanswered else (unsaved,):
+            self._unanswered = cursor
+            self._persist(cursor)
+            self.persisted, self._unanswered, self._saved_at = cursor, None, self._clock()
+        self.unsaved = None
+
+    def flush_remembered(self) -> None:
+        """Persist the unsaved checkpoint; if the store refuses it, log that and drop it."""
+        try:
+            self.flush()
+        except CheckpointRefused as error:
+            _LOG.warning("%s", error)
+
+    def _persist(self, cursor: str) -> None:
+        """Write a checkpoint; a store that contradicts its own confirmation has lost commits.
+
+        Raises:
+            CheckpointRefused: the store has what it confirmed, and does not go back to `cursor`.
+            LeaseLost: the tenure is over, or has to be: reading goes on where the store is.
+        """
+        try:
+            self._write_checkpoint(cursor)
+        except CheckpointRefused as error:
+            rows = self._store.progress(self.tenure.key, [self.tenure.holder])
+            row = rows.get(self.tenure.shard)
+            if row is not None and row.check_point == self.persisted:
+                self.unsaved = self._unanswered = None
+                raise
+            raise LeaseLost(
+                f"Shard {self.tenure.shard} has to be opened again: the store does not have the "
+                f"checkpoint that it confirmed. {error}"
+            ) from error
+
+    def _write_checkpoint(self, cursor: str) -> None:
+        """Persist a checkpoint; records that the ledger will never hold become a gap of it.
+
+        1. A run commits `[0, 5)`, intends `[5, 8)`, and dies.
+        2. This client takes the shard, reads on from 5, and saves 7.
+        3. The next run finds checkpoint 7 beside an intent that begins at 5: were that kept, no
+           batch of the shard could ever follow. The gap `[5, 7)` gives the intent up, and says
+           that those records are not in committed output.
+        """
+        end = self._ledger_end
+        if end is None or (self.persisted is None and cursor == end):
+            self._store.save_checkpoint(self.tenure, cursor)
+            return
+        self._store.record_gap(
+            self.tenure,
+            start=end if self.persisted is None else self.persisted,
+            end=cursor,
+            reason=f"read by {self.tenure.holder}, a client that keeps no ledger",
+        )
+
+    def record_gap(self, *, start: str, end: str, reason: str, skip: bool) -> None:
+        """Record that `[start, end)` cannot be read; with `skip`, continue at `end`.
+
+        Raises:
+            CheckpointRefused: the gap does not begin at the checkpoint.
+        """
+        self.flush()
+        self._store.record_gap(self.tenure, start=start, end=end, reason=reason, skip=skip)
+        if skip:
+            self.persisted = end
+
+    def announce(self, *, handoff_eta_s: float) -> None:
+        """Publish how long the hand-over will take, in seconds."""
+        self._store.announce(self.tenure, handoff_eta_s=handoff_eta_s)
+
+    def finish(self, cursor: str) -> None:
+        """Edge 8: a read-only shard is consumed up to its end at `cursor`."""
+        self.remember(cursor)
+        self.flush()
+        if isinstance(self._store.finish_empty(self.tenure, cursor), Stale):
+            raise self.lost
+
+    def close(self, reason: str) -> None:
+        """End the tenure; a shard in transfer is handed over by that."""
+        self._store.close_tenure(self.tenure, reason=reason)
+
+    def contradiction(self, stood: Standing, row: Progress | None) -> str:
+        """Compare the shard with its row; return why its tenure is over, or nothing if it goes on.
+
+        Args:
+            stood: the shard when the row was about to be read.
+            row: its row, if the member has it still.
+        """
+        tenure = self.tenure
+        if row is None or (row.consumer_epoch, row.consumer_run) != (tenure.epoch, tenure.run):
+            return str(self.lost)
+        if stood.certain and self.stands == stood and row.check_point != stood.persisted:
+            return (
+                f"Shard {tenure.shard} of group {tenure.key} has to be opened again: the store "
+                f"confirmed the checkpoint {_named(stood.persisted)}, and now has "
+                f"{_named(row.check_point)}."
+            )
+        return ""
+
+    def end(self, reason: str) -> None:
+        """Take note that the tenure is over, and give up what is unsaved."""
+        self.over, self.unsaved = reason, None
+
+    @property
+    def lost(self) -> LeaseLost:
+        """The error of a tenure that is over."""
+        return lease_lost(self.tenure)
+
+
+def _named(check_point: str | None) -> str:
+    return "none" if check_point is None else shown(check_point)
+
+
+class HeldShards:
+    """Opens, saves and closes under the tenures of one member; safe to use from threads.
+
+    The caller hears once that a tenure is over: the next call that names the shard raises
+    `LeaseLost`, and later ones `ShardNotOpen`, as for any shard that is not open here. So does a
+    call that names another `tenure` than the open one. Saves of a shard happen one after another,
+    so that an older cursor cannot overtake a newer.
+
+    Args:
+        member: the one that holds the shards.
+        flush_s: the longest time that a checkpoint waits to be persisted, in seconds.
+    """
+
+    def __init__(self, store: LeaseStore, member: Member, *, flush_s: float) -> None:
+        self._store = store
+        self._member = member
+        self._flush_s = flush_s
+        # Held while the member beats, and before the other one.
+        self._beating = RLock()
+        self._lock = RLock()
+        self._open: dict[ShardId, OpenShard] = {}
+        self._untold: dict[ShardId, LeaseLost] = {}
+        self._opened = 0
+
+    @property
+    def trusted(self) -> bool:
+        """True if the member may rely on its leases: a recent beat was confirmed."""
+        return self._member.trusted
+
+    @property
+    def trusted_until(self) -> float:
+        """The moment, on the clock given, at which trust ends unless a beat renews it."""
+        return self._member.trusted_until
+
+    def open(self, shard: ShardId) -> Opened | OpenByOther | NotHeld:
+        """Begin to work on a confirmed shard; the outcome says where to resume.
+
+        `NotHeld` is a normal outcome: the shard went elsewhere since the heartbeat.
+        """
+        if not self.trusted:
+            return NotHeld("untrusted", None)
+        key, node, incarnation = self._member.key, self._member.node, self._member.incarnation
+        with self._lock:
+            if self._goes_on(shard):
+                return OpenByOther(self._open[shard].tenure.run)
+            self._opened += 1
+            run = f"{incarnation}.{self._opened}"
+            outcome = self._store.open_tenure(key, shard, node, run)
+            if isinstance(outcome, OpenByOther) and outcome.run.rpartition(".")[0] == incarnation:
+                # Ours, but we do not hold it: its opening got no answer, or we had to stop
+                # trusting it. Nobody works under it any more.
+                outcome = self._store.open_tenure(key, shard, node, run, replaces=outcome.run)
+            if isinstance(outcome, Opened):
+                self._untold.pop(shard, None)
+                self._open[shard] = OpenShard(self._store, outcome, self._member.clock)
+            return outcome
+
+    def holds(self, shard: ShardId) -> bool:
+        """Return True if the shard is open here, as far as can be told without the store."""
+        with self._lock:
+            return self.trusted and self._goes_on(shard)
+
+    def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
+        """Make sure that the shard is open here, under `tenure` if one is given.
+
+        The store is asked only where no beat was confirmed in time.
+
+        Raises:
+            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
+            ShardNotOpen: the shard is not open here.
+            StoreError: no beat was confirmed in time, nor now: nothing more may be read.
+        """
+        self._confirm()
+        with self._lock:
+            self._current(shard, tenure)
+
+    def save_checkpoint(
+        self, shard: ShardId, cursor: str, *, persist: bool = False, tenure: Tenure | None = None
+    ) -> None:
+        """Set a shard's checkpoint: in memory, or in the store at once if `persist`.
+
+        One in memory is persisted by the first heartbeat after `flush_s`, when the shard is let
+        go of, and at shutdown. `tenure`, where given, must be the one that is open: it keeps a
+        consumer that was replaced within this process from saving for its successor.
+
+        Raises:
+            CheckpointRefused: it lies before the one that is stored. The shard stays open, and
+                its next save counts; to read records again, force the checkpoint.
+            LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
+            ShardNotOpen: the shard is not open here.
+            StoreError: it could not be persisted now; a later heartbeat tries again.
+        """
+        # Remembered first: it is saved once the store says that the tenure goes on.
+        with self._fenced(shard, tenure) as held:
+            held.remember(cursor)
+        try:
+            self._confirm()
+        except StoreError:
+            if persist:
+                raise
+            return
+        with self._fenced(shard, tenure) as held:
+            held.remember(cursor)
+            if persist:
+                held.flush()
+
+    def persisted(self, shard: ShardId) -> str | None:
+        """Return the checkpoint of an open shard that the store confirmed, if any."""
+        with self._lock:
+            return self._open[shard].persisted if shard in self._open else None
+
+    def record_gap(
+        self, shard: ShardId, *, start: str, end: str, reason: str, skip: bool = True
+    ) -> None:
+        """Record that `[start, end)` of an open shard cannot be read; `skip` continues at `end`.
+
+        Raises:
+            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
+            CheckpointRefused: the gap does not begin at the checkpoint.
+        """
+        self._confirm()
+        with self._fenced(shard) as held:
+            held.record_gap(start=start, end=end, reason=reason, skip=skip)
+
+    def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
+        """Return the end of the gap at `start` whose loss somebody has accepted; else None."""
+        gaps = self._store.gaps(self._member.key, shard, start=start, acknowledged=True)
+        return gaps[0].end if gaps else None
+
+    def announce(self, shard: ShardId, *, handoff_eta_s: float) -> None:
+        """Publish how long the hand-over of an open shard will take, in seconds.
+
+        Raises:
+            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
+        """
+        with self._fenced(shard) as held:
+            held.announce(handoff_eta_s=handoff_eta_s)
+
+    def finish(self, shard: ShardId, cursor: str) -> None:
+        """Take note that a read-only shard was consumed up to its end: it is over for this group.
+
+        Raises:
+            LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
+        """
+        self._confirm()
+        with self._fenced(shard) as held:
+            held.finish(cursor)
+            del self._open[shard]
+
+    def release(self, shard: ShardId, reason: str = LET_GO) -> None:
+        """Persist the checkpoint and end the tenure; one in transfer goes to the next node.
+
+        A shard that the plan gives to this member stays its own, and can be opened again.
+
+        Raises:
+            LeaseLost, ShardNotOpen: as for `save_checkpoint`.
+            StoreError: the store does not answer; the shard is still open here, until a heartbeat
+                does not report it.
+        """
+        self._confirm()
+        self._release(shard, reason)
+
+    # -- trust --------------------------------------------------------------------------------
+
+    def _confirm(self) -> None:
+        """Beat first where no beat was confirmed in time, and learn which tenures go on.
+
+        1. The last beat is confirmed; then the process stands still for longer than its trust. By
+           its own clock it stops: it reads, saves and opens nothing.
+        2. A beat under its incarnation is confirmed. So nobody has evicted it, which takes the
+           incarnation away; and from here an eviction needs the whole timeout again.
+        3. After that it reads its shards' rows. One that has its epoch and run still was opened by
+           nobody else since: every opening raises the epoch, and none ever falls. Nobody has read
+           on from its checkpoint, so it goes on where it stood, under the same tenure.
+        4. Had another node taken its shards and saved, 2 would be refused or 3 would differ: its
+           tenures are over. Whatever comes after 3, each write names the tenure, and the store
+           refuses it once that is over.
+
+        Raises:
+            StoreError: the store does not answer; nothing is trusted, and nothing is given up.
+        """
+        member = self._member
+        if self.trusted or member.trusted_until == float("-inf"):
+            return
+        with self._beating:
+            if self.trusted:
+                return
+            judged = self._standing()
+            if not member.beat():
+                self._end_all(
+                    f"Node {member.node} had no beat confirmed in time, and has lost its place "
+                    f"and its shards in group {member.key}."
+                )
+                return
+            self._compare(judged, {row.shard: row for row in member.progress()})
+            member.resume_trust()
+        if not self.trusted:
+            raise StoreUnavailable(
+                f"The lease store answers too slowly for the timeout of group {member.key}: node "
+                f"{member.node} may not rely on its shards, and tries again."
+            )
+
+    def _standing(self) -> dict[ShardId, Standing]:
+        """Return the shards whose tenures go on, as far as this process can tell."""
+        with self._lock:
+            return {shard: held.stands for shard, held in self._open.items() if not held.over}
+
+    def _compare(
+        self, judged: Mapping[ShardId, Standing], progress: Mapping[ShardId, Progress]
+    ) -> None:
+        """End the tenures that the store no longer has, or has without what it confirmed.
+
+        Only shards that stood like this before `progress` was read are judged:
+
+        1. The beat reads the rows; a shard is free.
+        2. The caller opens it: epoch 1.
+        3. The beat compares what it read in step 1. By that, epoch 1 does not exist.
+        """
+        with self._lock:
+            for shard, stood in judged.items():
+                held = self._open.get(shard)
+                if held is None or held.over or held.tenure != stood.tenure:
+                    continue
+                if reason := held.contradiction(stood, progress.get(shard)):
+                    self._end(shard, held, reason)
+
+    def _end_all(self, reason: str) -> None:
+        """End all tenures, and trust with them: the member has no place in the group now."""
+        self._member.end_trust(reason)
+        with self._lock:
+            for shard, held in self._open.items():
+                if not held.over:
+                    self._end(shard, held, reason)
+
+    # -- what a heartbeat does ----------------------------------------------------------------
+
+    def _after_beat(
+        self,
+        judged: Mapping[ShardId, Standing],
+        progress: Mapping[ShardId, Progress],
+        reported: Iterable[ShardId],
+    ) -> set[ShardId]:
+        """Compare, flush and let go as a heartbeat does; return the shards that have ended."""
+        with self._lock:
+            self._compare(judged, progress)
+            self._flush_due()
+            ended = {shard for shard, held in self._open.items() if held.over}
+            self._let_go_of_unreported(reported)
+            return ended
+
+    def _flush_due(self) -> None:
+        """Write the checkpoints that have waited for longer than the interval.
+
+        The shard's own caller hears of a save that found its tenure over; a store that does not
+        answer is asked again at the next beat.
+        """
+        for shard, held in list(self._open.items()):
+            if not held.due(self._flush_s):
+                continue
+            try:
+                with self._fenced(shard):
+                    held.flush_remembered()
+            except LeaseLost as error:
+                self._untold[shard] = error
+            except StoreError as error:
+                _LOG.warning("The checkpoint of shard %s could not be saved: %s", shard, error)
+
+    def _let_go_of_unreported(self, reported: Iterable[ShardId]) -> None:
+        """Release the shards that were reported before and are not any more; retried if unanswered.
+
+        A shard that was opened and never reported stays open:
+
+        1. The beat's thread lists the shards that it will report.
+        2. The caller opens one more.
+        3. The beat reports the list of step 1. The new shard is not in it, and is not given up.
+        """
+        named = set(reported)
+        for shard, held in list(self._open.items()):
+            if shard in named:
+                held.reported = True
+            elif held.reported:
+                self._let_go(shard, held)
+
+    def _let_go(self, shard: ShardId, held: OpenShard) -> None:
+        if held.over:
+            del self._open[shard]
+            try:
+                # A holder that had to distrust itself may still own the row: it would stay open.
+                held.close(held.over)
+            except (LeaseLost, StoreError) as error:
+                # It is somebody else's already, or its own node's next opening will replace it.
+                _LOG.info("Shard %s was not closed: %s", shard, error)
+            return
+        try:
+            self._release(shard, "its client stopped reporting it")
+        except LeaseLost as error:
+            self._untold[shard] = error
+            self._open.pop(shard, None)
+        except StoreError as error:
+            _LOG.warning("Shard %s could not be let go of: %s", shard, error)
+
+    def _release(self, shard: ShardId, reason: str) -> None:
+        with self._fenced(shard) as held:
+            held.reported = True
+            held.flush_remembered()
+            held.close(reason)
+            del self._open[shard]
+
+    def _release_all(
+        self, lost: list[LeaseLost], *, within_s: float, pause: Callable[[float], None]
+    ) -> StoreError | None:
+        """Save and close what is open, with retries for some seconds.
+
+        Losses are added to `lost`; the last failure is returned, or None. A tenure that is saved
+        and could not be closed is ended by leaving, so that it needs no retry.
+        """
+        give_up_at = self._member.clock() + within_s
+        while True:
+            failure: StoreError | None = None
+            for shard in self._standing():
+                try:
+                    self.release(shard, "its client shut down")
+                except LeaseLost as error:
+                    lost.append(error)
+                except ShardNotOpen:
+                    continue
+                except StoreError as error:
+                    failure = error
+                if self._member.clock() >= give_up_at:
+                    return failure
+            if failure is None or not self._unsaved():
+                return failure
+            pause(FLUSH_RETRY_S)
+
+    def _unsaved(self) -> set[ShardId]:
+        """Return the shards whose newest checkpoint is not in the store, as far as can be told."""
+        with self._lock:
+            return {shard for shard, held in self._open.items() if held.behind}
+
+    def _take_untold(self) -> list[LeaseLost]:
+        """Return the losses that no caller has heard of; they count as told from now on."""
+        with self._lock:
+            untold = list(self._untold.values())
+            self._untold.clear()
+            return untold
+
+    # -- one shard ----------------------------------------------------------------------------
+
+    def _goes_on(self, shard: ShardId) -> bool:
+        return shard in self._open and not self._open[shard].over
+
+    def _end(self, shard: ShardId, held: OpenShard, reason: str) -> None:
+        held.end(reason)
+        self._untold[shard] = LeaseLost(reason)
+
+    @contextmanager
+    def _fenced(self, shard: ShardId, tenure: Tenure | None = None) -> Generator[OpenShard]:
+        """Lend the open shard; where a write finds its tenure over, the caller hears of it once."""
+        with self._lock:
+            held = self._current(shard, tenure)
+            try:
+                yield held
+            except LeaseLost as error:
+                self._end(shard, held, str(error))
+                del self._untold[shard]
+                raise
+
+    def _current(self, shard: ShardId, tenure: Tenure | None = None) -> OpenShard:
+        """Return the open shard; LeaseLost once after its end, ShardNotOpen from then on."""
+        untold = self._untold.pop(shard, None)
+        if untold is not None:
+            raise untold
+        held = self._open.get(shard)
+        if held is not None and tenure is not None and held.tenure != tenure:
+            raise lease_lost(tenure)
+        if held is None or held.over:
+            raise ShardNotOpen(
+                f"Shard {shown(shard)} of group {self._member.key} is not open on node "
+                f"{self._member.node}: open it first, once a heartbeat has confirmed it."
+            )
+        return held
+
 
 FLUSH_DEFAULT_S = 5.0
 # Two heartbeats fit into one interval between beats, so that a change is noticed sooner; the
@@ -217,6 +808,12 @@ class GroupMember(HeldShards):
             lost += self._take_untold()
             if lost:
                 raise lost[0]
+
+    def force_checkpoint(self, shard: ShardId, cursor: str, *, reason: str) -> None:
+        """Set the checkpoint of a shard that is open nowhere; the journal has the reason."""
+        self._store.force_checkpoint(
+            self._member.key, shard, cursor, observer=str(self.node), reason=reason
+        )
 
     def lease(self, shard: ShardId) -> ShardLease | None:
         """Return the shard's row as the last heartbeat saw it."""

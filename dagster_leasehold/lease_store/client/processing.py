@@ -7,23 +7,79 @@ For each shard a processor of its own goes through `initialize`, `process` again
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable
-from threading import RLock
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from dagster_leasehold.lease_store.client.feed import ShardFeed
+from dagster_leasehold.lease_store.client.feed import Record, ShardFeed
 from dagster_leasehold.lease_store.client.group_member import GroupMember
-from dagster_leasehold.lease_store.client.shard_worker import Processor, ShardWorker
-from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseLost, RunStalled
+from dagster_leasehold.lease_store.client.pulling import RECORDS_DEFAULT, PullLoop, cursors_of
+from dagster_leasehold.lease_store.errors import (
+    CursorExpired,
+    CursorInvalid,
+    InvalidSetting,
+    LeaseholdError,
+    LeaseLost,
+    RunStalled,
+    ShardNotOpen,
+    ShardOccupied,
+    StoreError,
+)
 from dagster_leasehold.lease_store.group_rows import STALL_LIMIT_DEFAULT_S
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
+from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState, ShardConsumer
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 
-_LOG = logging.getLogger(__name__)
-RECORDS_DEFAULT = 1000
 IDLE_DEFAULT_S = 0.5
+RETRY_FIRST_S = 0.2
+RETRY_MAX_S = 60.0
 STOP_REQUESTED = "the worker was asked to stop"
+SHARD_OVER = "the shard is over"
+WANTED_ELSEWHERE = "it is wanted elsewhere, or the group is paused"
+
+_LOG = logging.getLogger(__name__)
+
+
+class Processor(Protocol):
+    """The user's code for one shard."""
+
+    def initialize(self, shard: ShardId, cursor: str) -> None:
+        """Called before the first record; reading begins at `cursor`."""
+        ...
+
+    def process(self, records: tuple[Record, ...]) -> str | None:
+        """Deal with some records, in order.
+
+        Returns:
+            None: they are done; the checkpoint moves past them. A cursor: reading goes on there.
+            One of this batch takes its rest back: what comes before counts as done. An earlier
+            one takes all of it back, and brings records again that were done before; the
+            checkpoint stays where it is until they have been done once more.
+        """
+        ...
+
+    def shutdown(self) -> None:
+        """Called once, after the last record, if `initialize` returned."""
+        ...
+
+
+@dataclass(slots=True)
+class _Work:
+    """The work on one shard.
+
+    Attributes:
+        again_from: where a processor has records brought back from, up to what was confirmed.
+    """
+
+    consumer: ShardConsumer = field(default_factory=ShardConsumer)
+    processor: Processor | None = None
+    again_from: str | None = None
+    failures: int = 0
+    retry_at: float = -math.inf
 
 
 class ProcessorWorker:
@@ -62,13 +118,13 @@ class ProcessorWorker:
             raise InvalidSetting(f"The stall limit is {stall_limit_s} s: use more than 0 s.")
         self._member = member
         self._feed = feed
+        self._loop = PullLoop(member, feed, clock=clock, protect_s=math.inf, settles=False)
         self._new_processor = processor
         self._records_max = records_max
         self._idle_s = idle_s
         self._clock = clock
-        self._lock = RLock()
-        self._confirmed: tuple[ShardId, ...] = ()
-        self._workers: dict[ShardId, ShardWorker] = {}
+        self._lock = threading.RLock()
+        self._work: dict[ShardId, _Work] = {}
         self._stall_limit_s = stall_limit_s
         # The shard that is advanced at this moment, and since when.
         self._at_work: tuple[ShardId, float] | None = None
@@ -78,7 +134,7 @@ class ProcessorWorker:
     def states(self) -> dict[ShardId, ConsumerState]:
         """Return the state of each shard that this worker works on, or lets go of."""
         with self._lock:
-            return {shard: worker.state for shard, worker in self._workers.items()}
+            return {shard: work.consumer.state for shard, work in self._work.items()}
 
     def run(self, stopping: threading.Event) -> None:
         """Join the group and work until `stopping` is set; then save everything and leave.
@@ -111,22 +167,30 @@ class ProcessorWorker:
         if self._give_up_stalled():
             return
         with self._lock:
-            # A shard that has completed its stop is named no more, and so goes to the next node.
-            for shard, worker in list(self._workers.items()):
-                if not worker.reported:
-                    del self._workers[shard]
-            held = list(self._workers)
-        confirmed = self._member.heartbeat(held)
-        with self._lock:
-            self._confirmed = confirmed
-            for shard in held:
-                worker = self._workers.get(shard)
-                if worker is None or shard in confirmed:
-                    continue
-                if worker.opened and not self._member.holds(shard):
-                    worker.fence("its tenure is over")
+            for shard, work in list(self._work.items()):
+                if not work.consumer.reported:
+                    del self._work[shard]
+            held = list(self._work)
+        self._loop.beat()
+        confirmed = self._loop.confirmed_shards()
+        for shard in held:
+            if shard not in confirmed:
+                try:
+                    self._loop.require(shard)
+                except (LeaseLost, ShardNotOpen) as error:
+                    self._fence(shard, str(error))
                 else:
-                    worker.stop("it is wanted elsewhere, or the group is paused")
+                    self._stop(shard, WANTED_ELSEWHERE)
+
+    def _stop(self, shard: ShardId, reason: str) -> None:
+        with self._lock:
+            work = self._work[shard]
+            work.consumer = work.consumer.stop(reason)
+
+    def _fence(self, shard: ShardId, reason: str) -> None:
+        with self._lock:
+            work = self._work[shard]
+            work.consumer = work.consumer.fence(reason)
 
     def _give_up_stalled(self) -> bool:
         """Leave the group if a call takes too long; return True if it has left, now or before.
@@ -146,9 +210,8 @@ class ProcessorWorker:
                     "stall_limit_s."
                 )
                 _LOG.error("%s", self._stalled)
-                self._confirmed = ()
-                for worker in self._workers.values():
-                    worker.fence(str(self._stalled))
+                for shard in self._work:
+                    self._fence(shard, str(self._stalled))
         if self._stalled is not None and not self._left:
             self._leave()
             self._left = True
@@ -156,7 +219,7 @@ class ProcessorWorker:
 
     def _leave(self) -> None:
         try:
-            self._member.shutdown()
+            self._loop.leave()
         except LeaseLost as error:
             _LOG.warning("A shard was lost before the worker left: %s", error)
 
@@ -167,15 +230,14 @@ class ProcessorWorker:
             RunStalled: an earlier call took longer than the stall limit.
         """
         with self._lock:
-            for shard in self._confirmed:
-                if shard not in self._workers:
-                    self._workers[shard] = self._new_worker(shard)
-            workers = list(self._workers.items())
+            for shard in self._loop.confirmed_shards():
+                self._work.setdefault(shard, _Work())
+            works = list(self._work.items())
         busy = False
-        for shard, worker in workers:
+        for shard, work in works:
             self._at_work = (shard, self._clock())
             try:
-                busy = worker.advance() or busy
+                busy = self._advance(shard, work) or busy
             finally:
                 self._at_work = None
             if self._stalled is not None:
@@ -191,23 +253,118 @@ class ProcessorWorker:
             StoreError: all is persisted, but the store did not let the worker leave: its shards
                 are free after the group's timeout.
         """
+        for shard, work in list(self._work.items()):
+            self._stop(shard, STOP_REQUESTED)
+            self._advance(shard, work)
         with self._lock:
-            workers = list(self._workers.values())
-            self._confirmed = ()
-        for worker in workers:
-            worker.stop(STOP_REQUESTED)
-            worker.advance()
-        with self._lock:
-            self._workers.clear()
+            self._work.clear()
         if not self._left:
             self._leave()
 
-    def _new_worker(self, shard: ShardId) -> ShardWorker:
-        return ShardWorker(
-            shard,
-            self._member,
-            self._feed,
-            self._new_processor,
-            records_max=self._records_max,
-            clock=self._clock,
-        )
+    # -- one shard ----------------------------------------------------------------------------
+
+    def _advance(self, shard: ShardId, work: _Work) -> bool:
+        """Do what comes next; return True if there was anything to do."""
+        state = work.consumer.state
+        if state is ConsumerState.STOPPING:
+            return self._wind_up(shard, work)
+        if state is ConsumerState.STOP_COMPLETED or self._clock() < work.retry_at:
+            return False
+        try:
+            begins = state is ConsumerState.INITIALIZING
+            busy = self._initialize(shard, work) if begins else self._read(shard, work)
+            work.failures = 0
+        except (LeaseLost, ShardNotOpen) as error:
+            _LOG.warning("Shard %s: %s", shard, error)
+            self._fence(shard, str(error))
+        except ShardOccupied as error:
+            self._stop(shard, str(error))
+            return False
+        except LeaseholdError as error:
+            _LOG.warning("Shard %s is tried again: %s", shard, error)
+            self._retry_later(work)
+        except Exception:
+            _LOG.exception("The processor of shard %s failed: it is tried again", shard)
+            self._retry_later(work)
+        else:
+            return busy
+        return True
+
+    def _retry_later(self, work: _Work) -> None:
+        work.failures += 1
+        wait_s = retry_wait_s(work.failures, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        work.retry_at = self._clock() + wait_s
+
+    def _initialize(self, shard: ShardId, work: _Work) -> bool:
+        try:
+            cursor = self._loop.require(shard).confirmed
+        except ShardNotOpen:
+            cursor = self._loop.attach(shard)
+        processor = self._new_processor(shard)
+        processor.initialize(shard, cursor)
+        work.processor = processor
+        with self._lock:
+            work.consumer = work.consumer.initialized()
+        return True
+
+    def _read(self, shard: ShardId, work: _Work) -> bool:
+        """Give the next records to the processor, and go where it wants to be."""
+        assert work.processor is not None
+        if work.again_from is not None:
+            return self._read_again(shard, work, work.processor, work.again_from)
+        batch = self._loop.next_batch(shard, self._records_max)
+        if batch is not None:
+            try:
+                wanted = work.processor.process(batch.records)
+            except BaseException:
+                self._loop.roll_back(batch)
+                raise
+            if wanted is None or wanted in cursors_of(batch):
+                self._loop.confirm(batch, wanted)
+            else:
+                self._loop.roll_back(batch)
+                work.again_from = wanted
+        connection = self._loop.require(shard)
+        if connection.over:
+            self._stop(shard, SHARD_OVER)
+        return batch is not None or connection.over
+
+    def _read_again(self, shard: ShardId, work: _Work, processor: Processor, start: str) -> bool:
+        """Bring back records up to what was confirmed; nothing is saved meanwhile."""
+        done = self._loop.checked(shard).confirmed
+        work.again_from = None
+        if start == done:
+            return True
+        try:
+            limits = {"records_max": self._records_max}
+            records = self._feed.fetch_between(shard, start, done, **limits).records
+        except (CursorExpired, CursorInvalid) as error:
+            # Everything up to `done` is done: only its repetition is not to be had.
+            _LOG.warning("Shard %s cannot go back: %s", shard, error)
+            return True
+        work.again_from = start
+        wanted = processor.process(records) if records else done
+        work.again_from = records[-1].next_cursor if wanted is None else wanted
+        return True
+
+    def _wind_up(self, shard: ShardId, work: _Work) -> bool:
+        """Shut the processor down, save, and end the tenure; tried again if the store is away."""
+        processor, work.processor = work.processor, None
+        if processor is not None:
+            try:
+                processor.shutdown()
+            except Exception:
+                _LOG.exception("The processor of shard %s did not shut down", shard)
+        if not work.consumer.fenced:
+            try:
+                with suppress(ShardNotOpen):
+                    self._loop.settle(shard)
+            except LeaseLost as error:
+                _LOG.warning("Shard %s: %s", shard, error)
+                self._fence(shard, str(error))
+            except StoreError as error:
+                _LOG.warning("Shard %s is not let go of yet: %s", shard, error)
+                return False
+        with self._lock:
+            work.consumer = work.consumer.stopped()
+        return True

@@ -105,8 +105,8 @@ class LocalLog(LocalLogSource):
 
     def writer(self, shard: str, *, wait_s: float = 0.0) -> ShardWriter:
         """The one writer of a shard, to be entered with `with`; see `ShardWriter`."""
-        found = catalog.load_catalog(self.root).find(shard).shard
-        return ShardWriter(self.root, found, clock=self._clock, wait_s=wait_s)
+        entry = catalog.load_catalog(self.root).find(shard)
+        return ShardWriter(self.root, entry.shard, clock=self._clock, wait_s=wait_s)
 
     def append(self, shard: str, records: Iterable[bytes | Record]) -> AppendedRange:
         """Append records to a shard in order; they are on the disk when this returns.

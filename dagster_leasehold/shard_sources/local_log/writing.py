@@ -244,23 +244,23 @@ class ShardWriter:
         head = self._heads.read(self._shard)
         end = head.begin
         listed = [*all_files(self._folder, after=end)]
-        kept: list[FileName] = []
+        names: list[FileName] = []
         for name in each_offset_once(listed, end):
             above = end >= head.end
             if name.begin > end or (above and not self._is_whole(name)):
                 break
-            kept.append(name)
+            names.append(name)
             end = name.end
             if not above and end >= head.end:
                 self._check_last(name)
         if end < head.end:
             raise missing_offset(self._folder, end)
-        for name in set(listed).difference(kept):
+        for name in set(listed).difference(names):
             name.path.unlink()
         self._head = replace(head, end=end)
         if not head.certain or end != head.end:
             self._acknowledge(end)
-        for name in kept[-SMALL_FILES_MAX:]:
+        for name in names[-SMALL_FILES_MAX:]:
             self._count_small(name, name.path.stat().st_size)
 
     def _check_last(self, name: FileName) -> None:

@@ -233,9 +233,9 @@ class TestDisk:
             monkeypatch.undo()
             with pytest.raises(SourceUnavailable, match="open it again"):
                 writer.append([b"refused"])
-        kept = [] if call == "fsync" else [b"lost"]
-        assert log.append("0", []).end == str(4 + len(kept))
-        check_repaired(log, WHOLE + LAST + kept)
+        rest = [] if call == "fsync" else [b"lost"]
+        assert log.append("0", []).end == str(4 + len(rest))
+        check_repaired(log, WHOLE + LAST + rest)
 
     def test_files_that_cannot_be_put_together_stay(
         self, log: LocalLog, monkeypatch: pytest.MonkeyPatch

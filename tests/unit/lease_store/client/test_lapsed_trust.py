@@ -173,7 +173,7 @@ def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: VirtualClock, f
     client = started(store, clock, feed, "a")
     client.connect(S0)
     client.confirm(polled(client))
-    client._deliveries.protect_s = 60.0
+    client._protect_s = 60.0
     batch = polled(client)
     clock.pass_s(LAPSE_S)
     client.beat()

@@ -167,7 +167,7 @@ class History:
                 name
                 for name, actor in self.actors.items()
                 if actor.client._member.holds(shard)
-                and not getattr(actor.client._connections.open.get(shard), "leaving", False)
+                and not getattr(actor.client._open.get(shard), "leaving", False)
             ]
             assert len(believers) <= 1 or self.store.statements["complete_transfer"], believers
         for row in self.store.snapshot(KEY).shards:
