@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.rules.journal_proof import End, Finding, Opening, Proven
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""
@@ -23,6 +22,29 @@ SKIPS_KEPT = 1_000
 """The most deleted gaps of a shard that are remembered; those beyond are not deleted."""
 VIOLATIONS_KEPT = 20
 """The most broken promises of a shard's deleted history that are remembered."""
+
+
+Finding = tuple[str, str]
+"""A broken rule and how it is broken, without the shard's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An entry of the journal that opened a tenure."""
+
+    sequence: int
+    epoch: int
+    run: str
+    owner: NodeName | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A committed batch that others may follow, or the last one of those that were removed."""
+
+    number: int
+    cursor: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,21 +117,6 @@ class ShardSummary:
     skips: tuple[tuple[str, str], ...] = ()
     violations: tuple[Finding, ...] = ()
     expired: Expired | None = None
-
-    @property
-    def proven(self) -> Proven:
-        """The beginning of a proof that goes on from the summary."""
-        return Proven(
-            epoch=self.epoch,
-            open=self.opening if self.open else None,
-            tenures=(self.opening,) if self.opening else (),
-            last=self.expired.last if self.expired else None,
-            entries_until=self.journal_until,
-            fenced_until=self.proven_until,
-            fenced_epoch=self.proven_epoch,
-            skipped=self.skips,
-            violations=self.violations,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ import pytest
 from dagster_leasehold.lease_store.errors import CheckpointRefused
 from dagster_leasehold.lease_store.ledger_rows import BatchState, DataFile, Intent, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.rules.journal_proof import End
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
-from dagster_leasehold.lease_store.shard_summary import Expired
+from dagster_leasehold.lease_store.shard_summary import End, Expired
 from tests.conformance.test_retention import consumed, deliver, ledger, merge, prune_all, summary
 from tests.conformance.world import A, World, X, Y
 

@@ -21,9 +21,14 @@ from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics
 from dagster_leasehold.lease_store.rules import ledger_proof
 from dagster_leasehold.lease_store.rules.cursors import in_order
-from dagster_leasehold.lease_store.rules.journal_proof import Finding, Force, JournalProof, Tenures
+from dagster_leasehold.lease_store.rules.journal_proof import Force, JournalProof, Tenures
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_summary import SKIPS_KEPT, VIOLATIONS_KEPT, ShardSummary
+from dagster_leasehold.lease_store.shard_summary import (
+    SKIPS_KEPT,
+    VIOLATIONS_KEPT,
+    Finding,
+    ShardSummary,
+)
 
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
@@ -72,7 +77,7 @@ def summarised(
 
     `too_early` says how the shard started before its parents were over, if these entries show it.
     """
-    proof = JournalProof(summary.shard, summary.proven)
+    proof = JournalProof(summary)
     counts = Counter(summary.entries)
     gone: list[int] = []
     for entry in entries:

@@ -93,11 +93,11 @@ def expire(
     unproven = [row for row in committed if row.sequence >= summary.proven_until]
     if unproven:
         summary = proven(summary, unproven, tenures_of(entries, summary))
-    forces = JournalProof(summary.shard, summary.proven)
+    forces = JournalProof(summary)
     for entry in entries:
         if entry.kind == "force":
             forces.take(entry)
-    ledger = LedgerProof(committed[0].shard, summary.proven, forces, gaps)
+    ledger = LedgerProof(summary, forces, gaps)
     for row in rows:
         if row.state is BatchState.COMMITTED:
             ledger.take(row)

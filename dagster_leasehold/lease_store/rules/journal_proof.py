@@ -1,7 +1,7 @@
 """Proof of one shard's journal: tenures that follow one another under rising epochs.
 
-Pure rules. Where an earlier proof has covered rows that are not there any more, its `Proven` is
-where this one begins. What is remembered is one value per tenure and per forced checkpoint.
+Pure rules. A proof begins where the shard's summary of its deleted rows ends. What is remembered is
+one value per tenure and per forced checkpoint.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Protocol
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_summary import Opening, ShardSummary
 
 
 class Tenures(Protocol):
@@ -44,10 +45,6 @@ class HashedTenures:
         self._owners[hash((epoch, run))] = self._names.setdefault(owner, owner)
 
 
-Finding = tuple[str, str]
-"""A broken rule and how it is broken, without the shard's name."""
-
-
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A promise that a history breaks.
@@ -68,63 +65,11 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """An entry of the journal that opened a tenure."""
-
-    sequence: int
-    epoch: int
-    run: str
-    owner: NodeName | None
-
-
-@dataclass(frozen=True, slots=True)
 class Force:
     """A forced checkpoint: its epoch tells between which batches it came."""
 
     epoch: int
     check_point: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A committed batch that others may follow, or the last one of those that were removed."""
-
-    number: int
-    cursor: str
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Proven:
-    """The part of a shard that an earlier proof covers: rows that came first and may be removed.
-
-    The journal and the ledger are covered independently of one another, each from its beginning.
-
-    Attributes:
-        epoch: the highest epoch of the covered journal.
-        open: the tenure that was open at the covered journal's end.
-        tenures: openings of the covered journal under which batches that are not covered may
-            have been committed.
-        last: the last covered batch.
-        entries_until: entries up to this number are covered, although some of them are still there.
-        fenced_until: of batches with lower numbers, which are still there, the tenures are covered.
-        fenced_epoch: the highest epoch of those.
-        skipped: gaps that were removed, from and to which cursor.
-        violations: those of rows that were removed, as rule and detail.
-    """
-
-    epoch: int = 0
-    open: Opening | None = None
-    tenures: tuple[Opening, ...] = ()
-    last: End | None = None
-    entries_until: int = 0
-    fenced_until: int = 0
-    fenced_epoch: int = 0
-    skipped: tuple[tuple[str, str], ...] = ()
-    violations: tuple[Finding, ...] = ()
-
-
-NOTHING_PROVEN = Proven()
 
 
 class JournalProof:
@@ -140,18 +85,18 @@ class JournalProof:
         forces: all forced checkpoints, as far as they are remembered.
     """
 
-    def __init__(self, shard: ShardId | None, proven: Proven) -> None:
+    def __init__(self, summary: ShardSummary) -> None:
         self.violations: list[Violation] = []
         self.opened = 0
-        self.epoch = proven.epoch
-        self.current = proven.open
-        self.newest = max(proven.tenures, key=lambda each: each.epoch, default=proven.open)
+        self.epoch = summary.epoch
+        self.newest = summary.opening
+        self.current = summary.opening if summary.open else None
         self.tenures = HashedTenures()
         self.forces: list[Force] = []
-        self._shard = shard
-        self._until = proven.entries_until
-        for each in (*proven.tenures, *([self.current] if self.current else [])):
-            self.tenures.add(each.epoch, each.run, each.owner)
+        self._shard = summary.shard
+        self._until = summary.journal_until
+        if self.newest is not None:
+            self.tenures.add(self.newest.epoch, self.newest.run, self.newest.owner)
 
     def take(self, entry: JournalEntry) -> None:
         """Take the next entry."""

@@ -14,13 +14,13 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
 from dagster_leasehold.lease_store.rules import journal_proof
 from dagster_leasehold.lease_store.rules.cursors import in_order, is_before
 from dagster_leasehold.lease_store.rules.journal_proof import Violation
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_summary import End, ShardSummary
 
 _BUCKETS = 256
 _BLOCK = 1024
@@ -30,17 +30,13 @@ class LedgerProof:
     """Batches join end to start, each under its tenure; merged files hold what they say."""
 
     def __init__(
-        self,
-        shard: ShardId,
-        proven: journal_proof.Proven,
-        journal: journal_proof.JournalProof,
-        gaps: Iterable[Gap],
+        self, summary: ShardSummary, journal: journal_proof.JournalProof, gaps: Iterable[Gap]
     ) -> None:
         self.committed = 0
-        self._shard = shard
-        self._last = proven.last
-        self._epoch = max(proven.last.epoch if proven.last else 0, proven.fenced_epoch)
-        self._fenced_until = proven.fenced_until
+        self._shard = summary.shard
+        self._last = summary.expired.last if summary.expired else None
+        self._epoch = max(self._last.epoch if self._last else 0, summary.proven_epoch)
+        self._proven_until = summary.proven_until
         self._tenures: journal_proof.Tenures = journal.tenures
         self._forces = journal.forces
         self._skipped: dict[str, list[str]] = {}
@@ -48,13 +44,13 @@ class LedgerProof:
         self._broken: dict[str, list[Violation]] = {
             rule: [] for rule in ("ledger", "checkpoint", "fence", "withdrawn", "files")
         }
-        for start, end in proven.skipped:
+        for start, end in summary.skips:
             self._take_gap(start, end, skipped=True)
         for gap in gaps:
             self._take_gap(gap.start, gap.end, skipped=gap.skipped)
 
     @property
-    def last(self) -> journal_proof.End | None:
+    def last(self) -> End | None:
         """The last batch that was taken."""
         return self._last
 
@@ -76,12 +72,12 @@ class LedgerProof:
             detail = f"starts at {batch.start} and ends before that, at {batch.end}"
             self._violated("ledger", f"batch {batch.sequence} {detail}")
         self._check_join(batch)
-        if batch.sequence >= self._fenced_until:
+        if batch.sequence >= self._proven_until:
             for detail in fence_details(batch, self._tenures, self._epoch):
                 self._violated("fence", detail)
         self._epoch = max(self._epoch, until_epoch(batch))
         self._check_merged(batch)
-        self._last = journal_proof.End(batch.last, batch.end, until_epoch(batch))
+        self._last = End(batch.last, batch.end, until_epoch(batch))
 
     def _check_join(self, batch: Batch) -> None:
         """Only a recorded gap or a forced checkpoint may come between two batches."""
@@ -136,7 +132,7 @@ class LedgerProof:
             detail = f"it is at {lease.check_point}, but the ledger ends at {last.cursor}: {how}"
             self._violated("checkpoint", detail)
 
-    def _continuations(self, former: journal_proof.End, epoch: int | None) -> set[str]:
+    def _continuations(self, former: End, epoch: int | None) -> set[str]:
         """Where a shard may go on after `former` and before a batch of an epoch, or now.
 
         A forced checkpoint that went back has withdrawn all that lay behind it, so that it

@@ -41,20 +41,19 @@ class ShardHistory:
     """The rows of one shard that are to be proven.
 
     Attributes:
+        summary: of its rows that were deleted.
         lease: its row, if it has one.
         journal: its entries in order.
         batches: its committed and withdrawn batches in order; read after the journal.
         gaps: its gaps.
-        proven: what came before these rows.
         settled: the checkpoint belongs to the ledger's end, and can be compared with it.
     """
 
-    shard: ShardId
+    summary: ShardSummary
     lease: ShardLease | None = None
     journal: Iterable[JournalEntry] = ()
     batches: Iterable[Batch] = ()
     gaps: Iterable[Gap] = ()
-    proven: journal_proof.Proven = journal_proof.NOTHING_PROVEN
     settled: bool = True
 
 
@@ -75,11 +74,11 @@ class ShardProof:
 
 def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = None) -> ShardProof:
     """Check every rule that concerns a shard alone; `seen` gets each committed batch."""
-    journal = journal_proof.JournalProof(history.shard, history.proven)
+    journal = journal_proof.JournalProof(history.summary)
     for entry in history.journal:
         journal.take(entry)
     journal.end(history.lease)
-    ledger = ledger_proof.LedgerProof(history.shard, history.proven, journal, history.gaps)
+    ledger = ledger_proof.LedgerProof(history.summary, journal, history.gaps)
     for batch in history.batches:
         if batch.state is BatchState.COMMITTED:
             ledger.take(batch)
@@ -88,7 +87,8 @@ def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = No
         elif batch.state is BatchState.WITHDRAWN:
             ledger.take_withdrawn(batch)
     ledger.end(history.lease if history.settled else None)
-    before = [Violation(rule, history.shard, how) for rule, how in history.proven.violations]
+    summary = history.summary
+    before = [Violation(rule, summary.shard, how) for rule, how in summary.violations]
     return ShardProof(
         list(dict.fromkeys(before + journal.violations + ledger.violations)),
         tenures=journal.opened,
@@ -168,14 +168,13 @@ def _read_shard(
         summary = _summary(store, key, lease.shard)
         proof = prove_shard(
             ShardHistory(
-                lease.shard,
+                summary,
                 replace(lease, check_point=head.check_point),
                 store.each_entry(key, shard=lease.shard),
                 _noted(
                     store.each_batch(key, lease.shard, None, numbers=range(head.next_number)), read
                 ),
                 store.gaps(key, lease.shard),
-                summary.proven,
             ),
             paths.take,
         )
@@ -183,10 +182,9 @@ def _read_shard(
         if not pruned and _head(store, key, lease).version == head.version:
             return proof, paths
     alone = ShardHistory(
-        lease.shard,
+        _summary(store, key, lease.shard),
         lease,
         store.each_entry(key, shard=lease.shard),
-        proven=_summary(store, key, lease.shard).proven,
         settled=False,
     )
     return prove_shard(alone), ledger_proof.PathLedger()
@@ -274,7 +272,7 @@ def _by_shard(
         removed.setdefault(gap.shard, []).append(gap)
     return {
         shard: ShardHistory(
-            shard,
+            ShardSummary(shard),
             leases.get(shard),
             entries.get(shard, ()),
             ranges.get(shard, ()),

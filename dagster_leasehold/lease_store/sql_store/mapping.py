@@ -27,10 +27,9 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableName,
 )
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
-from dagster_leasehold.lease_store.rules.journal_proof import End, Opening
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.shard_summary import Expired, ShardSummary
+from dagster_leasehold.lease_store.shard_summary import End, Expired, Opening, ShardSummary
 from dagster_leasehold.lease_store.stored_rows import (
     KEYS,
     Above,

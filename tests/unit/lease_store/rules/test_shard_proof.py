@@ -14,25 +14,25 @@ from dagster_leasehold.lease_store.ledger_rows import (
     LedgerHead,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.rules.journal_proof import NOTHING_PROVEN, End, Opening, Proven
 from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
 from dagster_leasehold.lease_store.rules.verification import ShardHistory, audit, prove_shard
-from tests.unit.lease_store.rules.test_verification import (
-    KEY,
-    OTHER,
-    PARENT,
-    true_history,
-    true_store,
-)
+from dagster_leasehold.lease_store.shard_summary import End, Expired, Opening, ShardSummary
+from tests.unit.lease_store.rules.test_verification import KEY, PARENT, true_history, true_store
 
 
-def cut(entries: int, batches: int, proven: Proven, shard: ShardId = OTHER) -> list[str]:
+def ended(cursor: str) -> Expired:
+    """The first two batches of the parent were forgotten."""
+    return Expired(End(1, cursor, 1), 2, 20, None, None)
+
+
+def cut(entries: int, batches: int, summary: ShardSummary) -> list[str]:
     """The violations of a true history without its first entries and batches."""
     history = true_history()
+    shard = summary.shard
     own = [entry for entry in history.journal if entry.shard == shard]
     rows = [batch for batch in history.batches if batch.shard == shard]
     (lease,) = [lease for lease in history.shards if lease.shard == shard]
-    rest = ShardHistory(shard, lease, own[entries:], rows[batches:], history.gaps, proven)
+    rest = ShardHistory(summary, lease, own[entries:], rows[batches:], history.gaps)
     return [violation.rule for violation in prove_shard(rest).violations]
 
 
@@ -40,22 +40,22 @@ def test_what_is_covered_is_asked_for_no_more() -> None:
     history = true_history()
     entries = [entry for entry in history.journal if entry.shard == PARENT]
     second = [place for place, entry in enumerate(entries) if entry.kind == "open"][1]
-    assert cut(second, 2, NOTHING_PROVEN, PARENT) == [], "nothing says what came before"
-    proven = Proven(epoch=1, last=End(1, "20", 1))
-    assert cut(second, 2, proven, PARENT) == []
-    assert cut(second, 2, replace(proven, last=End(1, "19", 1)), PARENT) == ["ledger"]
-    assert cut(second, 2, replace(proven, epoch=2), PARENT) == ["epoch"]
-    still_open = replace(proven, open=Opening(1, 1, "run-1", None))
-    assert cut(second, 2, still_open, PARENT) == ["overlap"]
+    assert cut(second, 2, ShardSummary(PARENT)) == [], "nothing says what came before"
+    summary = ShardSummary(PARENT, epoch=1, expired=ended("20"))
+    assert cut(second, 2, summary) == []
+    assert cut(second, 2, replace(summary, expired=ended("19"))) == ["ledger"]
+    assert cut(second, 2, replace(summary, epoch=2)) == ["epoch"]
+    still_open = replace(summary, opening=Opening(1, 1, "run-1", None), open=True)
+    assert cut(second, 2, still_open) == ["overlap"]
 
 
 def test_batches_that_are_left_name_tenures_that_were_covered() -> None:
-    proven = Proven(epoch=2, last=End(1, "20", 1))
+    summary = ShardSummary(PARENT, epoch=2, expired=ended("20"))
     entries = [entry for entry in true_history().journal if entry.shard == PARENT]
     opened = [entry for entry in entries if entry.kind == "open"][1]
-    assert "fence" in cut(len(entries), 2, proven, PARENT)
+    assert "fence" in cut(len(entries), 2, summary)
     opening = Opening(opened.sequence, 2, "run-2", opened.to_owner)
-    assert cut(len(entries), 2, replace(proven, tenures=(opening,)), PARENT) == []
+    assert cut(len(entries), 2, replace(summary, opening=opening)) == []
 
 
 def test_committed_rows_that_change_meanwhile_are_read_again(
