@@ -34,7 +34,6 @@ from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_metadata import agreed_schema
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
@@ -229,7 +228,7 @@ class ShardRun:
             self._outcomes.pop(shard, None)
         delivered = self.undelivered()
         if delivered:
-            failpoints.reach(Failpoint.BEFORE_REPORT)
+            failpoints.reach("before_report")
         with stored_together(context.instance):
             self._report(context, delivered, interval_s)
         self.mark_delivered()
@@ -273,7 +272,7 @@ class ShardRun:
         ranges = (self._ranges or {}).values()
         sequences = [event.sequence for committed in ranges for event in committed.events]
         if sequences:
-            failpoints.reach(Failpoint.AFTER_REPORT)
+            failpoints.reach("after_report")
             self._store.mark_delivered(self._stream.key, sequences)
         self._ranges = None
 

@@ -1,4 +1,4 @@
-"""Numbered places where a test can make this process die, or freeze, as machines do.
+"""Places where a test can make this process die, or freeze, as machines do.
 
 Nothing happens unless the environment variable `LEASEHOLD_FAILPOINT` names a place, or a folder
 after an `@`. By name, every process that comes to the place dies. In a folder, a file with the
@@ -10,112 +10,36 @@ from __future__ import annotations
 
 import os
 import signal
-from enum import Enum
 from pathlib import Path
 
 ENVIRONMENT_VARIABLE = "LEASEHOLD_FAILPOINT"
 FOLDER_MARK = "@"
 
 
-class Failpoint(Enum):
-    """A step that can be interrupted: its number, and what is done and undone there.
-
-    One that is named `IN_...` lies within a transaction of the lease store: its statements were
-    sent, and its COMMIT was not.
-    """
-
-    IN_SYNC_SHARDS = 1, "the shard list is being written to the lease tables"
-    BEFORE_PARTITIONS = 2, "the lease tables have new shards, Dagster has no partitions for them"
-    IN_REGISTER = 3, "a node joins its group"
-    AFTER_BEAT = 4, "the nodes' beats were sent, nothing is planned yet"
-    IN_EVICT = 5, "a node that was judged dead is being evicted"
-    AFTER_PLAN = 6, "a plan is made, nothing of it is carried out"
-    IN_CLAIM = 7, "free shards are being claimed"
-    AFTER_CLAIM = 8, "shards are claimed, no run was launched for them"
-    IN_BEGIN_TRANSFER = 9, "a hand-over is being announced"
-    IN_COMPLETE_TRANSFER = 10, "a shard is being taken over whose holder missed the deadline"
-    DURING_BURIAL = 11, "a dead run's tenure was replaced, and the one in its place is open"
-    BEFORE_LAUNCH = 12, "runs are chosen, Dagster does not know of them"
-    IN_OPEN_TENURE = 13, "a run is opening a shard"
-    AFTER_OPEN = 14, "a run's tenures are open, nothing is planned"
-    IN_RECORD_INTENTS = 15, "the next ranges are being recorded"
-    AFTER_INTENT = 16, "the ranges are recorded, no Spark job runs"
-    DURING_WRITE = 17, "the Spark job has written its first file"
-    AFTER_WRITE = 18, "all files are written"
-    BEFORE_COMMIT = 19, "the holder has looked at its lease for the last time"
-    IN_COMMIT = 20, "ledger rows, checkpoints and outbox rows are sent, not committed"
-    AFTER_COMMIT = 21, "a batch is committed, nobody was told"
-    BEFORE_GAP = 22, "records are known to be gone, nothing is recorded of it"
-    IN_RECORD_GAP = 23, "a gap and the checkpoint behind it are being written"
-    AFTER_GAP = 24, "a gap is recorded, the shard has not gone on"
-    BEFORE_CLOSE = 25, "a run is done, its tenures are open"
-    IN_CLOSE_TENURE = 26, "a run is letting a shard go"
-    AFTER_CLOSE = 27, "all shards are let go, the run has not ended"
-    BEFORE_REPORT = 28, "a run has read its outbox rows, Dagster has no materialization"
-    AFTER_REPORT = 29, "Dagster has the materializations, the outbox rows are not flagged"
-    IN_MARK_DELIVERED = 30, "outbox rows are being flagged"
-    BEFORE_EMIT = 31, "the outbox sensor has read what a dead run left, nothing is emitted"
-    AFTER_REWRITE_CLAIM = 32, "a replay or compaction has its claim, no file is written"
-    BEFORE_SWAP = 33, "the new files are written, the ledger names the old ones"
-    IN_REWRITE_BATCHES = 34, "the ledger's files are being swapped"
-    AFTER_SWAP = 35, "the ledger names the new files, the claim is not given back"
-    BEFORE_VACUUM = 36, "vacuum knows what it may remove, nothing is removed"
-    DURING_VACUUM = 37, "vacuum has removed its first file"
-    BEFORE_EXPIRY = 38, "the files of output that expires look new, the ledger names them"
-    IN_EXPIRE_BATCHES = 39, "ledger rows of output that expires are being deleted"
-    WHILE_WAITING = 40, "a run that follows its shards waits for records"
-    AFTER_PUBLISH_TURN = 41, "a publisher has its turn, nothing is staged"
-    BEFORE_TABLE = 42, "the first metadata of a table is written, no catalog names it"
-    AFTER_STAGE = 43, "the manifests of a snapshot are written, no metadata names them"
-    BEFORE_PUBLISH = 44, "a publication is staged, the catalog has not been asked to take it"
-    IN_COMMIT_PUBLICATION = 45, "pointer, cursors and changes are sent, not committed"
-    AFTER_PUBLISH = 46, "a publication is in the table, nobody was told"
-
-    def __init__(self, number: int, interrupts: str) -> None:
-        self.number = number
-        self.interrupts = interrupts
-
-    @property
-    def label(self) -> str:
-        """Its name where it is armed: `after_commit`."""
-        return self.name.lower()
-
-
-_IN_TRANSACTION = {
-    point.label.removeprefix("in_"): point for point in Failpoint if point.label.startswith("in_")
-}
-
-
-def armed(point: Failpoint) -> bool:
+def armed(place: str) -> bool:
     """Return True if a process that comes to this place is to be interrupted."""
     wanted = os.environ.get(ENVIRONMENT_VARIABLE)
     if wanted and wanted.startswith(FOLDER_MARK):
-        return Path(wanted[len(FOLDER_MARK) :], point.label).exists()
-    return wanted == point.label
+        return Path(wanted[len(FOLDER_MARK) :], place).exists()
+    return wanted == place
 
 
-def reach(point: Failpoint) -> None:
+def reach(place: str) -> None:
     """Interrupt this process if the place is armed."""
     wanted = os.environ.get(ENVIRONMENT_VARIABLE)
     if not wanted:
         return
     if wanted.startswith(FOLDER_MARK):
-        _reach_once(Path(wanted[len(FOLDER_MARK) :]), point)
-    elif wanted == point.label:
+        _reach_once(Path(wanted[len(FOLDER_MARK) :]), place)
+    elif wanted == place:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def reach_in_transaction(kind: str) -> None:
-    """Interrupt this process within a transaction of this kind, if that place is armed."""
-    if point := _IN_TRANSACTION.get(kind):
-        reach(point)
-
-
-def _reach_once(folder: Path, point: Failpoint) -> None:
-    taken = folder / f"{point.label}.{os.getpid()}"
+def _reach_once(folder: Path, place: str) -> None:
+    taken = folder / f"{place}.{os.getpid()}"
     try:
         # Renaming decides between processes that come here at the same moment.
-        (folder / point.label).rename(taken)
+        (folder / place).rename(taken)
         named = taken.read_text(encoding="utf-8").strip() or "KILL"
     except OSError:
         return

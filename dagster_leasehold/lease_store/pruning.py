@@ -14,7 +14,6 @@ from typing import Literal
 
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
@@ -159,7 +158,7 @@ class PruneRound:
         if not rows:
             return Portion()
         output.renew(file for row in rows for file in row.files)
-        failpoints.reach(Failpoint.BEFORE_EXPIRY)
+        failpoints.reach("before_expiry")
         through = rows[-1].sequence
         portion = self._store.expire_batches(self._key, shard, before=before, through=through)
         if portion.rows:

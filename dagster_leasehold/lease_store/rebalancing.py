@@ -20,7 +20,6 @@ from dagster_leasehold.lease_store.errors import (
     OutcomeUnknown,
     StoreError,
 )
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Node, Pulse, Snapshot, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
@@ -207,7 +206,7 @@ class PlanSteps:
         by_step = {f"claiming shard {each.shard}": each for each in claims}
         answers = self.steps.attempt_all(by_step, claimed, raises=(OutcomeUnknown,))
         outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
-        failpoints.reach(Failpoint.AFTER_CLAIM)
+        failpoints.reach("after_claim")
         by_node: dict[NodeName, list[ShardId]] = {}
         for each in claims:
             if each.shard in outcomes:
@@ -385,7 +384,7 @@ class Rebalancer:
             if self._serving is not None:
                 self._serves = self._serving(pulse.nodes)
             moved = self._keep_alive(pulse, observations)
-            failpoints.reach(Failpoint.AFTER_BEAT)
+            failpoints.reach("after_beat")
             moved = self._evict_lapsed(pulse, observations) or moved
             snapshot, rounds, final = self._settle(pulse, observations, moved=moved)
             self._notes.count("progress")
@@ -585,7 +584,7 @@ class Rebalancer:
                 return True
             own = [action for action in wanted.actions if action.gains in self._serves]
             if own:
-                failpoints.reach(Failpoint.AFTER_PLAN)
+                failpoints.reach("after_plan")
             asked = self._execution.carry_out(own, wanted.summary, late=lambda: self._late)
             return self._complete_due(snapshot, observations) or asked
         except OutcomeUnknown as error:

@@ -337,7 +337,7 @@ class Transactions:
                 if transaction.abandoned or not course.write:
                     transaction.connection.rollback()
                     return outcome
-                failpoints.reach_in_transaction(course.kind)
+                failpoints.reach(f"in_{course.kind}")
                 sent = (outcome, transaction.id)
                 self._pace.send(self._clock())
                 transaction.connection.commit()

@@ -17,7 +17,6 @@ from dagster_leasehold.assets.definition_mark import definition_mark
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseLost, SourceError
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
@@ -141,7 +140,7 @@ class LaunchRounds:
             self._history.note(launch, places, self.clock())
             notes.append(f"launched a run for {_count(len(launch.shards))} of {launch.node}")
         if launches:
-            failpoints.reach(Failpoint.BEFORE_LAUNCH)
+            failpoints.reach("before_launch")
         launched = {shard for launch in launches for shard in launch.shards}
         if left := [idle for idle in ready if idle.shard not in launched]:
             notes.append(f"{_count(len(left))} left until a run of the node has ended")

@@ -21,7 +21,6 @@ from dagster_leasehold.assets.run_process import ended_runs
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import OutboxEvent
 from dagster_leasehold.lease_store.roles.groups import Groups
@@ -150,7 +149,7 @@ def build_outbox_sensor(
         due = [event for event in orphaned if not steps.wait_s(_step(event.shard))]
         reported = _reported(context.instance, stream, due[:EVENTS_PER_TICK_MAX], steps)
         if any(each.materializations for each in reported):
-            failpoints.reach(Failpoint.BEFORE_EMIT)
+            failpoints.reach("before_emit")
         events = [event for each in reported for event in each.materializations]
         sequences = [event.sequence for each in reported for event in each.rows]
         explanation = (

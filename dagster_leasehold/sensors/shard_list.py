@@ -18,7 +18,6 @@ from dagster_leasehold.assets.partitions import asset_key, definition_name, shar
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -160,7 +159,7 @@ def build_shard_list_sensor(
         parts = [part for part in (done, *troubles) if part]
         explanation = f"{'; '.join(parts)}; {len(missing)} missing partitions added."
         if missing:
-            failpoints.reach(Failpoint.BEFORE_PARTITIONS)
+            failpoints.reach("before_partitions")
         if len(missing) > PARTITIONS_OF_TICK_MAX:
             context.instance.add_dynamic_partitions(stream.name, missing)
             return dg.SensorResult(asset_events=observed, skip_reason=explanation)

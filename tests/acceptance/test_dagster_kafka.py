@@ -10,7 +10,7 @@ from dagster import DagsterInstance, DagsterRunStatus
 
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -18,6 +18,7 @@ from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.failpoints import Failpoint
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
 from tests.ledger_output import ledger_records

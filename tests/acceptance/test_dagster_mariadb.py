@@ -13,7 +13,6 @@ from dagster import DagsterInstance, DagsterRunStatus
 from dagster_leasehold.assets.partitions import PROCESS_TAG
 from dagster_leasehold.assets.spark.connect_server import TOKEN_FILE
 from dagster_leasehold.lease_store import failpoints, open_store
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -24,6 +23,7 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests import mysql as mysql_server
 from tests.acceptance.held_stream import KEY, STREAM, committed, intended
 from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.failpoints import Failpoint
 from tests.mariadb import MariaDB
 
 SHARDS, RECORDS = 4, 500

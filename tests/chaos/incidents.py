@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests.chaos.stream import TIMEOUT_S
 from tests.chaos.world import AGENT, WITH_AGENT, World
+from tests.failpoints import Failpoint
 from tests.integration.lease_store.commit_proxy import Cut
 
 FREEZE_S = TIMEOUT_S + 3.0

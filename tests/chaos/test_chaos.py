@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.lease_store.failpoints import Failpoint as At
 from tests.chaos.incidents import (
     AtFailpoint,
     ConnectionsCut,
@@ -21,6 +20,7 @@ from tests.chaos.incidents import (
 from tests.chaos.rounds import finish, play
 from tests.chaos.tally import Tally
 from tests.chaos.world import chaos_world, print_logs
+from tests.failpoints import Failpoint as At
 from tests.integration.lease_store.commit_proxy import Cut
 
 pytestmark = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests.chaos.incidents import AtFailpoint, DatabaseFreezes, DatabaseStops, Processes, compatible
+from tests.failpoints import Failpoint
 
 
 def test_a_failpoint_is_for_one_incident_at_a_time() -> None:

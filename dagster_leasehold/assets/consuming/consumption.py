@@ -56,7 +56,6 @@ from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, Intent
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -187,7 +186,7 @@ class Consumer:
             self._opening.open(shards)
             if self._open:
                 self._log.check()
-            failpoints.reach(Failpoint.AFTER_OPEN)
+            failpoints.reach("after_open")
             while self._open:
                 self._step(deadline)
         except SweepInterrupted as error:
@@ -200,10 +199,10 @@ class Consumer:
                 open_.gave_up = open_.intended
             raise
         finally:
-            failpoints.reach(Failpoint.BEFORE_CLOSE)
+            failpoints.reach("before_close")
             self._apart.interrupt()
             self._open.stop_all(StopReason.INTERRUPTED)
-        failpoints.reach(Failpoint.AFTER_CLOSE)
+        failpoints.reach("after_close")
         return with_lag_after(self._stream.source, self._open.reports, self._now())
 
     def _step(self, deadline: float) -> None:
@@ -273,7 +272,7 @@ class Consumer:
         current = self._intended(planned)
         if not current:
             return []
-        failpoints.reach(Failpoint.AFTER_INTENT)
+        failpoints.reach("after_intent")
         apart = {batch.range_.shard: batch for batch in current if batch.apart}
         self._under_way |= apart
         for batch in apart.values():
@@ -315,7 +314,7 @@ class Consumer:
         self, planned: Sequence[PlannedBatch], results: Mapping[ShardId, SweepResult]
     ) -> Sequence[BatchCommit]:
         """Commit what was made of some batches, and settle what was not."""
-        failpoints.reach(Failpoint.AFTER_WRITE)
+        failpoints.reach("after_write")
         made = [self._commit_of(batch, results[batch.range_.shard]) for batch in planned]
         commits = [commit for commit in made if commit is not None]
         if commits:
@@ -323,7 +322,7 @@ class Consumer:
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
             return []
-        failpoints.reach(Failpoint.BEFORE_COMMIT)
+        failpoints.reach("before_commit")
         return self._commit(commits)
 
     @span("intents")
@@ -402,7 +401,7 @@ class Consumer:
         records = sum(commit.statistics.written for commit in commits)
         with span("commit", shards=len(commits), records=records):
             outcomes = self._store.commit(commits)
-        failpoints.reach(Failpoint.AFTER_COMMIT)
+        failpoints.reach("after_commit")
         done = [commit for commit in commits if isinstance(outcomes[commit.tenure.shard], Changed)]
         for commit in commits:
             open_ = self._open[commit.tenure.shard]

@@ -18,7 +18,6 @@ from dagster_leasehold.assets.consuming.run_progress import SHOW_EVERY_S, RunPro
 from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.pace import LOOK_MAX_S, DueTimes, Pace, reached_head
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.progress import Progress
@@ -125,7 +124,7 @@ class Following:
         """Wait until there is something to look at."""
         now_s = self._clock()
         next_s = min(self._look_s, self._due.due_s, self._answer_s)
-        failpoints.reach(Failpoint.WHILE_WAITING)
+        failpoints.reach("while_waiting")
         self._wait(min(ANSWER_S, max(0.0, next_s - now_s)))
 
     def made(

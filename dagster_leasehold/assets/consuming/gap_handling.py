@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.rules.cursors import is_before
 from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
@@ -60,9 +59,9 @@ class GapHandling:
         if not verdict.passes:
             self.store.record_gap(tenure, start=start, end=verdict.end, reason=why, skip=False)
             raise gap_held(tenure.key, shard, start, verdict.end)
-        failpoints.reach(Failpoint.BEFORE_GAP)
+        failpoints.reach("before_gap")
         self.store.record_gap(tenure, start=start, end=verdict.end, reason=why)
-        failpoints.reach(Failpoint.AFTER_GAP)
+        failpoints.reach("after_gap")
         return verdict.end
 
     def _accepted_end(self, tenure: Tenure, start: str) -> str | None:

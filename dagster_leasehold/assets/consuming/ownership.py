@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import NotHeld, Opened
@@ -203,7 +202,7 @@ def close_ended_tenure(
         return opened.consumer_owner not in (None, node)
     if not isinstance(opened, Opened):
         return False
-    failpoints.reach(Failpoint.DURING_BURIAL)
+    failpoints.reach("during_burial")
     store.close_tenure(
         opened.tenure, reason=f"Run {ended} ended without closing it.", failed_at=utc_now()
     )

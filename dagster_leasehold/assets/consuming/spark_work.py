@@ -26,7 +26,6 @@ from dagster_leasehold.assets.spark.missing_features import is_of_a_plan, lacks_
 from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
 from dagster_leasehold.shard_sources.source import ReadRange
 
@@ -115,18 +114,18 @@ def at_work(
 
 @contextmanager
 def _failpoint_during_write(folder: OutputPlace) -> Generator[None]:
-    if not failpoints.armed(Failpoint.DURING_WRITE):
+    if not failpoints.armed("during_write"):
         yield
         return
 
     def await_first_file() -> None:
         while not any(entry.path.endswith(".parquet") for entry in folder.entries("")):
             time.sleep(0.001)
-        failpoints.reach(Failpoint.DURING_WRITE)
+        failpoints.reach("during_write")
 
     threading.Thread(target=await_first_file, daemon=True).start()
     yield
-    failpoints.reach(Failpoint.DURING_WRITE)
+    failpoints.reach("during_write")
 
 
 def unavailable(error: Exception) -> SparkUnavailable:

@@ -14,7 +14,6 @@ from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import StoreError
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther
@@ -117,9 +116,9 @@ def swap(
     """Put new output into the ledger; return False if the claim or a batch is not as it was."""
     files = list(replaced)
     touch_replaced(output_root, files)
-    failpoints.reach(Failpoint.BEFORE_SWAP)
+    failpoints.reach("before_swap")
     outcome = store.rewrite_batches(key, shard, run, rewrites, reason=reason)
-    failpoints.reach(Failpoint.AFTER_SWAP)
+    failpoints.reach("after_swap")
     if not isinstance(outcome, Changed):
         return False
     # Again: the store may have kept the swap waiting, and a reader listed them until it happened.
@@ -149,7 +148,7 @@ def rewriting(
             f"Run {other.run} is {DOING[other.kind]} shard {shard} of {key}: wait for it to end, "
             f"or, if it has certainly ended, repeat this with --replaces {other.run}."
         )
-    failpoints.reach(Failpoint.AFTER_REWRITE_CLAIM)
+    failpoints.reach("after_rewrite_claim")
     try:
         yield
     finally:

@@ -34,7 +34,6 @@ from dagster_leasehold.assets.places.place import Entry, OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import one_line
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.store import LeaseStore
 
@@ -98,7 +97,7 @@ def vacuum(
     idle = [entry for entry in others if _attempt(entry) not in busy]
     old = [entry for entry in idle if entry.modified_ns < limit_ns]
     if old and not dry_run:
-        failpoints.reach(Failpoint.BEFORE_VACUUM)
+        failpoints.reach("before_vacuum")
     old = _still_old(output_root, old, limit_ns, remove=not dry_run)
     if not dry_run:
         # On a store, what is written into a folder would go with it: what was committed stays.
@@ -176,5 +175,5 @@ def _still_old(
             ) from error
         still.append(entry)
         if remove:
-            failpoints.reach(Failpoint.DURING_VACUUM)
+            failpoints.reach("during_vacuum")
     return still

@@ -16,9 +16,10 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.pace import Pace
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
+from tests.failpoints import Failpoint
 from tests.integration.assets.runs import PROJECT, RECORDS, WAYS, consume, store_of, stream_of
 from tests.ledger_output import ledger_files, ledger_records
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.verification import verify
+from tests.failpoints import Failpoint
 from tests.integration.assets.runs import PROJECT
 from tests.ledger_output import ledger_records
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome

@@ -29,10 +29,10 @@ from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.assets.windows.window_run import make_window, window_paths
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
+from tests.failpoints import Failpoint
 from tests.integration.assets.runs import WAYS
 from tests.integration.assets.sweeping import Sweeping
 from tests.ledger_output import ledger_paths, ledger_records
@@ -112,8 +112,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[StoreWor
 def killed_at(point: Failpoint, work: Callable[[], object]) -> None:
     """Do some work, and die at a point of it."""
 
-    def reach(reached: Failpoint) -> None:
-        if reached is point:
+    def reach(reached: str) -> None:
+        if reached == point.label:
             raise Killed
 
     with mock.patch.object(failpoints, "reach", reach), pytest.raises(Killed):

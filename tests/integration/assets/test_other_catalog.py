@@ -13,8 +13,8 @@ from pyiceberg.exceptions import CommitFailedException
 
 from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
 from dagster_leasehold.assets.table_settings import CatalogSettings
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from tests import object_store
+from tests.failpoints import Failpoint
 from tests.hive_metastore import hive_metastore
 from tests.own_environments import PackagesMissing
 from tests.rest_catalog import TOKEN, Commits, give_token, rest_catalog

@@ -22,12 +22,12 @@ from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.table_settings import TableSettings
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
 from tests.conformance.test_expired_output import FAR
+from tests.failpoints import Failpoint
 from tests.integration.assets.test_other_catalog import Scene as CatalogScene
 from tests.table_engines import pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import Publishing

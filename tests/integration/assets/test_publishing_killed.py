@@ -14,8 +14,9 @@ from dagster_leasehold.assets.output.table.group_table import build_publisher
 from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from tests.failpoints import Failpoint
 from tests.integration.assets.runs import PROJECT
 from tests.table_engines import duckdb_query
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome

@@ -20,10 +20,11 @@ from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCom
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from dagster_leasehold.lease_store.rules.verification import verify
+from tests.failpoints import Failpoint
 from tests.integration.assets.runs import PROJECT
 from tests.ledger_output import ledger_paths, ledger_records
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome

@@ -18,9 +18,10 @@ import pytest
 
 from dagster_leasehold.lease_store import engine, open_store
 from dagster_leasehold.lease_store.errors import StoreUnavailable
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from tests.conformance.world import A, B, World, X
+from tests.failpoints import Failpoint
 from tests.integration.lease_store.conftest import KEY
 
 pytestmark = pytest.mark.servers("mariadb", "mysql")

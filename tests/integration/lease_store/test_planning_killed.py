@@ -21,7 +21,7 @@ import pytest
 
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import StoreError
-from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, Failpoint
+from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.group_rows import Group, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
@@ -29,6 +29,7 @@ from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
+from tests.failpoints import Failpoint
 
 pytestmark = [pytest.mark.long, pytest.mark.mariadb, pytest.mark.timeout(700)]
 

@@ -14,10 +14,10 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.lease_store import tables
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from tests.failpoints import Failpoint
 from tests.sources.worlds import own_source
 from tests.unit.docs import command_line_page
 

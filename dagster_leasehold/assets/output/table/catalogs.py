@@ -18,7 +18,6 @@ from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
@@ -180,7 +179,7 @@ class LeaseDatabaseCatalog(TableCatalog):
         self, turn: PublishTurn, name: TableName, metadata: TableMetadata
     ) -> OpenTable | TurnOver:
         at = self._write(metadata, 0)
-        failpoints.reach(Failpoint.BEFORE_TABLE)
+        failpoints.reach("before_table")
         outcome = self.store.create_table_pointer(turn, at)
         if isinstance(outcome, PointerMoved) and outcome.location is not None:
             return self._load(outcome.location)
@@ -202,9 +201,9 @@ class LeaseDatabaseCatalog(TableCatalog):
             table.metadata, tuple(staging.updates), metadata_location=table.at
         )
         at = self._write(metadata, _version(table.at) + 1)
-        failpoints.reach(Failpoint.BEFORE_PUBLISH)
+        failpoints.reach("before_publish")
         outcome = self.store.commit_publication(turn, publication, PointerMove(table.at, at))
-        failpoints.reach(Failpoint.AFTER_PUBLISH)
+        failpoints.reach("after_publish")
         if isinstance(outcome, Settled):
             self._seen = OpenTable(metadata, at)
             left = {entry.metadata_file for entry in metadata.metadata_log}

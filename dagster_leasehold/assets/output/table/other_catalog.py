@@ -36,7 +36,6 @@ from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Stagi
 from dagster_leasehold.assets.table_settings import SECRET_PROPERTY
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import one_line, without_secrets
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
@@ -120,7 +119,7 @@ class OtherCatalog(TableCatalog):
             self.io.discard((at, *staging.written))
         if not isinstance(recorded, Settled):
             return recorded
-        failpoints.reach(Failpoint.BEFORE_PUBLISH)
+        failpoints.reach("before_publish")
         return self._send(turn, name, table, publication, request)
 
     @override
@@ -182,7 +181,7 @@ class OtherCatalog(TableCatalog):
             raise
         except Exception as error:
             raise self._unavailable(error) from error
-        failpoints.reach(Failpoint.AFTER_PUBLISH)
+        failpoints.reach("after_publish")
         return self._settle(turn, table, publication)
 
     def _settle(

@@ -63,7 +63,6 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LogCorrupt
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Settled, Stale, TurnOver
@@ -154,7 +153,7 @@ class Publisher:
             StoreError: the lease store does not answer.
         """
         note(stream=str(self._key.stream), group=str(self._key.group), epoch=turn.epoch)
-        failpoints.reach(Failpoint.AFTER_PUBLISH_TURN)
+        failpoints.reach("after_publish_turn")
         # The table first: if the turn is still held afterwards, only the pending publication can
         # have come between.
         table = self._catalog.find(self._name)
@@ -309,7 +308,7 @@ class Publisher:
                 return MADE
         _check_location(table, self._name, self._location)
         planned, staging = self._staged(turn, table, plan, columns, adopts=adopts)
-        failpoints.reach(Failpoint.AFTER_STAGE)
+        failpoints.reach("after_stage")
         outcome = self._catalog.publish(turn, self._name, table, staging, planned)
         if isinstance(outcome, Settled):
             if (before := mark_of(table.metadata)) is not None and before.states:

@@ -16,11 +16,11 @@ from dagster_leasehold.assets.output.table import group_table
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Intent, RewriteClaim, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Settled
 from tests.conformance.published import publish_batches
+from tests.failpoints import Failpoint
 from tests.ledger_output import ledger_paths, ledger_records
 from tests.unit.assets.consumption_world import NODE
 from tests.unit.assets.rewriting.test_compaction import Scene
@@ -193,8 +193,8 @@ def test_a_file_that_another_vacuum_removed_is_not_counted(
     paths = [orphan(scene, "dead-1"), orphan(scene, "dead-1", "other")]
     age_all(scene)
 
-    def faster(point: Failpoint) -> None:
-        if point is Failpoint.BEFORE_VACUUM:
+    def faster(place: str) -> None:
+        if place == Failpoint.BEFORE_VACUUM.label:
             paths[0].unlink()
 
     monkeypatch.setattr(failpoints, "reach", faster)

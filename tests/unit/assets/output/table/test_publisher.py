@@ -10,9 +10,9 @@ import pytest
 from dagster_leasehold.assets.errors import PublicationRefused
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
 from dagster_leasehold.sensors.publish import waits_for_publication
+from tests.failpoints import Failpoint
 from tests.table_engines import duckdb_files_read, pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
 
@@ -35,8 +35,8 @@ def publishing(tmp_path: Path) -> Publishing:
 
 
 def die_at(point: Failpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reach(reached: Failpoint) -> None:
-        if reached is point:
+    def reach(reached: str) -> None:
+        if reached == point.label:
             raise Killed
 
     monkeypatch.setattr(failpoints, "reach", reach)
@@ -108,10 +108,10 @@ def test_a_publisher_that_was_frozen_changes_nothing_when_it_wakes(
     frozen = publishing.publisher()
     turn = publishing.turn(NODE)
     assert isinstance(turn, PublishTurn)
-    woken: list[Failpoint] = []
+    woken: list[str] = []
 
-    def reach(reached: Failpoint) -> None:
-        if reached is Failpoint.BEFORE_PUBLISH and not woken:
+    def reach(reached: str) -> None:
+        if reached == Failpoint.BEFORE_PUBLISH.label and not woken:
             woken.append(reached)
             world = publishing.world
             node = next(each for each in publishing.nodes() if each.name == NODE)
@@ -139,8 +139,8 @@ def test_somebody_else_may_commit_to_the_table(
     world.append(world.ids[0], 5)
     world.consume("run-2")
 
-    def reach(reached: Failpoint) -> None:
-        if reached is Failpoint.BEFORE_PUBLISH:
+    def reach(reached: str) -> None:
+        if reached == Failpoint.BEFORE_PUBLISH.label:
             pointers = world.store._pointers
             (name,) = pointers
             pointers[name] = replace(pointers[name], location=at)

@@ -16,8 +16,8 @@ from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CheckpointRefused
-from dagster_leasehold.lease_store.failpoints import Failpoint
 from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from tests.failpoints import Failpoint
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
 from tests.unit.assets.output.table.test_publisher import POINTS, Killed
 
@@ -38,8 +38,8 @@ class Incidents:
         self.incident: Any = None
         monkeypatch.setattr(failpoints, "reach", self.reach)
 
-    def reach(self, reached: Failpoint) -> None:
-        if reached is self.at:
+    def reach(self, reached: str) -> None:
+        if self.at is not None and reached == self.at.label:
             self.at = None
             self.incident()
 
