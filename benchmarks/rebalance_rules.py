@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.rules.balanced_plan import moves_lower_bound
+from dagster_leasehold.lease_store.rules.planning import moves_lower_bound
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 ROUNDS_MAX = 300

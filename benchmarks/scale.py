@@ -34,7 +34,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.rules.balanced_plan import moves_lower_bound
+from dagster_leasehold.lease_store.rules.planning import moves_lower_bound
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests import mariadb, mysql

@@ -14,10 +14,9 @@ from dagster_leasehold.lease_store import schema, tables
 from dagster_leasehold.lease_store.columns import server_time
 from dagster_leasehold.lease_store.database_errors import error_number
 from dagster_leasehold.lease_store.database_transport import transport
-from dagster_leasehold.lease_store.engine import isolation, parse_url
 from dagster_leasehold.lease_store.open import open_transactions
 from dagster_leasehold.lease_store.release import HEAD, StoredSchema
-from dagster_leasehold.lease_store.transactions import Transaction
+from dagster_leasehold.lease_store.transactions import Transaction, isolation, parse_url
 
 PRUNED = ("lease_journal", "batch", "outbox", "gap", "table_change")
 """The tables whose old rows are deleted, so that history stays bounded."""

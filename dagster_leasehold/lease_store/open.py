@@ -54,13 +54,13 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
     Raises:
         InvalidSetting: the URL is not of a supported database.
     """
-    from dagster_leasehold.lease_store.engine import (
+    from dagster_leasehold.lease_store.transactions import (
         READ_TIMEOUT_S,
+        Transactions,
         open_engine,
         parse_url,
         sqlite_path,
     )
-    from dagster_leasehold.lease_store.transactions import Transactions
 
     parsed = parse_url(url if isinstance(url, str) else url.get_secret_value())
     place = str(sqlite_path(parsed) or parsed.set(password=None, query={}).render_as_string())

@@ -23,8 +23,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import OperationalError
 
-from dagster_leasehold.lease_store.engine import WRITE_OPTION, sqlite_path
 from dagster_leasehold.lease_store.release import HEAD, OLDEST, StoredSchema
+from dagster_leasehold.lease_store.transactions import WRITE_OPTION, sqlite_path
 
 VERSION_TABLE = "leasehold_schema"
 OLDEST_COLUMN = "oldest_revision"

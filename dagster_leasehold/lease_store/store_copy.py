@@ -25,7 +25,6 @@ from sqlalchemy import Connection, RowMapping, Table, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_leasehold.lease_store import schema
-from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import CopyRefused, StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.open import open_store, open_transactions
@@ -33,7 +32,7 @@ from dagster_leasehold.lease_store.release import StoredSchema
 from dagster_leasehold.lease_store.rules.progress import Report
 from dagster_leasehold.lease_store.rules.verification import Violation, verify
 from dagster_leasehold.lease_store.tables import COPIED_TABLES
-from dagster_leasehold.lease_store.transactions import Transaction, Transactions
+from dagster_leasehold.lease_store.transactions import Transaction, Transactions, sqlite_path
 
 if TYPE_CHECKING:
     from pydantic import SecretStr

@@ -30,7 +30,7 @@ from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, DataFile
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.lease_store.rules import ledger_proof, verification
+from dagster_leasehold.lease_store.rules import history_proof, verification
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -380,10 +380,10 @@ MUTANTS = {
 def test_a_proof_without_any_part_of_the_rule_misses_an_overlap(
     mutant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, (part, instead) = inspect.getsource(ledger_proof), MUTANTS[mutant]
+    source, (part, instead) = inspect.getsource(history_proof), MUTANTS[mutant]
     assert source.count(part) == 1
-    module = ModuleType(f"{ledger_proof.__name__}_mutant")
+    module = ModuleType(f"{history_proof.__name__}_mutant")
     exec(compile(source.replace(part, instead), module.__name__, "exec"), module.__dict__)
-    monkeypatch.setattr(verification, "ledger_proof", module)
+    monkeypatch.setattr(verification, "history_proof", module)
     histories = [(steady(log, seed), each) for log in LOGS for seed in (1, 2) for each in OVERLAPS]
     assert any(not falsified(history, each).verdict() for history, each in histories)

@@ -50,7 +50,7 @@ ALLOWED = {
     # A run's own transform, in the worker that Spark sent it to; Spark pickles functions, too.
     ("dagster_leasehold/assets/consuming/range_tasks.py", "pickle.loads"),
     # SQLite's PRAGMA takes no parameters; the value is a constant of the module.
-    ("dagster_leasehold/lease_store/engine.py", "connection.execute(composed)"),
+    ("dagster_leasehold/lease_store/transactions.py", "connection.execute(composed)"),
     # The module of a command, from the table of commands.
     ("dagster_leasehold/orchestration/command_line.py", "importlib.import_module"),
     # Of modules that settings and options name, as those of Dagster itself do.

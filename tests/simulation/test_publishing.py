@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     PublishTurn,
     TableChange,
 )
-from dagster_leasehold.lease_store.roles import border
+from dagster_leasehold.lease_store.roles import operations
 from dagster_leasehold.lease_store.rules import publishing as rules
 from tests.simulation.foreign_table import View
 from tests.simulation.publishing import Seed, Steps
@@ -100,7 +100,7 @@ def _pending_is_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
         del shard, pending
         return rules.Border(cursor, cursor)
 
-    monkeypatch.setattr(border, "border_of", border_of)
+    monkeypatch.setattr(operations, "border_of", border_of)
 
 
 def _all_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,11 +108,11 @@ def _all_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
         del shard, cursor, pending
         return rules.Border(2**62, 2**62)
 
-    monkeypatch.setattr(border, "border_of", border_of)
+    monkeypatch.setattr(operations, "border_of", border_of)
 
 
 def _nothing_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(border, "border_of", lambda *_: None)
+    monkeypatch.setattr(operations, "border_of", lambda *_: None)
 
 
 def _missing_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:

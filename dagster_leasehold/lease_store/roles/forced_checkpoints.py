@@ -8,12 +8,12 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerCounters
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
-from dagster_leasehold.lease_store.roles.border import record_removal
 from dagster_leasehold.lease_store.roles.operations import (
     Operations,
     Rows,
     abandon_intent,
     page_sizes,
+    record_removal,
 )
 from dagster_leasehold.lease_store.rules.refusals import unknown_shard
 from dagster_leasehold.lease_store.rules.reopening import Forcing, Reopening, concerned, force

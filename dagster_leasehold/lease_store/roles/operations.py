@@ -18,11 +18,17 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.group_rows import Node
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import DeliveryClaim
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerCounters
+from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
+from dagster_leasehold.lease_store.publication_rows import ChangeKind, Publication, PublishTurn
+from dagster_leasehold.lease_store.rules.publishing import Border, border_of, changes_of_removal
 from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_shard
 from dagster_leasehold.lease_store.rules.transitions import holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
+from dagster_leasehold.lease_store.stored_rows import Above, DeliveryTurn
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.memory_store.rows_in_memory import RowsInMemory
@@ -37,6 +43,8 @@ PAGE_ROWS_MAX = 2_048
 _PAGE_GROWTH = 4
 Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
+Turn = DeliveryTurn | Publication
+TurnKind = TypeVar("TurnKind", bound=Turn)
 
 
 class Operations(ABC):
@@ -181,3 +189,71 @@ def abandon_intent(rows: Rows, shard: ShardId) -> None:
     if newest is not None and newest.state is BatchState.INTENT:
         own = {"shard": shard, "sequence": newest.sequence, "state": BatchState.INTENT}
         rows.change(Batch, {"state": BatchState.ABANDONED}, **own)
+
+
+# -- turns, and the border of what is in the table ----------------------------------------------
+
+
+def border_in(rows: Rows, shard: ShardId) -> Border | None:
+    """Return the border of a shard whose row is locked; None where nobody publishes."""
+    publication = rows.first(Publication, epoch=Above(0))
+    if publication is None:
+        return None
+    (cursor,) = rows.values(LedgerCounters, "published_until", shard=shard)
+    return border_of(shard, cursor, publication.pending)
+
+
+def record_removal(
+    rows: Rows, shard: ShardId, kind: ChangeKind, gone: Callable[[int], Iterable[Batch]]
+) -> None:
+    """Have the table follow, where some batches of a shard are no longer committed output.
+
+    `gone` reads those of them with numbers below one, as they were before; the shard's row is
+    locked.
+    """
+    border = border_in(rows, shard)
+    if border is not None:
+        changes = changes_of_removal(kind, shard, gone(border.reached), border.published)
+        rows.add(*changes)
+
+
+class Turns(Operations):
+    """The base of the roles that have turns."""
+
+    def _give_turn_back(
+        self, name: str, kind: type[Turn], turn: DeliveryClaim | PublishTurn
+    ) -> Settled | TurnOver:
+        sent = False
+
+        def work(rows: Rows) -> Settled | TurnOver:
+            nonlocal sent
+            if held_turn(rows, kind, turn) is None:
+                # An epoch is used once: an earlier try of this call ended it.
+                return rows.abandon(Settled() if sent else TurnOver())
+            sent = True
+            rows.change(kind, {"node": None, "incarnation": ""}, epoch=turn.epoch)
+            return Settled()
+
+        return self._writing(name, turn.key, work)
+
+
+def next_epoch(
+    rows: Rows, turn: Turn | None, node: NodeName | None, incarnation: str
+) -> int | TurnTaken:
+    """Return the epoch under which a node, or none, takes the turn; the group's row is locked."""
+    holder = turn.node if turn is not None else None
+    names = {name for name in (node, holder) if name is not None}
+    alive = {row.name: row.incarnation for row in rows.select(Node, name=names) if row.member}
+    if node is not None and alive.get(node) != incarnation:
+        return TurnTaken(None)
+    if turn is not None and holder not in (None, node) and alive.get(holder) == turn.incarnation:
+        return TurnTaken(holder)
+    return (turn.epoch if turn is not None else 0) + 1
+
+
+def held_turn(
+    rows: Rows, kind: type[TurnKind], turn: DeliveryClaim | PublishTurn
+) -> TurnKind | None:
+    """Lock the row of a turn and return it; None if the turn is over."""
+    rows.group()
+    return rows.first(kind, lock=True, node=turn.node, epoch=turn.epoch)

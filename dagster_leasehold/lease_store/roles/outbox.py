@@ -25,8 +25,7 @@ from dagster_leasehold.lease_store.journal_rows import (
     WaitingEvents,
 )
 from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
-from dagster_leasehold.lease_store.roles.operations import Rows
-from dagster_leasehold.lease_store.roles.turns import Turns, held_turn, next_epoch
+from dagster_leasehold.lease_store.roles.operations import Rows, Turns, held_turn, next_epoch
 from dagster_leasehold.lease_store.stored_rows import DeliveryTurn, Plus, given, portions
 
 

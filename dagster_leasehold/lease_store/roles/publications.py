@@ -61,8 +61,13 @@ from dagster_leasehold.lease_store.publication_rows import (
     TablePointer,
 )
 from dagster_leasehold.lease_store.roles.forced_checkpoints import withdraw
-from dagster_leasehold.lease_store.roles.operations import Rows, abandon_intent
-from dagster_leasehold.lease_store.roles.turns import Turns, held_turn, next_epoch
+from dagster_leasehold.lease_store.roles.operations import (
+    Rows,
+    Turns,
+    abandon_intent,
+    held_turn,
+    next_epoch,
+)
 from dagster_leasehold.lease_store.rules import publishing as rules
 from dagster_leasehold.lease_store.rules import rolling_forward
 from dagster_leasehold.lease_store.rules.ledger import next_in_line

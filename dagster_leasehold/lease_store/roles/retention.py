@@ -34,17 +34,16 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteClaim,
 )
 from dagster_leasehold.lease_store.publication_rows import ChangeKind, TableChange
-from dagster_leasehold.lease_store.roles.border import border_in, record_removal
 from dagster_leasehold.lease_store.roles.operations import (
     Operations,
     Rows,
+    border_in,
     locked_shard,
     page_sizes,
+    record_removal,
 )
 from dagster_leasehold.lease_store.rules import deletable_history as rules
-from dagster_leasehold.lease_store.rules import expiry
-from dagster_leasehold.lease_store.rules.journal_proof import Force
-from dagster_leasehold.lease_store.rules.order_proof import check_order
+from dagster_leasehold.lease_store.rules.history_proof import Force, check_order
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.shard_summary import (
     BATCHES_KEPT,
@@ -164,7 +163,7 @@ class Retention(Operations):
             opened = [entry for part in portions(epochs) for entry in _openings(rows, shard, part)]
             forced = rows.select(JournalEntry, shard=shard, kind="force")
             gaps = rows.select(Gap, shard=shard)
-            outcome = expiry.expire(summary, ripe, journal=[*opened, *forced], gaps=gaps)
+            outcome = rules.expire(summary, ripe, journal=[*opened, *forced], gaps=gaps)
             _write_summary(rows, summary, outcome.summary)
 
             def gone(until: int) -> list[Batch]:
@@ -301,13 +300,13 @@ def _ripe(rows: Rows, shard: ShardId, before: datetime, through: int | None = No
     if newest is None:
         return []
     below = newest if through is None else min(newest, through + 1)
-    return expiry.expirable(_each_rewritable(rows, shard, below), before=before)
+    return rules.expirable(_each_rewritable(rows, shard, below), before=before)
 
 
 def _each_rewritable(rows: Rows, shard: ShardId, below: int) -> Iterator[tuple[Batch, bool]]:
     """Read the oldest rows below a number in pages, and if an event of each is to deliver."""
     since = 0
-    for limit in page_sizes(expiry.PORTION_ROWS):
+    for limit in page_sizes(rules.PORTION_ROWS):
         batches, undelivered = _rewritable(rows, shard, range(since, below), limit)
         yield from ((row, row.batch_id in undelivered) for row in batches)
         if len(batches) < limit:

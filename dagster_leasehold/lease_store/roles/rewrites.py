@@ -20,11 +20,11 @@ from dagster_leasehold.lease_store.ledger_rows import (
 )
 from dagster_leasehold.lease_store.outcomes import Changed, RewriteByOther, Stale, Unpublished
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
-from dagster_leasehold.lease_store.roles.border import border_in
 from dagster_leasehold.lease_store.roles.forced_checkpoints import look_again
 from dagster_leasehold.lease_store.roles.operations import (
     Operations,
     Rows,
+    border_in,
     journalled,
     locked_shard,
 )

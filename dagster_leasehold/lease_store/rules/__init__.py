@@ -8,8 +8,8 @@ behave alike. Any room above may ask a rule: planners, sensors, runs, plain clie
 |---|---|
 | a shard's row | `states`, `transitions`, `lineage`, `reopening`, `withdrawal`, `starting_point` |
 | nodes | `liveness`, `registration`, `node_settings` |
-| plans | `planning`, `balanced_plan`, `weighted_plan`, `assignment_modes`, `assignment_plan` |
-| the ledger | `ledger`, `gap_policy`, `isolation`, `deletable_history`, `expiry` |
-| proofs | `verification`, `journal_proof`, `ledger_proof`, `order_proof` |
+| plans | `planning`, `assignment_modes`, `assignment_plan` |
+| the ledger | `ledger`, `gap_policy`, `isolation`, `deletable_history` |
+| proofs | `verification`, `history_proof` |
 | one consumer | `consumer_lifecycle`, `failing_steps`, `refusals` |
 """

@@ -4,23 +4,543 @@ Pure: no clock, no I/O, no randomness. Whoever plans from the same snapshot comp
 plan, so that each process carries out the moves that concern the nodes it serves and needs to
 ask nobody. A plan that was made from a stale snapshot does no harm: every move names the
 `lease_id` that it was planned from, and fails where that has moved on.
+
+By count, every node gets floor or ceil of the average, with the fewest moves. By load, every node
+gets about the same records per second: free shards go, heaviest first, to the node with the least
+load. Shards that are held move from the heaviest nodes to the lightest, one at a time, until both
+are within a twentieth of the mean or no move helps. All these moves are made only if together they
+take more than a tenth off the highest load, or add more than a tenth of the mean to the lowest, or
+if a node carries more than the mean and one heaviest shard: so a weight that changes a little moves
+nothing, and yet no node ever carries more than that. A shard that outweighs the mean by itself is a
+reason, too: its node gives the others away, however light they are beside it. Moves are chosen by
+loads and weights alone, so that a plan that was carried out is followed by an empty one.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
-from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node, Snapshot
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules import assignment_modes
 from dagster_leasehold.lease_store.rules import assignment_plan as plans
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.balanced_plan import plan_balanced
 from dagster_leasehold.lease_store.rules.lineage import unlisted_parents, why_waiting
 from dagster_leasehold.lease_store.rules.states import ShardState, may_start
-from dagster_leasehold.lease_store.rules.weighted_plan import plan_weighted, weighed
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+
+_Owned = tuple[NodeName, ShardLease]
+
+RELIEF_MIN = 0.1
+"""The part by which the highest or lowest load has to get better for shards to move."""
+LEVEL = 0.05
+"""The distance from the mean, as a part of it, within which loads count as level."""
+
+
+def tie_break(node: NodeName) -> tuple[object, ...]:
+    """Return the place of a node among those that are equal to the rule: the least comes first.
+
+    The first of them gets the larger share and the next free shard. It must be a function of the
+    node alone, so that all processes of a group plan alike.
+    """
+    return rank_key(node)
+
+
+def balanced_quotas(
+    held: Mapping[NodeName, int], shards: int, cap: int | None = None
+) -> dict[NodeName, int]:
+    """Return the share of each node: floor or ceil of the average number, at most `cap`.
+
+    The larger shares go to nodes that hold more than the smaller one: each of them may then keep
+    one shard more, which is what makes the number of moves smallest. Among equals `tie_break`
+    decides, and nothing that changes while a plan is carried out:
+
+    1. Three empty nodes share 8 shards: 3, 3, 2 by name. The last of them plans first and
+       claims its 2.
+    2. Were the larger shares to follow the counts, it would now be the fullest, and claim a third
+       that the plan of the others does not give it.
+    """
+    if not held:
+        return {}
+    assignable = shards if cap is None else min(shards, cap * len(held))
+    base, extra = divmod(assignable, len(held))
+    order = sorted(held, key=lambda node: (held[node] <= base, tie_break(node)))
+    return {node: base + (place < extra) for place, node in enumerate(order)}
+
+
+def moves_lower_bound(held: Mapping[NodeName, int], shards: int, cap: int | None = None) -> int:
+    """Count the fewest changes of owner that lead to shares of floor or ceil, by what can stay.
+
+    A node keeps at most `floor` of its shards, and one more if it is among the few with a share
+    of `ceil`; every shard that is not kept has to change its owner.
+    """
+    if not held:
+        return 0
+    assignable = shards if cap is None else min(shards, cap * len(held))
+    base, extra = divmod(assignable, len(held))
+    staying = sum(min(count, base) for count in held.values())
+    staying += min(extra, sum(count > base for count in held.values()))
+    return assignable - staying
+
+
+def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
+    """Give every taker floor or ceil of the average, with the fewest moves."""
+    shards = sum(map(len, holdings.own.values())) + len(holdings.free) + len(holdings.homeless)
+    held = {node: len(leases) for node, leases in holdings.own.items()}
+    quotas = balanced_quotas(held, shards, group.node_cap)
+    staying, leaving = _surplus(holdings, quotas)
+    moves = _Moves(held, quotas)
+    for lease in holdings.returning:
+        moves.give_back(lease)
+    # First, so that nothing else takes the room that makes their move cost nothing:
+    for node, lease in staying:
+        moves.place(lease, node)
+    for lease in holdings.free:
+        moves.place(lease, None)
+    for lease in holdings.homeless:
+        moves.place(lease, lease.lease_owner)
+    returning = {lease.shard for lease in holdings.returning}
+    for node, lease in leaving:
+        moves.place(lease, node, given_back=lease.shard in returning)
+    proof = _proof(holdings, held, quotas, moves)
+    return plans.Plan(
+        generation=group.generation,
+        actions=tuple(moves.actions),
+        unassigned=tuple(moves.unassigned),
+        counts=tuple(sorted(moves.counts.items(), key=lambda item: rank_key(item[0]))),
+        moves=moves.moves,
+        moves_minimum=moves_lower_bound(held, shards, group.node_cap) + len(returning),
+        summary=_summary(shards, quotas),
+        proof=proof,
+    )
+
+
+def _surplus(
+    holdings: plans.Holdings, quotas: Mapping[NodeName, int]
+) -> tuple[list[_Owned], list[_Owned]]:
+    """Sort what nodes have beyond their quotas: what can stay with its holder, what has to leave.
+
+    A shard on its way to a node can still stay where it is, at no cost at all, if its holder has
+    room; any other inbound shard would first have to go back, so it is the last choice.
+    """
+    room = {node: quotas[node] - len(leases) for node, leases in holdings.own.items()}
+    returning = {lease.shard for lease in holdings.returning}
+    staying: list[_Owned] = []
+    leaving: list[_Owned] = []
+    for node, leases in holdings.own.items():
+        excess = len(leases) - quotas[node]
+        if excess <= 0:
+            continue
+        cheap: list[ShardLease] = []
+        usual: list[ShardLease] = []
+        costly: list[ShardLease] = []
+        for lease in reversed(leases):
+            holder = lease.consumer_owner
+            if lease.state is not ShardState.TRANSFER:
+                usual.append(lease)
+            elif holder is not None and lease.shard not in returning and room.get(holder, 0) > 0:
+                if len(cheap) < excess:
+                    room[holder] -= 1
+                    cheap.append(lease)
+            else:
+                costly.append(lease)
+        staying += [(node, lease) for lease in cheap]
+        leaving += [(node, lease) for lease in (usual + costly)[: excess - len(cheap)]]
+    return staying, leaving
+
+
+class _Moves:
+    """The moves of one plan while it is made: fills the nodes that have room, emptiest first."""
+
+    def __init__(self, held: Mapping[NodeName, int], quotas: Mapping[NodeName, int]) -> None:
+        self.counts = dict(held)
+        self.quotas = quotas
+        self.actions: list[plans.Action] = []
+        self.unassigned: list[plans.Unassigned] = []
+        self.moves = 0
+        self._room = [
+            (held[node], tie_break(node), node) for node in held if held[node] < quotas[node]
+        ]
+        heapq.heapify(self._room)
+
+    def give_back(self, lease: ShardLease) -> None:
+        """End a transfer to a node that takes no runs where it began."""
+        holder, following = lease.consumer_owner, lease.lease_owner
+        if holder is not None and following is not None:
+            reason = f"{following} takes no runs"
+            self.actions.append(
+                plans.CancelTransfer(lease.shard, holder, following, lease.lease_id, reason)
+            )
+            self.moves += 1
+
+    def place(self, lease: ShardLease, owner: NodeName | None, *, given_back: bool = False) -> None:
+        """Give a shard to the node with room that has fewest; report it where none has room.
+
+        `owner` is the node that has it now, or None; `given_back` means that the shard is going
+        back to `owner` already, so that its next move has to wait for the next round.
+        """
+        taker = self._return_to(lease, owner)
+        if taker is None:
+            taker = self._emptiest()
+        if taker is None:
+            self._leave(lease, owner)
+            return
+        if owner is not None and owner in self.counts:
+            self.counts[owner] -= 1
+        self.counts[taker] += 1
+        self.moves += 1
+        share = f"{taker} has {self.counts[taker]} of its {self.quotas[taker]} with it"
+        if self.counts[taker] < self.quotas[taker]:
+            heapq.heappush(self._room, (self.counts[taker], tie_break(taker), taker))
+        action = None if given_back else self._action(lease, owner, taker, share)
+        if action is not None:
+            self.actions.append(action)
+
+    def _action(
+        self, lease: ShardLease, owner: NodeName | None, taker: NodeName, share: str
+    ) -> plans.Action | None:
+        """Return the move that can be made now; None if the store has to settle something first."""
+        if lease.state is ShardState.NOT_ALLOC:
+            return plans.Claim(lease.shard, taker, lease.lease_id, f"it is free, and {share}")
+        if owner is None:
+            return None  # A dead node's: free once the node has been evicted.
+        quota = self.quotas.get(owner)
+        why = f"{owner} takes no runs" if quota is None else f"{owner} has more than its {quota}"
+        if lease.state is ShardState.ALREADY_ALLOC:
+            return plans.BeginTransfer(lease.shard, owner, taker, lease.lease_id, f"{why}; {share}")
+        holder = lease.consumer_owner
+        if holder is not None and holder in self.counts:
+            # Where `taker` is a third node, the shard goes on to it in the next round.
+            return plans.CancelTransfer(
+                lease.shard, holder, owner, lease.lease_id, f"{why}; {share}"
+            )
+        return None  # From one node without runs to another: it moves on when it has arrived.
+
+    def _return_to(self, lease: ShardLease, owner: NodeName | None) -> NodeName | None:
+        """Return the holder of a shard in transfer, if it has room to keep it."""
+        holder = lease.consumer_owner
+        if holder is None or holder == owner:
+            return None
+        if self.counts.get(holder, 0) >= self.quotas.get(holder, 0):
+            return None
+        self._room = [entry for entry in self._room if entry[2] != holder]
+        heapq.heapify(self._room)
+        return holder
+
+    def _emptiest(self) -> NodeName | None:
+        return heapq.heappop(self._room)[2] if self._room else None
+
+    def _leave(self, lease: ShardLease, owner: NodeName | None) -> None:
+        if owner is None:
+            reason = "every live node has as many shards as it may"
+        elif owner in self.counts:
+            reason = f"{owner} has more than it may, but no other node has room"
+        else:
+            reason = f"{owner} takes no runs, but no other node has room"
+        self.unassigned.append(plans.Unassigned(lease.shard, reason))
+
+
+def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
+    low, high = min(quotas.values()), max(quotas.values())
+    share = f"{low}" if low == high else f"{low} or {high}"
+    nodes = f"{len(quotas)} live nodes" if len(quotas) > 1 else "one live node"
+    return f"{shards} shards can be consumed by {nodes}, {share} each"
+
+
+def _proof(
+    holdings: plans.Holdings,
+    held: Mapping[NodeName, int],
+    quotas: Mapping[NodeName, int],
+    moves: _Moves,
+) -> tuple[str, ...]:
+    """Explain the moves: each shard that is counted has a reason of its own to move."""
+    lines: list[str] = []
+    for node in sorted(held, key=rank_key):
+        if held[node] > quotas[node] and moves.counts[node] < held[node]:
+            lines.append(
+                f"{node} holds {held[node]} and its share is {quotas[node]}: "
+                f"{held[node] - moves.counts[node]} must leave it"
+            )
+    if holdings.free:
+        lines.append(f"{len(holdings.free)} are nobody's: each needs its claim")
+    if holdings.homeless:
+        lines.append(f"{len(holdings.homeless)} are held by nodes that take no runs: each must go")
+    if holdings.returning:
+        lines.append(f"{len(holdings.returning)} are promised to nodes that take no runs")
+    lines.append("the larger shares are where most can stay, so that no fewer can move")
+    return tuple(lines)
+
+
+_Entry = tuple[bool, object, ShardId]
+
+
+def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, float]:
+    """Return the weight of each shard; nothing if the group balances by count or none has one.
+
+    A shard without a weight of its own, such as a new one, counts like the middle of the others.
+    """
+    if not snapshot.group.weighted:
+        return {}
+    names = [lease.shard for lease in shards]
+    learned = sorted(snapshot.weights[shard] for shard in names if shard in snapshot.weights)
+    if not learned:
+        return {}
+    middle = learned[len(learned) // 2]
+    return {shard: snapshot.weights.get(shard, middle) for shard in names}
+
+
+@dataclass(slots=True)
+class _Share:
+    """The share of one node: `shelves` are its movable shards by weight, cheapest first."""
+
+    node: NodeName
+    load: float = 0.0
+    count: int = 0
+    shelves: dict[float, list[_Entry]] = field(default_factory=dict[float, list[_Entry]])
+
+    def put(self, weight: float, entry: _Entry) -> None:
+        self.load += weight
+        self.count += 1
+        heapq.heappush(self.shelves.setdefault(weight, []), entry)
+
+    def take(self, weight: float) -> _Entry:
+        self.load -= weight
+        self.count -= 1
+        entry = heapq.heappop(self.shelves[weight])
+        if not self.shelves[weight]:
+            del self.shelves[weight]
+        return entry
+
+    def remove(self, weight: float, entry: _Entry) -> None:
+        self.load -= weight
+        self.count -= 1
+        shelf = self.shelves[weight]
+        shelf.remove(entry)
+        heapq.heapify(shelf)
+        if not shelf:
+            del self.shelves[weight]
+
+    def rank(self) -> tuple[float, int, object]:
+        """Sort by load, then by count, then as the rule by count breaks ties."""
+        return self.load, self.count, tie_break(self.node)
+
+
+class _Levelling:
+    """The shares of all nodes while a plan is made."""
+
+    def __init__(self, holdings: plans.Holdings, weights: Mapping[ShardId, float], cap: int | None):
+        self._weights = weights
+        self._cap = cap
+        self.shares = {node: _Share(node) for node in holdings.own}
+        self.targets: dict[ShardId, NodeName | None] = {}
+        self._mean = sum(weights.values()) / len(self.shares)
+        self._heaviest = max(weights.values())
+        for node, leases in holdings.own.items():
+            for lease in leases:
+                self.targets[lease.shard] = node
+                if lease.state is ShardState.TRANSFER:
+                    # It is on its way already: it may move on once it has arrived.
+                    self.shares[node].load += weights[lease.shard]
+                    self.shares[node].count += 1
+                else:
+                    self.shares[node].put(weights[lease.shard], _entry(lease.shard, owned=True))
+
+    def place(self, leases: Iterable[ShardLease]) -> None:
+        """Give shards that nobody keeps to the nodes with the least load, heaviest first."""
+        heaviest_first = sorted(
+            leases, key=lambda lease: (-self._weights[lease.shard], rank_key(lease.shard))
+        )
+        for lease in heaviest_first:
+            taker = self._lightest()
+            self.targets[lease.shard] = taker.node if taker else None
+            if taker:
+                taker.put(self._weights[lease.shard], _entry(lease.shard, owned=False))
+
+    def shed(self) -> None:
+        """Take from nodes what is more than the cap allows, lightest first."""
+        for share in sorted(self.shares.values(), key=_Share.rank, reverse=True):
+            while self._cap is not None and share.count > self._cap and share.shelves:
+                taker = self._lightest()
+                if taker is None:
+                    return
+                self._move(share, taker, min(share.shelves))
+
+    def level(self) -> None:
+        """Move shards from the heaviest nodes to the lightest, and undo that if it helps little."""
+        before, crowded = self._extremes(), self._crowded()
+        moved: list[tuple[_Share, _Share, float, _Entry]] = []
+        # Givers only get lighter and the lightest only heavier: one that cannot help now never can.
+        stuck: set[NodeName] = set()
+        while (pair := self._pair(stuck)) is not None:
+            giver, taker = pair
+            weight = _best(giver, taker)
+            if weight is None:
+                stuck.add(giver.node)
+                continue
+            stuck.discard(taker.node)
+            moved.append((giver, taker, weight, self._move(giver, taker, weight)))
+        relieved = any(share.load < load for share, load in crowded)
+        if not relieved and not self._worth_it(before, self._extremes()):
+            for giver, taker, weight, entry in reversed(moved):
+                taker.remove(weight, entry)
+                giver.put(weight, entry)
+                self.targets[entry[2]] = giver.node
+
+    def _pair(self, stuck: Collection[NodeName]) -> tuple[_Share, _Share] | None:
+        """Return the heaviest node that may give and the lightest that may take; None if level."""
+        givers = [share for share in self.shares.values() if share.node not in stuck]
+        giver = max(givers, key=_Share.rank, default=None)
+        taker = self._lightest(giver)
+        if giver is None or taker is None:
+            return None
+        too_much = min((1 + LEVEL) * self._mean, self._mean + self._heaviest)
+        level = giver.load <= too_much and taker.load >= (1 - LEVEL) * self._mean
+        return None if level else (giver, taker)
+
+    def _extremes(self) -> tuple[float, float]:
+        loads = [share.load for share in self.shares.values()]
+        return min(loads), max(loads)
+
+    def _crowded(self) -> list[tuple[_Share, float]]:
+        """Return the nodes that have more than one shard that outweighs the mean, and their loads.
+
+        All other shards wait for such a one, or it for them, while other nodes have time.
+        """
+        return [
+            (share, share.load)
+            for share in self.shares.values()
+            if share.count > 1 and max(share.shelves, default=0.0) > self._mean
+        ]
+
+    def _worth_it(self, before: tuple[float, float], after: tuple[float, float]) -> bool:
+        """Return True if moves relieve the heaviest node, or help the lightest, by over a tenth."""
+        relieved = after[1] < (1 - RELIEF_MIN) * before[1]
+        helped = after[0] > before[0] + RELIEF_MIN * self._mean
+        return relieved or helped or before[1] > self._mean + self._heaviest
+
+    def _move(self, giver: _Share, taker: _Share, weight: float) -> _Entry:
+        entry = giver.take(weight)
+        taker.put(weight, entry)
+        self.targets[entry[2]] = taker.node
+        return entry
+
+    def _lightest(self, giver: _Share | None = None) -> _Share | None:
+        """Return the node with the least load that may take one shard more."""
+        able = (
+            share
+            for share in self.shares.values()
+            if share is not giver and (self._cap is None or share.count < self._cap)
+        )
+        return min(able, key=_Share.rank, default=None)
+
+
+def _entry(shard: ShardId, *, owned: bool) -> _Entry:
+    """Order shards of one weight: those that a node has move last."""
+    return owned, rank_key(shard), shard
+
+
+def _best(giver: _Share, taker: _Share) -> float | None:
+    """Return the weight whose move makes the higher of two loads smallest; None if none does."""
+    helping = [weight for weight in giver.shelves if weight < giver.load - taker.load]
+    return min(
+        helping,
+        key=lambda weight: (max(giver.load - weight, taker.load + weight), weight),
+        default=None,
+    )
+
+
+def plan_weighted(
+    group: Group, holdings: plans.Holdings, weights: Mapping[ShardId, float]
+) -> plans.Plan:
+    """Return the moves that level the load; `weights` has every shard of `holdings`."""
+    before = _loads(holdings, weights)
+    levelling = _Levelling(holdings, weights, group.node_cap)
+    levelling.place([*holdings.free, *holdings.homeless])
+    levelling.shed()
+    levelling.level()
+    actions: list[plans.Action] = []
+    unassigned: list[plans.Unassigned] = []
+    moves = 0
+    for lease, owner in _owned(holdings):
+        target = levelling.targets[lease.shard]
+        if target is None:
+            reason = "every live node has as many shards as it may"
+            unassigned.append(plans.Unassigned(lease.shard, reason))
+        elif target != owner:
+            moves += 1
+            load = levelling.shares[target].load
+            action = _action(lease, owner, target, weights[lease.shard], load)
+            actions += [action] if action else []
+    ranked = sorted(levelling.shares.values(), key=lambda share: rank_key(share.node))
+    needed = len(holdings.free) + len(holdings.homeless) + len(holdings.returning) - len(unassigned)
+    return plans.Plan(
+        generation=group.generation,
+        actions=tuple(actions),
+        unassigned=tuple(unassigned),
+        counts=tuple((share.node, share.count) for share in ranked),
+        moves=moves,
+        moves_minimum=needed,
+        summary=(
+            f"{len(weights)} shards with {sum(weights.values()):g} records/s can be consumed by "
+            f"{len(ranked)} live nodes, {sum(weights.values()) / len(ranked):g} each on average"
+        ),
+        proof=_weighted_proof(before, levelling, needed, moves),
+        loads=tuple((share.node, share.load) for share in ranked),
+    )
+
+
+def _loads(holdings: plans.Holdings, weights: Mapping[ShardId, float]) -> dict[NodeName, float]:
+    return {
+        node: sum(weights[lease.shard] for lease in leases) for node, leases in holdings.own.items()
+    }
+
+
+def _owned(holdings: plans.Holdings) -> list[tuple[ShardLease, NodeName | None]]:
+    """Pair every shard with the node that has it, by shard; None if that node is gone."""
+    owned: list[tuple[ShardLease, NodeName | None]] = [(lease, None) for lease in holdings.free]
+    owned += [(lease, lease.lease_owner) for lease in holdings.homeless]
+    for leases in holdings.own.values():
+        owned += [(lease, lease.lease_owner) for lease in leases]
+    return sorted(owned, key=lambda pair: rank_key(pair[0].shard))
+
+
+def _action(
+    lease: ShardLease, owner: NodeName | None, target: NodeName, weight: float, load: float
+) -> plans.Action | None:
+    """Return the move that can be made now; None if the store has to settle something first."""
+    share = f"{target} then carries {load:g} records/s, {weight:g} of them from it"
+    if lease.state is ShardState.NOT_ALLOC:
+        return plans.Claim(lease.shard, target, lease.lease_id, f"it is free, and {share}")
+    if owner is None:
+        return None  # A dead node's: free once the node has been evicted.
+    if lease.state is ShardState.ALREADY_ALLOC:
+        why = f"{owner} has more load than its share, or takes no runs"
+        return plans.BeginTransfer(lease.shard, owner, target, lease.lease_id, f"{why}; {share}")
+    if lease.consumer_owner == target:
+        reason = f"{owner} takes no runs"
+        return plans.CancelTransfer(lease.shard, target, owner, lease.lease_id, reason)
+    return None  # In transfer between nodes without runs: it moves on when it has arrived.
+
+
+def _weighted_proof(
+    before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
+) -> tuple[str, ...]:
+    """Explain the moves: those that every load needs, and the purpose of the others."""
+    lines = [f"{needed} are nobody's, or with nodes that take no runs: each needs its move"]
+    if moves > needed:
+        highest = max(before.values())
+        after = max(share.load for share in levelling.shares.values())
+        lines.append(
+            f"{moves - needed} more lower the loads: the highest was {highest:g} records/s before "
+            f"the free shards were shared, and is {after:g} then"
+        )
+    else:
+        lines.append(
+            f"moving more would level the loads by less than {RELIEF_MIN:.0%}: nothing else moves"
+        )
+    return tuple(lines)
 
 
 def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:

@@ -1,6 +1,6 @@
 """Proof after the fact, from the journal and the ledger of a live deployment.
 
-The rules are pure (`prove_shard` here, and `order_proof`), so that the same check runs on a store,
+The rules are pure (`prove_shard`, and `history_proof`), so that the same check runs on a store,
 on a copy of one, and at every step of a simulation. A store is read shard by shard, in
 pages: memory grows with the tenures of one shard, and by eight bytes a file.
 
@@ -22,10 +22,9 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerHead
 from dagster_leasehold.lease_store.roles.ledger import Ledger
-from dagster_leasehold.lease_store.rules import journal_proof, ledger_proof
+from dagster_leasehold.lease_store.rules import history_proof
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.journal_proof import Violation
-from dagster_leasehold.lease_store.rules.order_proof import OrderProof, check_order
+from dagster_leasehold.lease_store.rules.history_proof import OrderProof, Violation, check_order
 from dagster_leasehold.lease_store.rules.progress import Report
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
@@ -74,11 +73,11 @@ class ShardProof:
 
 def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = None) -> ShardProof:
     """Check every rule that concerns a shard alone; `seen` gets each committed batch."""
-    journal = journal_proof.JournalProof(history.summary)
+    journal = history_proof.JournalProof(history.summary)
     for entry in history.journal:
         journal.take(entry)
     journal.end(history.lease)
-    ledger = ledger_proof.LedgerProof(history.summary, journal, history.gaps)
+    ledger = history_proof.LedgerProof(history.summary, journal, history.gaps)
     for batch in history.batches:
         if batch.state is BatchState.COMMITTED:
             ledger.take(batch)
@@ -136,7 +135,7 @@ def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_
     """
     snapshot = store.snapshot(key)
     violations: list[Violation] = []
-    paths = ledger_proof.PathLedger()
+    paths = history_proof.PathLedger()
     tenures = batches = rows = 0
     total = store.ledger_rows(key)
 
@@ -155,15 +154,15 @@ def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_
     summed = {violation.shard for violation in violations if violation.rule == "order"}
     violations += [each for each in _read_order(store, key, snapshot) if each.shard not in summed]
     if suspects := paths.doubled():
-        violations += ledger_proof.doubled_files(store.each_batch(key), suspects)
+        violations += history_proof.doubled_files(store.each_batch(key), suspects)
     return Audit(tuple(violations), tenures, batches)
 
 
 def _read_shard(
     store: Ledger, key: GroupKey, lease: ShardLease, read: Callable[[], None]
-) -> tuple[ShardProof, ledger_proof.PathLedger]:
+) -> tuple[ShardProof, history_proof.PathLedger]:
     for _ in range(READINGS_MAX):
-        paths = ledger_proof.PathLedger()
+        paths = history_proof.PathLedger()
         head = _head(store, key, lease)
         summary = _summary(store, key, lease.shard)
         proof = prove_shard(
@@ -187,7 +186,7 @@ def _read_shard(
         store.each_entry(key, shard=lease.shard),
         settled=False,
     )
-    return prove_shard(alone), ledger_proof.PathLedger()
+    return prove_shard(alone), history_proof.PathLedger()
 
 
 def _noted(batches: Iterable[Batch], read: Callable[[], None]) -> Iterator[Batch]:
@@ -250,7 +249,7 @@ def check_history(
         Violation("order", shard, detail)
         for shard, detail in check_order(parents, journal, ordered=ordered)
     ]
-    return [*violations, *ledger_proof.doubled_files(batches)]
+    return [*violations, *history_proof.doubled_files(batches)]
 
 
 def _by_shard(

@@ -6,9 +6,9 @@ written once; `mapping` stands between columns and values. `lease_store.open` al
 
 from pathlib import Path
 
-from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.sql_store.readiness import SqlReadiness
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.transactions import sqlite_path
 
 __all__ = ["SqlStore"]
 

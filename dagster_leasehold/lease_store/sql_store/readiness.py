@@ -11,13 +11,17 @@ from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_leasehold.lease_store import schema
-from dagster_leasehold.lease_store.engine import sqlite_path
 from dagster_leasehold.lease_store.errors import StoreReadOnly
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.lease_store.sql_store.rows_in_sql import RowsInSql
 from dagster_leasehold.lease_store.stored_rows import NO_GROUP
-from dagster_leasehold.lease_store.transactions import Outcome, Transaction, Transactions
+from dagster_leasehold.lease_store.transactions import (
+    Outcome,
+    Transaction,
+    Transactions,
+    sqlite_path,
+)
 
 
 class SqlReadiness:

@@ -41,8 +41,8 @@ def plan(
 
     Every member counts as live: only a process that watches the nodes can tell which are dead.
     """
+    from dagster_leasehold.lease_store.rebalancing import planning_snapshot
     from dagster_leasehold.lease_store.rules.planning import plan as plan_of
-    from dagster_leasehold.lease_store.shard_weights import planning_snapshot
 
     target, key = Target.of_group(home, module, stream, group)
     declared = target.declared(stream)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.places.address import output_place
-from dagster_leasehold.lease_store.engine import parse_url, sqlite_path
 from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.lease_store.transactions import parse_url, sqlite_path
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import Settings
 from tests.environment import forget_settings

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.lease_store import engine, open_store
+from dagster_leasehold.lease_store import open_store, transactions
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE, FOLDER_MARK
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
@@ -69,7 +69,7 @@ def test_a_frozen_clients_locks_do_not_last(world: World, store_url: str, tmp_pa
 
 def claim(url: str) -> None:
     """Claim the shard for node A, in a process of its own."""
-    engine.IDLE_TRANSACTION_S = LIMIT_S
+    transactions.IDLE_TRANSACTION_S = LIMIT_S
     store = open_store(url)
     store.groups()  # a connection that was in use before is limited like a new one
     outcome = store.claim(KEY, {X: (A, 0)}, observer="t", reason="r")[X]

@@ -20,11 +20,11 @@ from sqlalchemy.exc import DBAPIError
 
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.database_errors import error_number
-from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.release import HEAD
 from dagster_leasehold.lease_store.schema import VERSION_TABLE, upgrade
 from dagster_leasehold.lease_store.tables import metadata
+from dagster_leasehold.lease_store.transactions import open_engine, parse_url
 from tests.conformance.world import A, World, X
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.conftest import KEY

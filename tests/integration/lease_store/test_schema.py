@@ -16,13 +16,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, text
 
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld, StoreError
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.release import HEAD, REVISIONS
 from dagster_leasehold.lease_store.schema import VERSION_TABLE
 from dagster_leasehold.lease_store.tables import metadata
+from dagster_leasehold.lease_store.transactions import open_engine, parse_url
 from tests.conformance.published import Publisher
 from tests.conformance.world import A, World
 from tests.database_server import DatabaseServer

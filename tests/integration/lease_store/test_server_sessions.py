@@ -11,13 +11,6 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import DBAPIError
 
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.engine import (
-    IDLE_S,
-    IDLE_TRANSACTION_S,
-    LOCK_WAIT_S,
-    open_engine,
-    parse_url,
-)
 from dagster_leasehold.lease_store.errors import CheckpointRefused, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -25,6 +18,13 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.sql_store import SqlStore
 from dagster_leasehold.lease_store.sql_store.mapping import SHARD
+from dagster_leasehold.lease_store.transactions import (
+    IDLE_S,
+    IDLE_TRANSACTION_S,
+    LOCK_WAIT_S,
+    open_engine,
+    parse_url,
+)
 from tests.conformance.test_races import at_once
 from tests.conformance.world import NOON, A, B, World, X
 from tests.database_server import DatabaseServer
@@ -112,9 +112,9 @@ def test_a_session_that_cannot_be_set_up_is_refused(
 ) -> None:
     """Something between us and the server rewrites settings: said at connect, not by a lost
     update."""
-    from dagster_leasehold.lease_store import engine
+    from dagster_leasehold.lease_store import transactions
 
-    monkeypatch.setattr(engine, "SQL_MODE", "ANSI_QUOTES")
+    monkeypatch.setattr(transactions, "SQL_MODE", "ANSI_QUOTES")
     with pytest.raises(StoreError, match="strict sql_mode"):
         open_store(server_url, upgrade=True)
 

@@ -59,7 +59,7 @@ def test_a_writer_that_does_not_end_is_reported_in_time(path: Path) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writers wait for each other as long as it takes: SQLite serves the first to ask, not all."""
-    monkeypatch.setattr("dagster_leasehold.lease_store.engine.READ_TIMEOUT_S", 60)
+    monkeypatch.setattr("dagster_leasehold.lease_store.transactions.READ_TIMEOUT_S", 60)
 
 
 @pytest.mark.usefixtures("patient")

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import select
 
 from dagster_leasehold.lease_store import open_store, tables
-from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.errors import CopyRefused, StoreError
 from dagster_leasehold.lease_store.store_copy import PORTION_ROWS, copy_store
+from dagster_leasehold.lease_store.transactions import open_engine, parse_url
 from tests.conformance.world import A, World
 from tests.mariadb import MariaDB
 from tests.unit.lease_store.full_store import KEY, fill

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.lease_store.engine import IDLE_TRANSACTION_S, LOCK_WAIT_S
+from dagster_leasehold.lease_store.transactions import IDLE_TRANSACTION_S, LOCK_WAIT_S
 from dagster_leasehold.orchestration import resources
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.spark_check import look_into_worker, versions_here

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from dagster_leasehold.lease_store import engine, open_store
-from dagster_leasehold.lease_store.engine import (
+from dagster_leasehold.lease_store import open_store, transactions
+from dagster_leasehold.lease_store.errors import InvalidSetting, StoreError
+from dagster_leasehold.lease_store.transactions import (
     LOCK_WAIT_S,
     SQL_MODE,
     open_engine,
     parse_url,
     sqlite_path,
 )
-from dagster_leasehold.lease_store.errors import InvalidSetting, StoreError
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ class Session:
     ],
 )
 def test_a_session_that_does_not_have_what_was_set_is_refused(name: str, value: object) -> None:
-    engine._prepare_session(Session(), encrypted=False, in_use_s=5)
+    transactions._prepare_session(Session(), encrypted=False, in_use_s=5)
     with pytest.raises(StoreError, match=f"{name}|isolation"):
-        engine._prepare_session(Session(**{name: value}), encrypted=False, in_use_s=5)
+        transactions._prepare_session(Session(**{name: value}), encrypted=False, in_use_s=5)

@@ -14,7 +14,6 @@ import pytest
 from sqlalchemy import Engine, select, text
 
 from dagster_leasehold.lease_store import open_store, store_copy, tables
-from dagster_leasehold.lease_store.engine import open_engine, parse_url
 from dagster_leasehold.lease_store.errors import (
     CopyRefused,
     InvalidSetting,
@@ -26,6 +25,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store_copy import PORTION_ROWS, copy_store
+from dagster_leasehold.lease_store.transactions import open_engine, parse_url
 from tests.conformance.world import A, B, World, X, Y
 from tests.unit.lease_store.full_store import KEY, fill
 

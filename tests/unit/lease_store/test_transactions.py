@@ -11,12 +11,6 @@ from sqlalchemy import Connection, event, text
 from sqlalchemy.exc import DBAPIError
 
 from dagster_leasehold.lease_store.database_errors import MYSQL_VERDICTS, Verdict
-from dagster_leasehold.lease_store.engine import (
-    IDLE_TRANSACTION_S,
-    READ_TIMEOUT_S,
-    open_engine,
-    parse_url,
-)
 from dagster_leasehold.lease_store.errors import (
     OutcomeUnknown,
     StoreError,
@@ -25,9 +19,13 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.transactions import (
     ATTEMPTS_MAX,
+    IDLE_TRANSACTION_S,
+    READ_TIMEOUT_S,
     Raced,
     Transaction,
     Transactions,
+    open_engine,
+    parse_url,
 )
 from tests.unit.lease_store.test_database_errors import of_mysql
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from dagster_leasehold.lease_store.engine import open_engine, parse_url
+from dagster_leasehold.lease_store.transactions import open_engine, parse_url
 from dagster_leasehold.orchestration.command_line import main
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import ConsumedHome

@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.rules.cursors import in_order
-from dagster_leasehold.lease_store.rules.ledger_proof import until_epoch
+from dagster_leasehold.lease_store.rules.history_proof import until_epoch
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:

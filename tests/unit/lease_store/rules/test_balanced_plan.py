@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.rules.balanced_plan import balanced_quotas, tie_break
-from dagster_leasehold.lease_store.rules.planning import plan
+from dagster_leasehold.lease_store.rules.planning import balanced_quotas, plan, tie_break
 from tests.unit.lease_store.group_pictures import NODES, carried_out, node, shard, snapshot
 
 A, B, C = NODES[:3]

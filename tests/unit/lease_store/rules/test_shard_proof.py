@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     LedgerHead,
     RewriteKind,
 )
-from dagster_leasehold.lease_store.rules.ledger_proof import PathLedger, doubled_files
+from dagster_leasehold.lease_store.rules.history_proof import PathLedger, doubled_files
 from dagster_leasehold.lease_store.rules.verification import ShardHistory, audit, prove_shard
 from dagster_leasehold.lease_store.shard_summary import End, Expired, Opening, ShardSummary
 from tests.unit.lease_store.rules.test_verification import KEY, PARENT, true_history, true_store

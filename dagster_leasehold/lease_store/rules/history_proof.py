@@ -1,0 +1,543 @@
+"""Proofs of a history: tenures that follow one another, batches that join, shards in their order.
+
+Pure rules over rows in order. A proof begins where the shard's summary of its deleted rows ends.
+
+* **The journal**: tenures follow one another under rising epochs. One value per tenure and per
+  forced checkpoint is remembered.
+* **The ledger**: that no record is committed twice follows from three rules. A batch does not end
+  before it starts; a recorded gap leads onwards; and the next batch starts where the one before it
+  ended, behind a gap from there, or where a checkpoint was forced to since, not before that end.
+  Which files two batches list is found by hashes, in eight bytes for each path.
+* **The order**: an ordered group reads no shard before all that it comes from was finished. The
+  journal says when a shard was over, when it was reopened, and when another one was free to start,
+  was claimed or was opened. A shard that became free while the group was unordered may go on; so
+  may one whose parent was reopened while the group was unordered, or whose parent was reopened by
+  somebody who accepted just that. A shard that was rolled forward to its table was not read by
+  that: the journal of its reading is lost.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, pairwise
+from typing import Protocol
+
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
+from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
+from dagster_leasehold.lease_store.rules.cursors import in_order, is_before
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.shard_summary import End, Opening, ShardSummary
+
+_BUCKETS = 256
+_BLOCK = 1024
+
+
+class Tenures(Protocol):
+    """The owners of opened tenures by epoch and run; a mapping is one."""
+
+    def __contains__(self, tenure: object, /) -> bool:
+        """Tell if this tenure was opened."""
+        ...
+
+    def __getitem__(self, tenure: tuple[int, str], /) -> NodeName | None:
+        """Return the owner that it was opened for."""
+        ...
+
+
+class HashedTenures:
+    """Tenures of years, each remembered by a hash of its epoch and run: about 80 bytes, not 300."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, NodeName | None] = {}
+        self._names: dict[NodeName | None, NodeName | None] = {}
+
+    def __contains__(self, tenure: object) -> bool:
+        return hash(tenure) in self._owners
+
+    def __getitem__(self, tenure: tuple[int, str]) -> NodeName | None:
+        return self._owners[hash(tenure)]
+
+    def add(self, epoch: int, run: str, owner: NodeName | None) -> None:
+        """Remember a tenure; all tenures of one owner share its name."""
+        self._owners[hash((epoch, run))] = self._names.setdefault(owner, owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that a history breaks.
+
+    `rule` is one of `overlap` (two tenures at once), `epoch` (a fencing number that did not
+    rise), `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
+    `checkpoint` (one that is not where the ledger ends), `fence` (a batch without its tenure),
+    `files` (a file that two batches list, or one beside a merged file that holds its records),
+    `withdrawn` (a batch that was taken back without a forced checkpoint before it).
+    """
+
+    rule: str
+    shard: ShardId | None
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: shard {self.shard}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class Force:
+    """A forced checkpoint: its epoch tells between which batches it came."""
+
+    epoch: int
+    check_point: str | None
+
+
+class JournalProof:
+    """Tenures follow one another: each closed before the next, under a higher epoch.
+
+    Attributes:
+        violations: those noticed so far.
+        opened: openings that were looked at.
+        epoch: the highest epoch so far.
+        current: the tenure that is open.
+        newest: the tenure that was opened last.
+        tenures: all of them, as far as they are remembered.
+        forces: all forced checkpoints, as far as they are remembered.
+    """
+
+    def __init__(self, summary: ShardSummary) -> None:
+        self.violations: list[Violation] = []
+        self.opened = 0
+        self.epoch = summary.epoch
+        self.newest = summary.opening
+        self.current = summary.opening if summary.open else None
+        self.tenures = HashedTenures()
+        self.forces: list[Force] = []
+        self._shard = summary.shard
+        self._until = summary.journal_until
+        if self.newest is not None:
+            self.tenures.add(self.newest.epoch, self.newest.run, self.newest.owner)
+
+    def take(self, entry: JournalEntry) -> None:
+        """Take the next entry."""
+        if entry.kind == "force":
+            self.forces.append(Force(entry.epoch, entry.check_point))
+        if entry.sequence <= self._until:
+            return
+        if entry.kind == "open":
+            if self.current is not None:
+                self._violated(
+                    "overlap",
+                    f"run {entry.run} opened it at entry {entry.sequence} while run "
+                    f"{self.current.run} had it open since entry {self.current.sequence}",
+                )
+            self.current = Opening(entry.sequence, entry.epoch, entry.run, entry.to_owner)
+            self.newest = self.current
+            self.tenures.add(entry.epoch, entry.run, entry.to_owner)
+            self.opened += 1
+        elif entry.kind == "close" and self.current and entry.run == self.current.run:
+            self.current = None
+        if entry.kind in ("open", "force"):
+            if entry.epoch <= self.epoch:
+                self._violated(
+                    "epoch",
+                    f"entry {entry.sequence} has epoch {entry.epoch} after epoch {self.epoch}",
+                )
+            self.epoch = max(self.epoch, entry.epoch)
+
+    def end(self, lease: ShardLease | None) -> None:
+        """Compare the end with the shard's row."""
+        if lease is not None and lease.consumer_epoch > self.epoch:
+            self._violated(
+                "epoch", f"its row has epoch {lease.consumer_epoch}, the journal only {self.epoch}"
+            )
+
+    def _violated(self, rule: str, detail: str) -> None:
+        self.violations.append(Violation(rule, self._shard, detail))
+
+
+@dataclass(slots=True)
+class Life:
+    """The life of a shard up to one of its journal's entries, by the entries' sequences.
+
+    Attributes:
+        seen: the entry that first lists it.
+        over: the last entry that finishes it; -1 for none.
+        reopened: the last entry that reopens it; -1 for none.
+        reopened_in_order: True if the group was ordered then.
+        free: the entry since which it may start, if there is one.
+        free_in_order: True if the group was ordered then.
+        accepted: for each parent, the last entry that accepts its reopening.
+        without: for each parent that was not listed yet when it started, the entry of its start.
+    """
+
+    seen: int | None = None
+    over: int = -1
+    reopened: int = -1
+    reopened_in_order: bool = True
+    free: int | None = None
+    free_in_order: bool = True
+    accepted: dict[str, int] = field(default_factory=dict[str, int])
+    without: dict[str, int] = field(default_factory=dict[str, int])
+
+
+@dataclass(slots=True)
+class _Course:
+    """The entries in order, read under one belief about the group's setting at the beginning."""
+
+    parents: Mapping[ShardId, Sequence[ShardId]]
+    children: Mapping[ShardId, Sequence[ShardId]]
+    ordered: bool
+    lives: dict[ShardId, Life] = field(default_factory=dict[ShardId, Life])
+    early: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
+
+    def take(self, entry: JournalEntry, shard: ShardId) -> None:
+        """Take the next entry that concerns a shard."""
+        life = self.lives.setdefault(shard, Life())
+        if entry.kind == "edge":
+            self._note_edge(entry, shard, life)
+        if entry.kind == "accept":
+            life.accepted[entry.facts.get("parent", "")] = entry.sequence
+        if entry.to_state is ShardState.WAIT:
+            life.free = None
+            life.without.clear()
+        # Edges 1 and 2 are where a shard becomes free to start.
+        began = (None, ShardState.WAIT)
+        freed = entry.to_state is ShardState.NOT_ALLOC and entry.from_state in began
+        if freed:
+            life.free, life.free_in_order = entry.sequence, self.ordered
+        read = entry.kind == "open" and "rolled_forward" not in entry.facts
+        starts = read or entry.to_state is ShardState.ALREADY_ALLOC
+        if shard not in self.early and (freed or starts):
+            self._check(entry, shard, life)
+
+    def _note_edge(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
+        if entry.from_state is None:
+            life.seen = entry.sequence
+            for child in self.children.get(shard, ()):
+                # It came late: whatever its child has read since then was read out of order.
+                started = self.lives.get(child)
+                if started is not None and shard in started.without:
+                    self._blame(child, started.without[shard], shard)
+        if entry.to_state is ShardState.OVER:
+            life.over = entry.sequence
+        if entry.from_state is ShardState.OVER:
+            life.reopened, life.reopened_in_order = entry.sequence, self.ordered
+
+    def _check(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
+        if not (self.ordered if life.free is None else life.free_in_order):
+            return
+        for parent in self.parents.get(shard, ()):
+            before = self.lives.get(parent)
+            if before is None or before.seen is None:
+                # One that never comes is read by nobody: nothing was out of order.
+                life.without.setdefault(parent, entry.sequence)
+                continue
+            accepted = life.accepted.get(parent)
+            if before.over <= before.reopened and not _excused(before, accepted):
+                self._blame(shard, entry.sequence, parent)
+                return
+
+    def _blame(self, shard: ShardId, started: int, parent: ShardId) -> None:
+        sentence = f"it could start at entry {started}, before its parent {parent} was over"
+        self.early.setdefault(shard, sentence)
+
+
+class OrderProof:
+    """Takes the entries of a group's journal in order, and finds shards that started too early.
+
+    What the group's setting was before its first change is known only at that change, so that
+    the entries are read under both beliefs until then.
+
+    Args:
+        parents: of every shard of the group.
+    """
+
+    def __init__(self, parents: Mapping[ShardId, Sequence[ShardId]]) -> None:
+        children: dict[ShardId, list[ShardId]] = {}
+        for child, named in parents.items():
+            for parent in named:
+                children.setdefault(parent, []).append(child)
+        self._courses = {ordered: _Course(parents, children, ordered) for ordered in (True, False)}
+
+    def take(self, entry: JournalEntry) -> None:
+        """Take the next entry of the group."""
+        if entry.kind == "group" and "ordered" in entry.facts:
+            before, after = entry.facts["ordered"]
+            course = self._course(before)
+            course.ordered = after
+            self._courses = {after: course}
+        if entry.shard is not None:
+            for course in self._courses.values():
+                course.take(entry, entry.shard)
+
+    def violations(self, *, ordered: bool) -> list[tuple[ShardId, str]]:
+        """List every shard that could start, was claimed or was opened too early, once, and how.
+
+        `ordered` is the group's setting now.
+        """
+        early = self._course(ordered).early
+        return [(shard, early[shard]) for shard in sorted(early, key=rank_key)]
+
+    def _course(self, ordered: bool) -> _Course:
+        return self._courses.get(ordered) or next(iter(self._courses.values()))
+
+
+def _excused(parent: Life, accepted: int | None) -> bool:
+    """Return True if a parent that is not over was reopened while that was nobody's concern.
+
+    The choice to accept is recorded just before the reopening that it is about.
+    """
+    if parent.reopened < 0:
+        return False
+    return not parent.reopened_in_order or (accepted is not None and accepted > parent.over)
+
+
+def check_order(
+    parents: Mapping[ShardId, Sequence[ShardId]], journal: Iterable[JournalEntry], *, ordered: bool
+) -> list[tuple[ShardId, str]]:
+    """List every shard that could start, was claimed or was opened too early, once, and how.
+
+    Args:
+        parents: of every shard of the group.
+        journal: all entries.
+        ordered: the group's setting now; what it was before is read from the journal.
+    """
+    proof = OrderProof(parents)
+    for entry in sorted(journal, key=lambda entry: entry.sequence):
+        proof.take(entry)
+    return proof.violations(ordered=ordered)
+
+
+class LedgerProof:
+    """Batches join end to start, each under its tenure; merged files hold what they say."""
+
+    def __init__(self, summary: ShardSummary, journal: JournalProof, gaps: Iterable[Gap]) -> None:
+        self.committed = 0
+        self._shard = summary.shard
+        self._last = summary.expired.last if summary.expired else None
+        self._epoch = max(self._last.epoch if self._last else 0, summary.proven_epoch)
+        self._proven_until = summary.proven_until
+        self._tenures: Tenures = journal.tenures
+        self._forces = journal.forces
+        self._skipped: dict[str, list[str]] = {}
+        self._carriers = {False: ("", 0), True: ("", 0)}
+        self._broken: dict[str, list[Violation]] = {
+            rule: [] for rule in ("ledger", "checkpoint", "fence", "withdrawn", "files")
+        }
+        for start, end in summary.skips:
+            self._take_gap(start, end, skipped=True)
+        for gap in gaps:
+            self._take_gap(gap.start, gap.end, skipped=gap.skipped)
+
+    @property
+    def last(self) -> End | None:
+        """The last batch that was taken."""
+        return self._last
+
+    @property
+    def violations(self) -> list[Violation]:
+        """The broken promises, rule by rule."""
+        return [violation for broken in self._broken.values() for violation in broken]
+
+    def _take_gap(self, start: str, end: str, *, skipped: bool) -> None:
+        if not in_order(start, end):
+            self._violated("ledger", f"a gap leads from {start} back to {end}")
+        elif skipped:
+            self._skipped.setdefault(start, []).append(end)
+
+    def take(self, batch: Batch) -> None:
+        """Take the next committed batch."""
+        self.committed += 1
+        if not in_order(batch.start, batch.end):
+            detail = f"starts at {batch.start} and ends before that, at {batch.end}"
+            self._violated("ledger", f"batch {batch.sequence} {detail}")
+        self._check_join(batch)
+        if batch.sequence >= self._proven_until:
+            for detail in fence_details(batch, self._tenures, self._epoch):
+                self._violated("fence", detail)
+        self._epoch = max(self._epoch, until_epoch(batch))
+        self._check_merged(batch)
+        self._last = End(batch.last, batch.end, until_epoch(batch))
+
+    def _check_join(self, batch: Batch) -> None:
+        """Only a recorded gap or a forced checkpoint may come between two batches."""
+        former = self._last
+        if former is None:
+            return
+        if batch.start not in self._continuations(former, batch.epoch):
+            how = _difference(former.cursor, batch.start)
+            self._violated(
+                "ledger",
+                f"batch {batch.sequence} starts at {batch.start}, but batch {former.number} "
+                f"ended at {former.cursor}: {how}",
+            )
+        if batch.sequence <= former.number:
+            self._violated("ledger", f"batch {batch.sequence} is committed twice")
+
+    def _check_merged(self, batch: Batch) -> None:
+        """A merged file holds the records of whole batches, which list none themselves."""
+        for quarantine in (False, True):
+            carrier, left = self._carriers[quarantine]
+            files = [file for file in batch.files if file.quarantine == quarantine]
+            if left and files:
+                detail = f"lists {files[0].path}, but {carrier} holds its records already"
+                self._violated("files", f"batch {batch.sequence} {detail}")
+            for file in files:
+                if file.batches > left:
+                    carrier, left = file.path, file.batches
+            self._carriers[quarantine] = (carrier, max(left - batch.batches, 0))
+
+    def take_withdrawn(self, batch: Batch) -> None:
+        """Take the next withdrawn batch: only a later forced checkpoint takes one back."""
+        if detail := withdrawal_detail(batch, self._forces):
+            self._violated("withdrawn", detail)
+
+    def end(self, lease: ShardLease | None) -> None:
+        """Compare the end with the shard's checkpoint, where a row is given.
+
+        A shard without any batch belongs to a client that keeps no ledger: its checkpoint is its
+        own.
+        """
+        for carrier, left in self._carriers.values():
+            if left:
+                detail = f"{carrier} holds {left} more batches than the ledger has behind it"
+                self._violated("files", detail)
+        last = self._last
+        if lease is None or last is None:
+            return
+        if lease.check_point is None:
+            self._violated("checkpoint", "it has batches, but no checkpoint")
+        elif lease.check_point not in self._continuations(last, None):
+            how = _difference(last.cursor, lease.check_point)
+            detail = f"it is at {lease.check_point}, but the ledger ends at {last.cursor}: {how}"
+            self._violated("checkpoint", detail)
+
+    def _continuations(self, former: End, epoch: int | None) -> set[str]:
+        """Where a shard may go on after `former` and before a batch of an epoch, or now.
+
+        A forced checkpoint that went back has withdrawn all that lay behind it, so that it
+        excuses no batch that is left.
+        """
+        cursor = former.cursor
+        for force in self._forces if epoch is None or epoch > former.epoch else ():
+            between = former.epoch < force.epoch and (epoch is None or force.epoch < epoch)
+            if between and force.check_point and in_order(former.cursor, force.check_point):
+                cursor = force.check_point
+        return _reachable(cursor, self._skipped)
+
+    def _violated(self, rule: str, detail: str) -> None:
+        self._broken[rule].append(Violation(rule, self._shard, detail))
+
+
+def until_epoch(batch: Batch) -> int:
+    """The epoch of the last batch that a ledger row stands for."""
+    return batch.epoch if batch.last_epoch is None else batch.last_epoch
+
+
+def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
+    """List how a committed batch was not written under an open tenure, or out of its turn.
+
+    `epoch` is the highest one of the batches before it.
+    """
+    details: list[str] = []
+    tenure = (batch.epoch, batch.run)
+    if tenure not in tenures:
+        details.append(f"was committed under epoch {batch.epoch} of run {batch.run}, never opened")
+    elif tenures[tenure] != batch.holder:
+        opener = tenures[tenure]
+        details.append(f"was committed by {batch.holder}, but its tenure was opened by {opener}")
+    if batch.epoch < epoch:
+        details.append(f"has epoch {batch.epoch}, but one before it already had epoch {epoch}")
+    return [f"batch {batch.sequence} {how}" for how in details]
+
+
+def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
+    """Describe a withdrawn batch that no forced checkpoint took back; empty if one did."""
+    if any(
+        force.epoch > until_epoch(batch)
+        and (force.check_point is None or not is_before(batch.start, force.check_point))
+        for force in forces
+    ):
+        return ""
+    return (
+        f"batch {batch.sequence} was committed under epoch {batch.epoch} and withdrawn, "
+        f"but no checkpoint was forced to {batch.start} or before since then"
+    )
+
+
+def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
+    """The cursors at which a batch after `cursor` may start, skipped gaps followed."""
+    reached: set[str] = set()
+    pending = [cursor]
+    while pending:
+        at = pending.pop()
+        if at not in reached:
+            reached.add(at)
+            pending += skipped.get(at, ())
+    return reached
+
+
+def _difference(end: str, start: str) -> str:
+    """Describe the difference of two cursors, if their numbers tell it."""
+    if not (in_order(end, start) or is_before(start, end)):
+        return "they cannot be ordered"
+    numbers = abs(int(end) - int(start)) if end.isdecimal() and start.isdecimal() else "records"
+    if is_before(start, end):
+        return f"{numbers} are committed twice, and no forced checkpoint is recorded"
+    return f"{numbers} are missing, and no gap is recorded"
+
+
+class PathLedger:
+    """Finds paths that two batches list, in eight bytes for each path.
+
+    Paths are compared by their hashes; `doubled` gives the few that have to be looked at again.
+    Hashes are kept in blocks of one size: arrays that grow for good would leave holes in the memory
+    of the process, as large as all of them together.
+    """
+
+    def __init__(self) -> None:
+        self._hashes: list[list[array[int]]] = [[] for _ in range(_BUCKETS)]
+
+    def take(self, batch: Batch) -> None:
+        """Take the files of a committed batch."""
+        for path in {file.path for file in batch.files}:
+            self._add(hash(path))
+
+    def join(self, other: PathLedger) -> None:
+        """Take all that another one has taken, which is empty then."""
+        for blocks in other._hashes:
+            while blocks:
+                for hashed in blocks.pop():
+                    self._add(hashed)
+
+    def doubled(self) -> set[int]:
+        """The hashes that were taken more than once."""
+        repeated: set[int] = set()
+        for bucket in self._hashes:
+            ordered = sorted(chain.from_iterable(bucket))
+            repeated.update(one for one, next_ in pairwise(ordered) if one == next_)
+        return repeated
+
+    def _add(self, hashed: int) -> None:
+        blocks = self._hashes[hashed % _BUCKETS]
+        if not blocks or len(blocks[-1]) == _BLOCK:
+            blocks.append(array("q"))
+        blocks[-1].append(hashed)
+
+
+def doubled_files(batches: Iterable[Batch], hashes: set[int] | None = None) -> Iterator[Violation]:
+    """The files that two of these committed batches list; of all paths, or of some hashes."""
+    listed: dict[str, Batch] = {}
+    for batch in batches:
+        if batch.state is not BatchState.COMMITTED:
+            continue
+        for file in batch.files:
+            if hashes is not None and hash(file.path) not in hashes:
+                continue
+            other = listed.setdefault(file.path, batch)
+            if other.batch_id != batch.batch_id:
+                detail = f"{file.path} is listed by {other.batch_id} and by {batch.batch_id}"
+                yield Violation("files", batch.shard, detail)
