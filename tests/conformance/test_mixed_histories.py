@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import random
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -383,6 +384,7 @@ def test_a_proof_without_any_part_of_the_rule_misses_an_overlap(
     source, (part, instead) = inspect.getsource(history_proof), MUTANTS[mutant]
     assert source.count(part) == 1
     module = ModuleType(f"{history_proof.__name__}_mutant")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look it up
     exec(compile(source.replace(part, instead), module.__name__, "exec"), module.__dict__)
     monkeypatch.setattr(verification, "history_proof", module)
     histories = [(steady(log, seed), each) for log in LOGS for seed in (1, 2) for each in OVERLAPS]
