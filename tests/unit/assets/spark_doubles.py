@@ -15,17 +15,6 @@ def until(holds: Callable[[], bool]) -> bool:
     return any(holds() or event.wait(0.01) for _ in range(int(PATIENCE_S / 0.01)))
 
 
-class Clock:
-    """Seconds that pass with every look, so that waiting takes no time."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.now_s, self.step_s = 0.0, step_s
-
-    def __call__(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
-
-
 class Driver:
     """A session of a driver in this process: its stages, by their number of running tasks."""
 

@@ -16,17 +16,11 @@ from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from tests.manual_clock import ManualClock
 
 KEY = GroupKey.parse("default", "orders")
 A, ZERO = NodeName("a"), ShardId("0")
 TIMEOUT_S = 20.0
-
-
-class Clock:
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -37,7 +31,7 @@ def store() -> MemoryStore:
     return empty
 
 
-def member(store: MemoryStore, clock: Clock, incarnation: str = "first") -> Member:
+def member(store: MemoryStore, clock: ManualClock, incarnation: str = "first") -> Member:
     return Member(store, KEY, Node(A, 0, incarnation, address="here"), clock=clock)
 
 
@@ -47,7 +41,7 @@ def row(store: MemoryStore) -> Node:
 
 
 def test_it_joins_once_and_then_beats_about_every_third_of_the_timeout(store: MemoryStore) -> None:
-    clock = Clock()
+    clock = ManualClock()
     place = member(store, clock)
     assert place.keep_alive(accepts_runs=True) == "joined group orders/default"
     began = row(store).lease_id
@@ -60,7 +54,7 @@ def test_it_joins_once_and_then_beats_about_every_third_of_the_timeout(store: Me
 
 def test_a_beat_reads_no_other_node(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a thousand nodes would read a million rows in the time of one beat."""
-    clock, pulses = Clock(), list[tuple[NodeName, ...]]()
+    clock, pulses = ManualClock(), list[tuple[NodeName, ...]]()
     place = member(store, clock)
     store.register(KEY, Node(NodeName("b"), 0, "other"), observer="test")
     place.keep_alive(accepts_runs=True)
@@ -78,7 +72,7 @@ def test_a_beat_reads_no_other_node(store: MemoryStore, monkeypatch: pytest.Monk
 
 
 def test_before_there_is_a_group_it_waits() -> None:
-    place = member(MemoryStore(), Clock())
+    place = member(MemoryStore(), ManualClock())
     assert place.keep_alive(accepts_runs=True) == ""
     assert not place.joined
     assert place.open_shards() == []
@@ -87,7 +81,7 @@ def test_before_there_is_a_group_it_waits() -> None:
 
 
 def test_it_tells_the_group_whether_it_takes_runs(store: MemoryStore) -> None:
-    place = member(store, Clock())
+    place = member(store, ManualClock())
     place.keep_alive(accepts_runs=True)
     assert place.keep_alive(accepts_runs=False) == "takes no runs for now in group orders/default"
     assert not row(store).accepts_runs
@@ -96,7 +90,7 @@ def test_it_tells_the_group_whether_it_takes_runs(store: MemoryStore) -> None:
 
 
 def test_a_name_that_somebody_alive_has_is_refused_in_one_sentence(store: MemoryStore) -> None:
-    clock = Clock()
+    clock = ManualClock()
     first, second = member(store, clock), member(store, clock, "second")
     first.keep_alive(accepts_runs=True)
     assert second.keep_alive(accepts_runs=True) == ""
@@ -110,7 +104,7 @@ def test_a_name_that_somebody_alive_has_is_refused_in_one_sentence(store: Memory
 def test_the_name_of_a_process_that_stands_still_is_taken_over_after_the_timeout(
     store: MemoryStore,
 ) -> None:
-    clock = Clock()
+    clock = ManualClock()
     member(store, clock).keep_alive(accepts_runs=True)
     second = member(store, clock, "second")
     second.keep_alive(accepts_runs=True)
@@ -124,7 +118,7 @@ def test_the_name_of_a_process_that_stands_still_is_taken_over_after_the_timeout
 
 
 def test_one_that_was_evicted_joins_again(store: MemoryStore) -> None:
-    clock = Clock()
+    clock = ManualClock()
     place = member(store, clock)
     place.keep_alive(accepts_runs=True)
     store.evict(KEY, A, row(store).lease_id, observer="test", reason="no beat")
@@ -133,7 +127,7 @@ def test_one_that_was_evicted_joins_again(store: MemoryStore) -> None:
 
 
 def test_leaving_frees_everything_at_once(store: MemoryStore) -> None:
-    place = member(store, Clock())
+    place = member(store, ManualClock())
     place.keep_alive(accepts_runs=True)
     (lease,) = store.snapshot(KEY).shards
     store.claim(KEY, {ZERO: (A, lease.lease_id)}, observer="test", reason="free")
@@ -160,7 +154,7 @@ def test_a_change_whose_reply_was_lost_is_sent_again_and_so_is_its_opposite() ->
 
     store = LosesAReply()
     store.create_group(Group(KEY, timeout_s=TIMEOUT_S))
-    place = member(store, Clock())
+    place = member(store, ManualClock())
     place.keep_alive(accepts_runs=True)
     store.loses = True
     with pytest.raises(OutcomeUnknown):
@@ -172,7 +166,7 @@ def test_a_change_whose_reply_was_lost_is_sent_again_and_so_is_its_opposite() ->
 
 
 def test_a_store_that_lost_a_change_is_told_again_with_the_next_beat(store: MemoryStore) -> None:
-    clock = Clock()
+    clock = ManualClock()
     place = member(store, clock)
     place.keep_alive(accepts_runs=True)
     place.keep_alive(accepts_runs=False)
@@ -185,7 +179,7 @@ def test_a_store_that_lost_a_change_is_told_again_with_the_next_beat(store: Memo
 
 
 def test_a_name_is_contested_while_another_incarnation_beats(store: MemoryStore) -> None:
-    clock = Clock()
+    clock = ManualClock()
     first, second = member(store, clock), member(store, clock, "second")
     assert second.contested, "nobody has looked yet"
     first.keep_alive(accepts_runs=True)
@@ -204,7 +198,7 @@ def test_a_name_is_not_taken_from_a_process_that_could_not_reach_the_store(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the store is away, the one that has the name can beat as little as the other."""
-    clock = Clock()
+    clock = ManualClock()
     member(store, clock).keep_alive(accepts_runs=True)
     second = member(store, clock, "second")
     second.keep_alive(accepts_runs=True)

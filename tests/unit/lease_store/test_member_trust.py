@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused
+from tests.manual_clock import ManualClock
 
 KEY = GroupKey.parse("group", "stream")
 NODE = NodeName("node-a")
@@ -37,14 +38,6 @@ class ScriptedStore(MemoryStore):
         return outcome
 
 
-class HandClock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def heartbeat(store: MemoryStore, clock: Callable[[], float]) -> Member:
     return Member(store, KEY, Node(NODE, 0, "first"), TIMING, clock)
 
@@ -57,18 +50,18 @@ def raises(error: Exception) -> Callable[[], None]:
 
 
 def test_trust_counts_from_before_the_beat_was_sent() -> None:
-    store, clock = ScriptedStore(), HandClock()
+    store, clock = ScriptedStore(), ManualClock(100.0)
 
     def slow() -> None:
-        clock.now += 3.0
+        clock.now_s += 3.0
 
     store.after = slow
     beating = heartbeat(store, clock)
     assert beating.attempt() == TIMING.beat_s
     assert beating.trusted_until == 100.0 + 15.0
-    clock.now = 114.9
+    clock.now_s = 114.9
     assert beating.trusted
-    clock.now = 115.0
+    clock.now_s = 115.0
     assert not beating.trusted
     assert beating.lost.is_set()
 
@@ -77,14 +70,14 @@ def test_trust_counts_from_before_the_beat_was_sent() -> None:
 def test_a_store_that_does_not_answer_is_tried_again_soon_until_trust_runs_out(
     error: Exception,
 ) -> None:
-    store, clock = ScriptedStore(), HandClock()
+    store, clock = ScriptedStore(), ManualClock(100.0)
     beating = heartbeat(store, clock)
     beating.attempt()
     store.after = raises(error)
-    clock.now += 10
+    clock.now_s += 10
     assert beating.attempt() <= TIMING.beat_s / 4
     assert beating.trusted
-    clock.now += 5
+    clock.now_s += 5
     assert not beating.trusted
     store.after = lambda: None
     beating.attempt()
@@ -92,7 +85,7 @@ def test_a_store_that_does_not_answer_is_tried_again_soon_until_trust_runs_out(
 
 
 def test_a_refused_beat_ends_trust_for_good_and_says_why() -> None:
-    store, clock = ScriptedStore(), HandClock()
+    store, clock = ScriptedStore(), ManualClock(100.0)
     beating = heartbeat(store, clock)
     beating.attempt()
     node = store.pulse(KEY).nodes[0]
@@ -107,7 +100,7 @@ def test_a_refused_beat_ends_trust_for_good_and_says_why() -> None:
 
 
 def test_nothing_is_trusted_before_a_beat_was_confirmed() -> None:
-    assert not heartbeat(ScriptedStore(), HandClock()).trusted
+    assert not heartbeat(ScriptedStore(), ManualClock(100.0)).trusted
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:

@@ -9,16 +9,10 @@ import pytest
 
 from dagster_leasehold.orchestration import progress_display
 from dagster_leasehold.orchestration.progress_display import progress
+from tests.manual_clock import ManualClock
 from tests.unit.orchestration.terminal import Terminal
 
 WAIT_S = 10.0
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def lines_of(capsys: pytest.CaptureFixture[str], number: int) -> list[str]:
@@ -34,7 +28,7 @@ def lines_of(capsys: pytest.CaptureFixture[str], number: int) -> list[str]:
 
 
 def test_without_a_terminal_lines_come_by_themselves(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
+    clock = ManualClock(0.0)
     with progress("copying", "rows", clock=clock, line_every_s=0.05) as show:
         clock.now_s = 10.0
         show(3_000, 12_000)
@@ -66,7 +60,7 @@ def test_short_work_prints_no_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_work_that_counts_nothing_shows_that_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock()
+    clock = ManualClock(0.0)
     with progress("upgrading the schema", clock=clock, line_every_s=0.05):
         clock.now_s = 90.0
         assert "upgrading the schema: 1 min" in lines_of(capsys, 3)

@@ -25,6 +25,7 @@ from dagster_leasehold.lease_store.upkeep import UpkeepReport
 from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.sensors.tick_mark import tick_marks
+from tests.manual_clock import ManualClock
 from tests.spans import recorded_spans
 from tests.unit.sensors.streams import ScriptedSource, memory_deployment, scripted_stream
 
@@ -257,7 +258,7 @@ def test_a_damaged_shard_is_named_and_does_not_keep_the_others_from_their_runs(i
 
 def test_an_idle_tick_is_three_statements_however_many_shards(instance):
     for shards in (4, 300):
-        scene = Scene(instance, shards=shards, nodes="a", clock=Clock(step_s=5.0))
+        scene = Scene(instance, shards=shards, nodes="a", clock=ManualClock(step_s=5.0))
         scene.sync()
         scene.tick()
         scene.tick()
@@ -268,7 +269,7 @@ def test_an_idle_tick_is_three_statements_however_many_shards(instance):
 
 
 def test_what_ticks_cost_is_noted_for_the_status_command(instance, tmp_path):
-    scene = Scene(instance, nodes="a", clock=Clock(step_s=0.5))
+    scene = Scene(instance, nodes="a", clock=ManualClock(step_s=0.5))
     path = tmp_path / "upkeep" / "orders.json"
     scene.deployment = replace(scene.deployment, upkeep_file=lambda key: path)
     scene.restart()
@@ -286,21 +287,9 @@ def test_what_ticks_cost_is_noted_for_the_status_command(instance, tmp_path):
     assert "nothing to change" in reason_of(scene.tick())
 
 
-class Clock:
-    """Monotonic seconds that a test moves; it also moves by `step_s` at every reading."""
-
-    def __init__(self, step_s: float = 0.0) -> None:
-        self.now_s = 1_000.0
-        self.step_s = step_s
-
-    def __call__(self) -> float:
-        self.now_s += self.step_s
-        return self.now_s
-
-
 def test_two_deployments_share_the_shards_and_one_takes_over_when_the_other_dies(instance):
     """No run, no Dagster instance and no clock is shared: only the lease tables are."""
-    clock, other_clock = Clock(), Clock()
+    clock, other_clock = ManualClock(), ManualClock()
     one = Scene(instance, nodes="a", clock=clock)
     with dg.DagsterInstance.ephemeral() as elsewhere:
         other = Scene(elsewhere, nodes="b", store=one.store, clock=other_clock)
@@ -330,7 +319,7 @@ def test_two_deployments_share_the_shards_and_one_takes_over_when_the_other_dies
 
 
 def test_a_second_deployment_with_the_same_node_name_leaves_the_first_ones_runs_alone(instance):
-    clock = Clock()
+    clock = ManualClock()
     one = Scene(instance, nodes="a", clock=clock)
     one.source.ends = {"0": 5}
     (request,) = one.tick().run_requests

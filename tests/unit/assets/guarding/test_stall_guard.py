@@ -24,8 +24,8 @@ from dagster_leasehold.shard_sources.source import (
     PlannedRange,
     ShardBounds,
 )
+from tests.manual_clock import ManualClock
 from tests.unit.assets.consumption_world import World
-from tests.unit.assets.spark_doubles import Clock
 
 LIMIT_S = 600.0
 ZERO = ShardId("0")
@@ -39,7 +39,7 @@ def hung() -> Iterator[threading.Event]:
     event.set()
 
 
-def guard_of(clock: Clock) -> StallGuard:
+def guard_of(clock: ManualClock) -> StallGuard:
     return StallGuard(LIMIT_S, clock)
 
 
@@ -50,7 +50,7 @@ def test_a_call_has_its_result_or_its_error_and_the_context_of_its_caller() -> N
     def fail() -> None:
         raise LogCorrupt("shard 0 is damaged")
 
-    with guard_of(Clock()) as guard:
+    with guard_of(ManualClock()) as guard:
         assert guard.call("it", variable.get) == "of the run"
         with pytest.raises(LogCorrupt, match="shard 0 is damaged"):
             guard.call("it", fail)
@@ -62,7 +62,7 @@ def test_a_call_has_its_result_or_its_error_and_the_context_of_its_caller() -> N
 def test_a_call_without_progress_is_given_up_and_no_later_one_is_made(
     hung: threading.Event,
 ) -> None:
-    with guard_of(Clock(step_s=LIMIT_S / 2 + 1)) as guard:
+    with guard_of(ManualClock(step_s=LIMIT_S / 2 + 1)) as guard:
         with pytest.raises(RunStalled) as caught:
             guard.call("Spark", hung.wait)
         assert str(caught.value).startswith(
@@ -75,7 +75,7 @@ def test_a_call_without_progress_is_given_up_and_no_later_one_is_made(
 
 
 def test_a_call_that_makes_progress_may_take_as_long_as_it_wants() -> None:
-    clock, went_on = Clock(), threading.Event()
+    clock, went_on = ManualClock(), threading.Event()
 
     def work() -> str:
         for _ in range(5):
@@ -90,7 +90,7 @@ def test_a_call_that_makes_progress_may_take_as_long_as_it_wants() -> None:
 
 
 def test_an_interrupted_run_asks_its_call_to_end(hung: threading.Event) -> None:
-    class Interrupting(Clock):
+    class Interrupting(ManualClock):
         def __call__(self) -> float:
             if threading.current_thread() is threading.main_thread() and self.now_s:
                 hung.set()
@@ -105,7 +105,7 @@ def test_an_interrupted_run_asks_its_call_to_end(hung: threading.Event) -> None:
         clock.now_s = 1.0
         hung.wait()
 
-    clock = Interrupting()
+    clock = Interrupting(0.0)
     with guard_of(clock) as guard:
         with pytest.raises(KeyboardInterrupt):
             guard.call("Spark", work)
@@ -125,7 +125,7 @@ def test_a_source_that_hangs_costs_the_run_and_frees_its_shards(
         return plan(shard, start, limits)
 
     monkeypatch.setattr(world.log, "plan", hanging)
-    with guard_of(Clock(step_s=LIMIT_S / 2 + 1)) as guard:
+    with guard_of(ManualClock(step_s=LIMIT_S / 2 + 1)) as guard:
         guarded = replace(world.stream, source=guarded_source(world.log, guard))
         reports = world.consume(stream=guarded, sweeper=GuardedSweeper(world.sweeper, guard))
     for report in reports.values():
@@ -149,7 +149,7 @@ def test_what_a_given_up_sweep_made_after_all_is_committed_by_nobody(
         woken.set()
 
     world.sweeper.before = hang
-    with guard_of(Clock(step_s=LIMIT_S / 2 + 1)) as guard:
+    with guard_of(ManualClock(step_s=LIMIT_S / 2 + 1)) as guard:
         (report,) = world.consume(sweeper=GuardedSweeper(world.sweeper, guard)).values()
     assert report.stopped is StopReason.FAILED
     assert "while it waited for Spark" in report.error
@@ -174,7 +174,7 @@ def test_a_guarded_source_tells_bounds_as_the_source_itself_does(tmp_path: Path)
         def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
             return world.log.bounds(shards)
 
-    with guard_of(Clock()) as guard:
+    with guard_of(ManualClock()) as guard:
         plain = guarded_source(world.log, guard)
         assert not isinstance(plain, BoundedFromCursors)
         assert plain.bounds([ZERO]) == world.log.bounds([ZERO])
@@ -186,7 +186,7 @@ def test_a_guarded_source_tells_bounds_as_the_source_itself_does(tmp_path: Path)
 
 
 def test_records_that_move_are_seen_by_whoever_looks_at_the_folder(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     folder = local_place(tmp_path)
     moving = MovingRecords(folder, clock)
     moving.moved()

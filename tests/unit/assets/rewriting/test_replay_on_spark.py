@@ -22,8 +22,9 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.shard_sources.source import ReadRange
+from tests.manual_clock import ManualClock
 from tests.unit.assets.rewriting.test_replay import ALL, ONE, ZERO, Scene
-from tests.unit.assets.spark_doubles import PATIENCE_S, Clock, Driver, SparkDouble, until
+from tests.unit.assets.spark_doubles import PATIENCE_S, Driver, SparkDouble, until
 
 
 @pytest.fixture
@@ -100,7 +101,7 @@ def test_a_replay_without_progress_gives_its_claims_back_and_keeps_the_old_outpu
     scene.stream = replace(scene.stream, shards_per_run=1)
     claims_at_interruption: list[object] = []
     ended = threading.Event()
-    clock = Clock()
+    clock = ManualClock()
 
     def hang(_: object, job: SweepJob) -> None:
         if len(scene.today.sweeps) == 2:
@@ -144,7 +145,7 @@ def test_a_replay_whose_source_hangs_gives_its_claims_back(
 ) -> None:
     scene = on_spark.scene
     monkeypatch.setattr(scene.log, "plan", lambda *_: hung.wait())
-    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=Clock(301.0)))
+    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=ManualClock(step_s=301.0)))
     reports = on_spark.replay()
     for report in reports.values():
         assert "while it waited for the source to plan a batch of shard 0, so that" in report.error

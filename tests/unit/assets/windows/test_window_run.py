@@ -27,10 +27,11 @@ from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
+from tests.manual_clock import ManualClock
 from tests.spans import recorded_spans
 from tests.synced import synced
 from tests.unit.assets.consumption_world import World
-from tests.unit.assets.spark_doubles import PATIENCE_S, Clock, Driver, SparkDouble, until
+from tests.unit.assets.spark_doubles import PATIENCE_S, Driver, SparkDouble, until
 
 
 class Hour:
@@ -213,7 +214,7 @@ def test_an_hour_without_progress_is_given_up_and_stays_as_it_was(
 ) -> None:
     """Method: it is made once; then no task of its job runs, and the job ends late."""
     before = hour.make().window
-    hung, woken, clock = threading.Event(), threading.Event(), Clock()
+    hung, woken, clock = threading.Event(), threading.Event(), ManualClock()
     hour.spark.sessions[0] = session = Driver()
     attempts_at_interruption: list[object] = []
 
@@ -277,7 +278,7 @@ def test_an_hour_whose_source_hangs_is_given_up(
 ) -> None:
     hung = threading.Event()
     monkeypatch.setattr(hour.world.log, "list_shards", hung.wait)
-    monkeypatch.setattr(window_run, "time", SimpleNamespace(monotonic=Clock(301.0)))
+    monkeypatch.setattr(window_run, "time", SimpleNamespace(monotonic=ManualClock(step_s=301.0)))
     with pytest.raises(RunStalled, match="while it waited for the source's list of shards, so"):
         hour.make(even_if_incomplete=False)
     hung.set()

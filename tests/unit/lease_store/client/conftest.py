@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.lease_store.client.world import ListFeed, VirtualClock
+from tests.manual_clock import ManualClock
+from tests.unit.lease_store.client.world import ListFeed
 
 
 @pytest.fixture
-def clock() -> VirtualClock:
-    return VirtualClock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture

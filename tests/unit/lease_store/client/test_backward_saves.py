@@ -13,11 +13,11 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
 from dagster_leasehold.lease_store.shard_rows import Tenure
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
     S0,
-    VirtualClock,
     checkpoint,
     make_group,
     member,
@@ -26,7 +26,7 @@ from tests.unit.lease_store.client.world import (
 )
 
 
-def reader(store: MemoryStore, clock: VirtualClock) -> GroupMember:
+def reader(store: MemoryStore, clock: ManualClock) -> GroupMember:
     """A member that has the one shard open."""
     client = member(store, clock, "a")
     client.register()
@@ -36,14 +36,14 @@ def reader(store: MemoryStore, clock: VirtualClock) -> GroupMember:
     return client
 
 
-def in_a_group_of_clients(clock: VirtualClock) -> tuple[MemoryStore, GroupMember]:
+def in_a_group_of_clients(clock: ManualClock) -> tuple[MemoryStore, GroupMember]:
     store = memory_store()
     client = reader(store, clock)
     client.save_checkpoint(S0, "10", persist=True)
     return store, client
 
 
-def in_a_group_with_runs(clock: VirtualClock) -> tuple[MemoryStore, GroupMember]:
+def in_a_group_with_runs(clock: ManualClock) -> tuple[MemoryStore, GroupMember]:
     store = memory_store()
     client = reader(store, clock)
     lease = store.snapshot(KEY).shards[0]
@@ -56,14 +56,14 @@ def in_a_group_with_runs(clock: VirtualClock) -> tuple[MemoryStore, GroupMember]
     return store, client
 
 
-World = Callable[[VirtualClock], tuple[MemoryStore, GroupMember]]
+World = Callable[[ManualClock], tuple[MemoryStore, GroupMember]]
 GROUPS = [in_a_group_of_clients, in_a_group_with_runs]
 
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("persist", [True, False], ids=["at once", "by interval"])
 def test_a_backward_save_is_refused_and_the_shard_stays(
-    clock: VirtualClock, group: World, persist: bool
+    clock: ManualClock, group: World, persist: bool
 ):
     store, client = group(clock)
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_a_backward_save_is_refused_and_the_shard_stays(
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_backward_save_drops_no_save_that_still_waits(clock: VirtualClock, group: World):
+def test_a_backward_save_drops_no_save_that_still_waits(clock: ManualClock, group: World):
     store, client = group(clock)
     client.save_checkpoint(S0, "12")
     with pytest.raises(CheckpointRefused):
@@ -89,7 +89,7 @@ def test_a_backward_save_drops_no_save_that_still_waits(clock: VirtualClock, gro
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_shard_is_not_finished_before_its_checkpoint(clock: VirtualClock, group: World):
+def test_a_shard_is_not_finished_before_its_checkpoint(clock: ManualClock, group: World):
     store, client = group(clock)
     with pytest.raises(CheckpointRefused):
         client.finish(S0, "9")
@@ -108,7 +108,7 @@ class OrdersOtherwise(MemoryStore):
 
 
 @pytest.fixture
-def ordering(clock: VirtualClock) -> tuple[MemoryStore, GroupMember]:
+def ordering(clock: ManualClock) -> tuple[MemoryStore, GroupMember]:
     store = OrdersOtherwise()
     make_group(store)
     client = reader(store, clock)
@@ -117,7 +117,7 @@ def ordering(clock: VirtualClock) -> tuple[MemoryStore, GroupMember]:
 
 
 def test_a_save_that_only_the_store_can_refuse_keeps_the_shard(
-    clock: VirtualClock, ordering: tuple[MemoryStore, GroupMember]
+    clock: ManualClock, ordering: tuple[MemoryStore, GroupMember]
 ):
     store, client = ordering
     with pytest.raises(CheckpointRefused, match=r"'10' and does not go back to '11\.1'"):
@@ -129,7 +129,7 @@ def test_a_save_that_only_the_store_can_refuse_keeps_the_shard(
 
 @pytest.mark.parametrize("leave", ["release", "shutdown", "beat", "unreported"])
 def test_a_waiting_save_that_the_store_refuses_holds_nothing_up(
-    clock: VirtualClock,
+    clock: ManualClock,
     ordering: tuple[MemoryStore, GroupMember],
     caplog: pytest.LogCaptureFixture,
     leave: str,

@@ -26,11 +26,11 @@ from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import Tenure
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
     TIMEOUT_S,
-    VirtualClock,
     checkpoint,
     make_group,
     member,
@@ -42,7 +42,7 @@ from tests.unit.lease_store.client.world import (
 S0, S1 = ShardId("0"), ShardId("1")
 
 
-def joined(store: MemoryStore, clock: VirtualClock, name: str, **row: object) -> GroupMember:
+def joined(store: MemoryStore, clock: ManualClock, name: str, **row: object) -> GroupMember:
     client = member(store, clock, name, **row)
     client.register()
     return client
@@ -54,13 +54,13 @@ def opened(client: GroupMember, shard: ShardId = S0) -> Opened:
     return outcome
 
 
-def test_a_lone_member_is_confirmed_all_shards(clock: VirtualClock):
+def test_a_lone_member_is_confirmed_all_shards(clock: ManualClock):
     client = joined(memory_store(["0", "1"]), clock, "a")
     assert client.heartbeat(()) == (S0, S1)
     assert opened(client).check_point is None
 
 
-def test_two_members_share_and_never_both_have_a_shard(clock: VirtualClock):
+def test_two_members_share_and_never_both_have_a_shard(clock: ManualClock):
     store = memory_store(["0", "1", "2"])
     a, b = joined(store, clock, "a"), joined(store, clock, "b")
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_two_members_share_and_never_both_have_a_shard(clock: VirtualClock):
     assert abs(len(of_a) - len(of_b)) == 1
 
 
-def test_a_reported_shard_is_kept_until_it_is_not_reported(clock: VirtualClock):
+def test_a_reported_shard_is_kept_until_it_is_not_reported(clock: ManualClock):
     store = memory_store(["0", "1"])
     a = joined(store, clock, "a")
     for shard in a.heartbeat(()):
@@ -99,7 +99,7 @@ def test_a_reported_shard_is_kept_until_it_is_not_reported(clock: VirtualClock):
         a.save_checkpoint(moving, "9")
 
 
-def test_a_shard_opened_after_the_report_was_listed_is_not_given_up(clock: VirtualClock):
+def test_a_shard_opened_after_the_report_was_listed_is_not_given_up(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -110,7 +110,7 @@ def test_a_shard_opened_after_the_report_was_listed_is_not_given_up(clock: Virtu
     assert checkpoint(store) == "3"
 
 
-def test_checkpoints_in_memory_are_persisted_by_interval_and_at_shutdown(clock: VirtualClock):
+def test_checkpoints_in_memory_are_persisted_by_interval_and_at_shutdown(clock: ManualClock):
     store = memory_store(["0", "1"])
     a = joined(store, clock, "a")
     for shard in a.heartbeat(()):
@@ -130,7 +130,7 @@ def test_checkpoints_in_memory_are_persisted_by_interval_and_at_shutdown(clock: 
     assert {row.state for row in store.snapshot(KEY).shards} == {ShardState.NOT_ALLOC}
 
 
-def test_a_silent_member_is_replaced_after_the_timeout_and_its_save_fails_once(clock: VirtualClock):
+def test_a_silent_member_is_replaced_after_the_timeout_and_its_save_fails_once(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -157,7 +157,7 @@ def test_a_silent_member_is_replaced_after_the_timeout_and_its_save_fails_once(c
     assert checkpoint(store) == "9"
 
 
-def test_a_stale_save_that_only_the_store_knows_of_is_told_once(clock: VirtualClock):
+def test_a_stale_save_that_only_the_store_knows_of_is_told_once(clock: ManualClock):
     """The holder still trusts itself: the store has to refuse, by the tenure's epoch."""
     store = memory_store(["0"])
     a = joined(store, clock, "a")
@@ -175,7 +175,7 @@ def test_a_stale_save_that_only_the_store_knows_of_is_told_once(clock: VirtualCl
 
 
 def test_a_loss_seen_by_a_heartbeat_leaves_the_reply_and_is_told_by_the_next_save(
-    clock: VirtualClock,
+    clock: ManualClock,
 ):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
@@ -190,7 +190,7 @@ def test_a_loss_seen_by_a_heartbeat_leaves_the_reply_and_is_told_by_the_next_sav
     assert checkpoint(store) == "100"
 
 
-def test_a_loss_found_by_the_interval_flush_reaches_the_caller(clock: VirtualClock):
+def test_a_loss_found_by_the_interval_flush_reaches_the_caller(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -214,7 +214,7 @@ def test_a_loss_found_by_the_interval_flush_reaches_the_caller(clock: VirtualClo
     assert checkpoint(store) == "100"
 
 
-def test_a_replaced_consumer_cannot_save_for_its_successor_in_the_same_process(clock: VirtualClock):
+def test_a_replaced_consumer_cannot_save_for_its_successor_in_the_same_process(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -227,7 +227,7 @@ def test_a_replaced_consumer_cannot_save_for_its_successor_in_the_same_process(c
     assert checkpoint(store) == "2"
 
 
-def test_a_lost_reply_to_an_opening_does_not_lock_the_member_out(clock: VirtualClock):
+def test_a_lost_reply_to_an_opening_does_not_lock_the_member_out(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -244,7 +244,7 @@ def test_a_lost_reply_to_an_opening_does_not_lock_the_member_out(clock: VirtualC
     assert opened(a).tenure.epoch == 2
 
 
-def test_a_save_that_the_store_did_not_answer_is_tried_again_by_the_interval(clock: VirtualClock):
+def test_a_save_that_the_store_did_not_answer_is_tried_again_by_the_interval(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -264,7 +264,7 @@ def test_a_save_that_the_store_did_not_answer_is_tried_again_by_the_interval(clo
     assert checkpoint(store) == "4"
 
 
-def test_a_paused_group_confirms_nothing_and_continues_when_resumed(clock: VirtualClock):
+def test_a_paused_group_confirms_nothing_and_continues_when_resumed(clock: ManualClock):
     store = memory_store(["0"])
     a = joined(store, clock, "a")
     a.heartbeat(())
@@ -280,7 +280,7 @@ def test_a_paused_group_confirms_nothing_and_continues_when_resumed(clock: Virtu
     assert a.heartbeat(()) == (S0,)
 
 
-def test_a_second_process_of_one_name_is_refused_until_the_first_is_silent(clock: VirtualClock):
+def test_a_second_process_of_one_name_is_refused_until_the_first_is_silent(clock: ManualClock):
     store = memory_store(["0"])
     joined(store, clock, "a", incarnation="first").heartbeat(())
     second = member(store, clock, "a", incarnation="second")
@@ -295,7 +295,7 @@ def test_a_second_process_of_one_name_is_refused_until_the_first_is_silent(clock
     assert second.heartbeat(()) == (S0,)
 
 
-def test_a_displaced_member_learns_it_and_loses_its_shards(clock: VirtualClock):
+def test_a_displaced_member_learns_it_and_loses_its_shards(clock: ManualClock):
     store = memory_store(["0"])
     first = joined(store, clock, "a", incarnation="first")
     first.heartbeat(())
@@ -315,7 +315,7 @@ def test_a_displaced_member_learns_it_and_loses_its_shards(clock: VirtualClock):
 
 @pytest.mark.parametrize("committed", [True, False], ids=["with a batch", "with an intent only"])
 def test_a_client_takes_a_shard_over_from_a_run_and_gives_it_back(
-    clock: VirtualClock, committed: bool
+    clock: ManualClock, committed: bool
 ):
     """Records that a plain client reads are missing from the ledger: a gap, not a dead end."""
     store = memory_store(["0"])
@@ -359,7 +359,7 @@ class LosesAReply(MemoryStore):
             raise OutcomeUnknown("the reply was lost")
 
 
-def with_a_ledger(store: MemoryStore, clock: VirtualClock) -> GroupMember:
+def with_a_ledger(store: MemoryStore, clock: ManualClock) -> GroupMember:
     """A client on a shard of which runs keep a ledger; the store has its checkpoint at 5."""
     plain = joined(store, clock, "plain")
     plain.heartbeat(())
@@ -372,7 +372,7 @@ def with_a_ledger(store: MemoryStore, clock: VirtualClock) -> GroupMember:
     return plain
 
 
-def test_a_save_whose_reply_was_lost_does_not_end_the_saving(clock: VirtualClock):
+def test_a_save_whose_reply_was_lost_does_not_end_the_saving(clock: ManualClock):
     store = LosesAReply()
     make_group(store)
     plain = with_a_ledger(store, clock)
@@ -384,7 +384,7 @@ def test_a_save_whose_reply_was_lost_does_not_end_the_saving(clock: VirtualClock
     assert verify(store, KEY) == []
 
 
-def test_a_client_whose_save_the_store_lost_reads_again_from_what_it_has(clock: VirtualClock):
+def test_a_client_whose_save_the_store_lost_reads_again_from_what_it_has(clock: ManualClock):
     """Otherwise every later heartbeat would be refused, and the shard stand still for good."""
     store = memory_store()
     plain = with_a_ledger(store, clock)
@@ -403,7 +403,7 @@ def test_a_client_whose_save_the_store_lost_reads_again_from_what_it_has(clock: 
 
 
 def test_a_client_with_nothing_left_to_save_notices_that_the_store_lost_a_checkpoint(
-    clock: VirtualClock,
+    clock: ManualClock,
 ):
     store = memory_store()
     plain = joined(store, clock, "plain")
@@ -435,7 +435,7 @@ MODULO_REFUSALS = [
 @pytest.mark.parametrize(("settings", "error"), MODULO_REFUSALS)
 @pytest.mark.parametrize("name", ["a", "z"])
 def test_modulo_settings_that_do_not_fit_are_refused(
-    clock: VirtualClock, settings: dict[str, int], error: type[Exception], name: str
+    clock: ManualClock, settings: dict[str, int], error: type[Exception], name: str
 ):
     """The order of the newcomer's name and the member's makes no difference."""
     store = memory_store(["0", "1", "2", "3"], assignment=AssignmentMode.MODULO)
@@ -448,7 +448,7 @@ def test_modulo_settings_that_do_not_fit_are_refused(
     assert second.heartbeat(()) == ("1", "3")
 
 
-def test_an_idle_heartbeat_is_three_statements_however_many_shards(clock: VirtualClock):
+def test_an_idle_heartbeat_is_three_statements_however_many_shards(clock: ManualClock):
     for count in (1, 300):
         store = memory_store([str(number) for number in range(count)])
         a = joined(store, clock, "a")

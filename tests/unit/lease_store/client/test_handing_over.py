@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dagster_leasehold.lease_store.errors import LeaseLost, ShardNotOpen, StoreUnavailable
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
     ListFeed,
-    VirtualClock,
     memory_store,
     moving_to,
     owner,
@@ -18,7 +18,7 @@ from tests.unit.lease_store.client.world import (
 )
 
 
-def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: ListFeed):
+def test_a_loss_at_hand_over_reaches_the_next_call(clock: ManualClock, feed: ListFeed):
     """A checkpoint in memory could not be persisted: the caller has to hear of it."""
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
@@ -44,7 +44,7 @@ def test_a_loss_at_hand_over_reaches_the_next_call(clock: VirtualClock, feed: Li
 
 
 def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
@@ -67,7 +67,7 @@ def test_a_hand_over_that_the_store_did_not_answer_is_tried_again(
 
 
 def test_a_shard_that_need_not_be_handed_over_after_all_is_read_on(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     """The next node leaves while the holder works on its last batch, which then times out."""
     store = memory_store(["0", "1"])

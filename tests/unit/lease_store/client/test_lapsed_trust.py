@@ -11,13 +11,13 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import NotHeld, Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import Tenure
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
     S0,
     TIMEOUT_S,
     ListFeed,
-    VirtualClock,
     checkpoint,
     member,
     memory_store,
@@ -29,7 +29,7 @@ from tests.unit.lease_store.client.world import (
 LAPSE_S = 0.75 * TIMEOUT_S
 
 
-def holding(store: MemoryStore, clock: VirtualClock, name: str = "a") -> tuple[GroupMember, Tenure]:
+def holding(store: MemoryStore, clock: ManualClock, name: str = "a") -> tuple[GroupMember, Tenure]:
     """A member with shard 0 open."""
     joined = member(store, clock, name)
     joined.register()
@@ -40,7 +40,7 @@ def holding(store: MemoryStore, clock: VirtualClock, name: str = "a") -> tuple[G
     return joined, outcome.tenure
 
 
-def evict(store: MemoryStore, clock: VirtualClock) -> GroupMember:
+def evict(store: MemoryStore, clock: ManualClock) -> GroupMember:
     """Another member, which watches until it may take the shard."""
     other = member(store, clock, "b")
     other.register()
@@ -50,7 +50,7 @@ def evict(store: MemoryStore, clock: VirtualClock) -> GroupMember:
     return other
 
 
-def test_what_was_done_before_the_lapse_is_saved_under_the_same_tenure(clock: VirtualClock):
+def test_what_was_done_before_the_lapse_is_saved_under_the_same_tenure(clock: ManualClock):
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
     a.save_checkpoint(S0, "100")
@@ -65,7 +65,7 @@ def test_what_was_done_before_the_lapse_is_saved_under_the_same_tenure(clock: Vi
     assert verify(store, KEY) == []
 
 
-def test_a_beat_comes_first_where_a_caller_asks_before_the_next_heartbeat(clock: VirtualClock):
+def test_a_beat_comes_first_where_a_caller_asks_before_the_next_heartbeat(clock: ManualClock):
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
     clock.pass_s(LAPSE_S)
@@ -77,7 +77,7 @@ def test_a_beat_comes_first_where_a_caller_asks_before_the_next_heartbeat(clock:
     assert checkpoint(store) == "4"
 
 
-def test_a_member_that_was_evicted_in_the_lapse_does_not_go_on(clock: VirtualClock):
+def test_a_member_that_was_evicted_in_the_lapse_does_not_go_on(clock: ManualClock):
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
     a.save_checkpoint(S0, "100")
@@ -96,7 +96,7 @@ def test_a_member_that_was_evicted_in_the_lapse_does_not_go_on(clock: VirtualClo
     assert verify(store, KEY) == []
 
 
-def test_a_shard_that_came_back_to_its_former_holder_is_not_the_same_tenure(clock: VirtualClock):
+def test_a_shard_that_came_back_to_its_former_holder_is_not_the_same_tenure(clock: ManualClock):
     """1. a lapses; 2. b takes the shard, reads on and leaves; 3. a is back, and it is a's again."""
     store = memory_store(["0"])
     a, tenure = holding(store, clock)
@@ -113,7 +113,7 @@ def test_a_shard_that_came_back_to_its_former_holder_is_not_the_same_tenure(cloc
     assert a.heartbeat(()) == (S0,)
 
 
-def test_a_tenure_that_ended_in_the_lapse_is_found_by_looking(clock: VirtualClock):
+def test_a_tenure_that_ended_in_the_lapse_is_found_by_looking(clock: ManualClock):
     """The member keeps its place, but the shard's epoch rose: nothing is even tried."""
     store = memory_store(["0"])
     a, _ = holding(store, clock)
@@ -128,7 +128,7 @@ def test_a_tenure_that_ended_in_the_lapse_is_found_by_looking(clock: VirtualCloc
 
 
 @pytest.mark.parametrize("verb", ["beat", "progress"])
-def test_nothing_goes_on_while_the_store_does_not_say_that_it_may(clock: VirtualClock, verb: str):
+def test_nothing_goes_on_while_the_store_does_not_say_that_it_may(clock: ManualClock, verb: str):
     store = memory_store(["0"])
     a, _ = holding(store, clock)
     clock.pass_s(LAPSE_S)
@@ -151,7 +151,7 @@ def test_nothing_goes_on_while_the_store_does_not_say_that_it_may(clock: Virtual
     assert checkpoint(store) == "4", "what was done meanwhile was kept in memory"
 
 
-def test_a_beat_that_took_longer_than_it_is_worth_does_not_count(clock: VirtualClock):
+def test_a_beat_that_took_longer_than_it_is_worth_does_not_count(clock: ManualClock):
     store = memory_store(["0"])
     a, _ = holding(store, clock)
     clock.pass_s(LAPSE_S)
@@ -167,7 +167,7 @@ def test_a_beat_that_took_longer_than_it_is_worth_does_not_count(clock: VirtualC
     assert not a.trusted
 
 
-def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: VirtualClock, feed: ListFeed):
+def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: ManualClock, feed: ListFeed):
     """A hundred records were read twice here, though nobody else had touched the shard."""
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
@@ -188,7 +188,7 @@ def test_a_pull_client_goes_on_with_the_batch_that_it_has(clock: VirtualClock, f
 
 
 def test_a_beat_that_got_no_answer_renews_no_trust(
-    clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ):
     store = memory_store(["0"])
     a, _ = holding(store, clock)

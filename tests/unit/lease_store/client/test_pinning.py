@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Stale
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
@@ -21,7 +22,6 @@ from tests.unit.lease_store.client.world import (
     S1,
     TIMEOUT_S,
     ListFeed,
-    VirtualClock,
     checkpoint,
     memory_store,
     owner,
@@ -45,7 +45,7 @@ def traces(store: MemoryStore) -> tuple[int, int]:
 
 
 def test_a_second_connect_answers_where_the_shard_stands(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     client = started(store, clock, feed, "a")
     assert client.connect(S0, "2") == "2"
@@ -60,7 +60,7 @@ def test_a_second_connect_answers_where_the_shard_stands(
 
 
 def test_refused_connects_write_nothing_and_soon_ask_nothing(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
     a.connect(S0)
@@ -78,7 +78,7 @@ def test_refused_connects_write_nothing_and_soon_ask_nothing(
 
 
 def test_a_shard_that_became_free_is_connected_at_the_next_look(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
     a.connect(S0)
@@ -98,7 +98,7 @@ def test_a_shard_that_became_free_is_connected_at_the_next_look(
 
 
 def test_a_shard_that_only_looked_free_is_asked_for_again_after_a_growing_pause(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     client = started(store, clock, feed, "a")
     real = store.claim
@@ -119,7 +119,7 @@ def test_a_shard_that_only_looked_free_is_asked_for_again_after_a_growing_pause(
 
 
 def test_a_shard_that_just_became_free_is_asked_for_once(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     """The first refusal was seen and cost nothing; the second one is found out by a write."""
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
@@ -139,7 +139,7 @@ def test_a_shard_that_just_became_free_is_asked_for_once(
 
 
 def test_a_shard_that_another_node_asks_for_is_left_to_it(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     b = started(store, clock, feed, "b")
     rival = next(row for row in store.snapshot(KEY).nodes if row.name == "b")
@@ -153,7 +153,7 @@ def test_a_shard_that_another_node_asks_for_is_left_to_it(
 
 
 def test_a_paused_group_is_asked_for_nothing(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     client = started(store, clock, feed, "a")
     (group,) = store.groups()
@@ -166,7 +166,7 @@ def test_a_paused_group_is_asked_for_nothing(
 
 @pytest.mark.parametrize("mode", [AssignmentMode.BALANCED, AssignmentMode.PINNED])
 def test_a_shard_that_nobody_may_read_is_given_up_until_it_may_be_read_again(
-    clock: VirtualClock, feed: ListFeed, mode: AssignmentMode
+    clock: ManualClock, feed: ListFeed, mode: AssignmentMode
 ):
     store = memory_store(["0"], assignment=mode)
     client = started(store, clock, feed, "a")
@@ -191,7 +191,7 @@ def test_a_shard_that_nobody_may_read_is_given_up_until_it_may_be_read_again(
 
 
 def test_a_disconnected_shard_is_connected_by_the_next_client_that_asks(
-    clock: VirtualClock, feed: ListFeed, store: MemoryStore
+    clock: ManualClock, feed: ListFeed, store: MemoryStore
 ):
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
     a.connect(S0)
@@ -211,7 +211,7 @@ def test_a_disconnected_shard_is_connected_by_the_next_client_that_asks(
     [(True, "claim"), (True, "open_tenure"), (True, "save_checkpoint"), (False, "close_tenure")],
 )
 def test_a_shard_that_a_client_failed_to_connect_or_disconnect_is_free_for_others(
-    clock: VirtualClock,
+    clock: ManualClock,
     feed: ListFeed,
     store: MemoryStore,
     monkeypatch: pytest.MonkeyPatch,
@@ -235,7 +235,7 @@ def test_a_shard_that_a_client_failed_to_connect_or_disconnect_is_free_for_other
 
 
 def test_a_shard_that_its_owner_reads_and_does_not_ask_for_is_had_after_its_batch(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     """The group was shared by number when its only client began to read."""
     store = memory_store(["0"])

@@ -22,12 +22,12 @@ from dagster_leasehold.lease_store.rules.consumer_lifecycle import ConsumerState
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
     TIMEOUT_S,
     ListFeed,
-    VirtualClock,
     checkpoint,
     member,
     memory_store,
@@ -66,7 +66,7 @@ class Fleet:
     """Workers of one group; each shard's processors of all workers share one recorder."""
 
     store: MemoryStore
-    clock: VirtualClock
+    clock: ManualClock
     feed: ListFeed
     recorders: dict[ShardId, Recorder] = field(default_factory=dict)
 
@@ -93,7 +93,7 @@ def fleet() -> Fleet:
     feed = ListFeed()
     for shard in ("0", "1"):
         feed.append(shard, *(f"{shard}:{number}".encode() for number in range(10)))
-    return Fleet(memory_store(["0"]), VirtualClock(), feed)
+    return Fleet(memory_store(["0"]), ManualClock(), feed)
 
 
 def test_a_processor_is_called_in_order_and_its_checkpoint_persisted(fleet: Fleet):
@@ -375,7 +375,7 @@ def test_run_works_until_it_is_told_to_stop():
     feed = ListFeed()
     feed.append("0", *(str(number).encode() for number in range(100)))
     recorder = Recorder()
-    clock = VirtualClock()
+    clock = ManualClock()
     worker = ProcessorWorker(
         member(store, clock, "a"), feed, lambda _: recorder, idle_s=0.01, clock=clock
     )

@@ -25,6 +25,7 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
@@ -33,7 +34,6 @@ from tests.unit.lease_store.client.world import (
     S1,
     TIMEOUT_S,
     ListFeed,
-    VirtualClock,
     checkpoint,
     memory_store,
     moving_to,
@@ -44,7 +44,7 @@ from tests.unit.lease_store.client.world import (
 )
 
 
-def test_poll_and_confirm_move_the_offsets(clock: VirtualClock, feed: ListFeed):
+def test_poll_and_confirm_move_the_offsets(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
     assert client.partitions() == (S0,)
@@ -66,7 +66,7 @@ def test_poll_and_confirm_move_the_offsets(clock: VirtualClock, feed: ListFeed):
     assert owner(store) is None
 
 
-def test_a_part_of_a_batch_may_be_confirmed(clock: VirtualClock, feed: ListFeed):
+def test_a_part_of_a_batch_may_be_confirmed(clock: ManualClock, feed: ListFeed):
     client = started(memory_store(["0"]), clock, feed, "a")
     client.connect(S0)
     batch = polled(client)
@@ -76,7 +76,7 @@ def test_a_part_of_a_batch_may_be_confirmed(clock: VirtualClock, feed: ListFeed)
     assert polled(client).records[0].value == b"0:2"
 
 
-def test_poll_without_a_shard_takes_turns(clock: VirtualClock, feed: ListFeed):
+def test_poll_without_a_shard_takes_turns(clock: ManualClock, feed: ListFeed):
     client = started(memory_store(["0", "1"]), clock, feed, "a")
     for shard in client.partitions():
         client.connect(shard)
@@ -87,9 +87,7 @@ def test_poll_without_a_shard_takes_turns(clock: VirtualClock, feed: ListFeed):
     assert client.poll() is None, "both are unconfirmed"
 
 
-def test_an_unconfirmed_batch_is_protected_and_then_rolled_back(
-    clock: VirtualClock, feed: ListFeed
-):
+def test_an_unconfirmed_batch_is_protected_and_then_rolled_back(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
     client.connect(S0)
@@ -111,7 +109,7 @@ def test_an_unconfirmed_batch_is_protected_and_then_rolled_back(
 
 
 def test_an_unconfirmed_shard_is_handed_over_once_it_is_confirmed(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
@@ -138,7 +136,7 @@ def test_an_unconfirmed_shard_is_handed_over_once_it_is_confirmed(
 
 
 def test_an_unconfirmed_shard_is_handed_over_when_its_protect_time_ends(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"])
     a = started(store, clock, feed, "a")
@@ -161,7 +159,7 @@ def test_an_unconfirmed_shard_is_handed_over_when_its_protect_time_ends(
 
 
 def test_a_dead_client_is_replaced_and_what_was_unconfirmed_comes_again(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0"])
     a = started(store, clock, feed, "a")
@@ -183,7 +181,7 @@ def test_a_dead_client_is_replaced_and_what_was_unconfirmed_comes_again(
         a.poll(S0)
 
 
-def test_a_fenced_confirm_is_told_once_and_moves_nothing(clock: VirtualClock, feed: ListFeed):
+def test_a_fenced_confirm_is_told_once_and_moves_nothing(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     a = started(store, clock, feed, "a")
     a.connect(S0)
@@ -199,7 +197,7 @@ def test_a_fenced_confirm_is_told_once_and_moves_nothing(clock: VirtualClock, fe
 
 
 def test_a_bootstrap_cursor_begins_there_and_a_stored_checkpoint_is_forced(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
@@ -218,7 +216,7 @@ def test_a_bootstrap_cursor_begins_there_and_a_stored_checkpoint_is_forced(
 
 
 def test_a_cursor_outside_the_shard_is_clamped_and_recorded_as_a_gap(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"])
     feed.begins[S0] = 5
@@ -237,7 +235,7 @@ def test_a_cursor_outside_the_shard_is_clamped_and_recorded_as_a_gap(
 
 @pytest.mark.parametrize(("asked", "begin"), [("1000000000", "10"), ("2", "5")])
 def test_a_second_connect_with_a_cursor_that_was_clamped_answers_where_the_shard_stands(
-    clock: VirtualClock, feed: ListFeed, asked: str, begin: str
+    clock: ManualClock, feed: ListFeed, asked: str, begin: str
 ):
     store = memory_store(["0"])
     feed.begins[S0] = 5
@@ -254,7 +252,7 @@ def test_a_second_connect_with_a_cursor_that_was_clamped_answers_where_the_shard
     ("policy", "value", "end"), [(GapPolicy.BEGIN, b"0:6", "6"), (GapPolicy.END, b"late", "10")]
 )
 def test_records_removed_while_connected_become_a_gap(
-    clock: VirtualClock, feed: ListFeed, policy: GapPolicy, value: bytes, end: str
+    clock: ManualClock, feed: ListFeed, policy: GapPolicy, value: bytes, end: str
 ):
     store = memory_store(["0"], gap_policy=policy)
     client = started(store, clock, feed, "a")
@@ -270,7 +268,7 @@ def test_records_removed_while_connected_become_a_gap(
 
 
 def test_a_group_that_holds_at_gaps_goes_on_once_the_loss_is_accepted(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"])
     client = started(store, clock, feed, "a")
@@ -294,7 +292,7 @@ def test_a_group_that_holds_at_gaps_goes_on_once_the_loss_is_accepted(
 
 
 def test_the_initial_position_counts_only_where_nothing_is_stored(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"], initial_position="end")
     client = started(store, clock, feed, "a")
@@ -304,7 +302,7 @@ def test_the_initial_position_counts_only_where_nothing_is_stored(
 
 
 def test_a_finished_shard_is_over_and_frees_its_children_from_their_beginning(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = MemoryStore()
     store.create_group(Group(KEY, timeout_s=TIMEOUT_S, initial_position="end", ordered=True))
@@ -328,9 +326,7 @@ def test_a_finished_shard_is_over_and_frees_its_children_from_their_beginning(
 
 
 @pytest.mark.parametrize("mode", [AssignmentMode.BALANCED, AssignmentMode.PINNED])
-def test_a_child_that_waits_says_for_what(
-    clock: VirtualClock, feed: ListFeed, mode: AssignmentMode
-):
+def test_a_child_that_waits_says_for_what(clock: ManualClock, feed: ListFeed, mode: AssignmentMode):
     store = memory_store(["0"], assignment=mode, ordered=True)
     listing = [ShardListing(S0), ShardListing(S1, parents=(S0,))]
     store.sync_shards(KEY, listing, observer="test")
@@ -346,7 +342,7 @@ def test_a_child_that_waits_says_for_what(
         client.connect(ShardId("2"))
 
 
-def test_an_empty_finished_shard_is_over_too(clock: VirtualClock):
+def test_an_empty_finished_shard_is_over_too(clock: ManualClock):
     feed = ListFeed({S0: []}, read_only={S0})
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
@@ -357,7 +353,7 @@ def test_an_empty_finished_shard_is_over_too(clock: VirtualClock):
 
 
 def test_modulo_clients_take_their_ranks_and_conflicts_are_refused(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0", "1"], assignment=AssignmentMode.MODULO)
     a = started(store, clock, feed, "a", 2, 1)
@@ -374,7 +370,7 @@ def test_modulo_clients_take_their_ranks_and_conflicts_are_refused(
 @pytest.mark.parametrize("beats", [0, 1])
 @pytest.mark.parametrize("mode", [AssignmentMode.MODULO, AssignmentMode.BALANCED])
 def test_a_shard_that_the_source_lets_nobody_read_is_not_connected(
-    clock: VirtualClock, feed: ListFeed, mode: AssignmentMode, beats: int
+    clock: ManualClock, feed: ListFeed, mode: AssignmentMode, beats: int
 ):
     store = memory_store(["0"], assignment=mode)
     client = started(store, clock, feed, "a", 1, 0)
@@ -390,7 +386,7 @@ def test_a_shard_that_the_source_lets_nobody_read_is_not_connected(
     assert client.connect(S0) == "0"
 
 
-def test_a_negative_count_switches_modulo_off(clock: VirtualClock, feed: ListFeed):
+def test_a_negative_count_switches_modulo_off(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0", "1"], assignment=AssignmentMode.MODULO)
     a, b = started(store, clock, feed, "a", -1), started(store, clock, feed, "b", -1)
     a.beat()
@@ -398,7 +394,7 @@ def test_a_negative_count_switches_modulo_off(clock: VirtualClock, feed: ListFee
     assert len(a.partitions()) == len(b.partitions()) == 1
 
 
-def test_pinned_clients_get_what_they_connect_and_nothing_else(clock: VirtualClock, feed: ListFeed):
+def test_pinned_clients_get_what_they_connect_and_nothing_else(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0", "1"], assignment=AssignmentMode.PINNED)
     a, b = started(store, clock, feed, "a"), started(store, clock, feed, "b")
     assert a.partitions() == ()
@@ -417,7 +413,7 @@ def test_pinned_clients_get_what_they_connect_and_nothing_else(clock: VirtualClo
     assert checkpoint(store) == "6"
 
 
-def test_a_paused_group_is_let_go_of_and_comes_back(clock: VirtualClock, feed: ListFeed):
+def test_a_paused_group_is_let_go_of_and_comes_back(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
     client.connect(S0)
@@ -435,7 +431,7 @@ def test_a_paused_group_is_let_go_of_and_comes_back(clock: VirtualClock, feed: L
     assert client.connect(S0) == "4"
 
 
-def test_a_slow_log_does_not_hold_up_the_beats(clock: VirtualClock, feed: ListFeed):
+def test_a_slow_log_does_not_hold_up_the_beats(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"])
     client = started(store, clock, feed, "a")
     client.connect(S0)

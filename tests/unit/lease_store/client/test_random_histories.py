@@ -29,14 +29,8 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import Tenure
-from tests.unit.lease_store.client.world import (
-    BEAT_S,
-    KEY,
-    TIMEOUT_S,
-    ListFeed,
-    VirtualClock,
-    make_group,
-)
+from tests.manual_clock import ManualClock
+from tests.unit.lease_store.client.world import BEAT_S, KEY, TIMEOUT_S, ListFeed, make_group
 
 STEPS = 250
 RECORDS = 400
@@ -86,7 +80,7 @@ class Actor:
 class History:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.clock = VirtualClock()
+        self.clock = ManualClock()
         self.store = FaultyStore(self.chance)
         self.feed = ListFeed()
         shards = self.chance.randint(1, 5)

@@ -11,19 +11,19 @@ from dagster_leasehold.lease_store.errors import CheckpointUnsaved, LeaseLost, S
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     KEY,
     S0,
     S1,
     TIMEOUT_S,
-    VirtualClock,
     checkpoint,
     memory_store,
     owner,
 )
 
 
-def holding(store: MemoryStore, clock: VirtualClock, *shards: ShardId) -> GroupMember:
+def holding(store: MemoryStore, clock: ManualClock, *shards: ShardId) -> GroupMember:
     """A member that waits by its virtual clock, with a checkpoint in memory for each shard."""
     member = GroupMember(
         store, KEY, NodeName("a"), incarnation="a-process", clock=clock, pause=clock.pass_s
@@ -38,7 +38,7 @@ def holding(store: MemoryStore, clock: VirtualClock, *shards: ShardId) -> GroupM
 
 
 def locked(
-    store: MemoryStore, clock: VirtualClock, seconds: float, shard: str = "0"
+    store: MemoryStore, clock: ManualClock, seconds: float, shard: str = "0"
 ) -> Callable[..., None]:
     """`save_checkpoint` of a store in which somebody locks a shard's row for a while."""
     free_at, real = clock() + seconds, store.save_checkpoint
@@ -51,7 +51,7 @@ def locked(
     return save
 
 
-def test_a_flush_that_fails_is_tried_again_before_anything_is_freed(clock: VirtualClock):
+def test_a_flush_that_fails_is_tried_again_before_anything_is_freed(clock: ManualClock):
     store = memory_store(["0", "1"])
     member = holding(store, clock, S0, S1)
     store.save_checkpoint = locked(store, clock, 6.0)  # pyright: ignore
@@ -61,7 +61,7 @@ def test_a_flush_that_fails_is_tried_again_before_anything_is_freed(clock: Virtu
     assert not store.snapshot(KEY).nodes[0].member
 
 
-def test_what_could_not_be_saved_is_not_given_to_others(clock: VirtualClock):
+def test_what_could_not_be_saved_is_not_given_to_others(clock: ManualClock):
     store = memory_store(["0", "1"])
     member = holding(store, clock, S0, S1)
     real = store.save_checkpoint
@@ -78,7 +78,7 @@ def test_what_could_not_be_saved_is_not_given_to_others(clock: VirtualClock):
     assert owner(store, "0") is None
 
 
-def test_a_member_that_lost_its_place_meanwhile_says_so(clock: VirtualClock):
+def test_a_member_that_lost_its_place_meanwhile_says_so(clock: ManualClock):
     store = memory_store(["0"])
     member = holding(store, clock, S0)
     clock.pass_s(TIMEOUT_S)
@@ -90,7 +90,7 @@ def test_a_member_that_lost_its_place_meanwhile_says_so(clock: VirtualClock):
     assert not member.trusted
 
 
-def test_a_tenure_that_only_leaving_can_end_is_no_error(clock: VirtualClock):
+def test_a_tenure_that_only_leaving_can_end_is_no_error(clock: ManualClock):
     """The checkpoint is there: that the tenure's end got no answer before makes no difference."""
     store = memory_store(["0"])
     member = holding(store, clock, S0)

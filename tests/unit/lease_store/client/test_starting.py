@@ -13,6 +13,7 @@ from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from tests.manual_clock import ManualClock
 from tests.unit.lease_store.client.world import (
     BEAT_S,
     KEY,
@@ -20,7 +21,6 @@ from tests.unit.lease_store.client.world import (
     S1,
     TIMEOUT_S,
     ListFeed,
-    VirtualClock,
     checkpoint,
     member,
     memory_store,
@@ -43,7 +43,7 @@ class Idle:
         pass
 
 
-def succeed(store: MemoryStore, clock: VirtualClock, feed: ListFeed) -> PullClient:
+def succeed(store: MemoryStore, clock: ManualClock, feed: ListFeed) -> PullClient:
     """A client that takes over after all others have died."""
     client = pull_client(store, clock, feed, "successor")
     client.start()
@@ -54,7 +54,7 @@ def succeed(store: MemoryStore, clock: VirtualClock, feed: ListFeed) -> PullClie
     return client
 
 
-def test_a_successor_begins_where_the_first_client_began(clock: VirtualClock, feed: ListFeed):
+def test_a_successor_begins_where_the_first_client_began(clock: ManualClock, feed: ListFeed):
     """1. records are delivered and not confirmed; 2. the client dies; 3. the log's end moves."""
     store = memory_store(["0"], initial_position="end")
     first = started(store, clock, feed, "a")
@@ -68,7 +68,7 @@ def test_a_successor_begins_where_the_first_client_began(clock: VirtualClock, fe
 
 
 def test_what_was_delivered_and_removed_before_a_successor_came_is_a_gap(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0"], gap_policy=GapPolicy.BEGIN)
     first = started(store, clock, feed, "a")
@@ -82,7 +82,7 @@ def test_what_was_delivered_and_removed_before_a_successor_came_is_a_gap(
 
 
 def test_the_start_of_a_worker_is_stored_before_its_first_record(
-    clock: VirtualClock, feed: ListFeed
+    clock: ManualClock, feed: ListFeed
 ):
     store = memory_store(["0"], initial_position="end")
     joining = member(store, clock, "a")
@@ -93,14 +93,14 @@ def test_the_start_of_a_worker_is_stored_before_its_first_record(
     assert checkpoint(store) == "10"
 
 
-def test_a_bootstrap_cursor_is_stored_before_the_first_record(clock: VirtualClock, feed: ListFeed):
+def test_a_bootstrap_cursor_is_stored_before_the_first_record(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"], initial_position="end")
     client = started(store, clock, feed, "a")
     assert client.connect(S0, "3") == "3"
     assert checkpoint(store) == "3"
 
 
-def test_nothing_is_delivered_while_the_start_cannot_be_stored(clock: VirtualClock, feed: ListFeed):
+def test_nothing_is_delivered_while_the_start_cannot_be_stored(clock: ManualClock, feed: ListFeed):
     store = memory_store(["0"], initial_position="end")
     client = started(store, clock, feed, "a")
 
@@ -116,7 +116,7 @@ def test_nothing_is_delivered_while_the_start_cannot_be_stored(clock: VirtualClo
     assert checkpoint(store) == "10"
 
 
-def test_a_range_that_a_run_intended_is_where_a_client_begins(clock: VirtualClock, feed: ListFeed):
+def test_a_range_that_a_run_intended_is_where_a_client_begins(clock: ManualClock, feed: ListFeed):
     """The run may have shown records of it to its transform before it died."""
     store = memory_store(["0"], gap_policy=GapPolicy.BEGIN)
     run = member(store, clock, "run")
@@ -148,7 +148,7 @@ def orphaned_child(policy: GapPolicy) -> tuple[MemoryStore, ListFeed]:
     ("policy", "end", "cursor"), [(GapPolicy.BEGIN, "4", "4"), (GapPolicy.END, "10", "10")]
 )
 def test_a_child_whose_beginning_was_removed_has_a_gap(
-    clock: VirtualClock, policy: GapPolicy, end: str, cursor: str
+    clock: ManualClock, policy: GapPolicy, end: str, cursor: str
 ):
     store, feed = orphaned_child(policy)
     client = started(store, clock, feed, "a")
@@ -159,7 +159,7 @@ def test_a_child_whose_beginning_was_removed_has_a_gap(
     assert (batch.start if batch else "10") == cursor
 
 
-def test_a_group_that_holds_waits_at_a_child_whose_beginning_was_removed(clock: VirtualClock):
+def test_a_group_that_holds_waits_at_a_child_whose_beginning_was_removed(clock: ManualClock):
     store, feed = orphaned_child(GapPolicy.HOLD)
     client = started(store, clock, feed, "a")
     client.connect(S1)
@@ -172,7 +172,7 @@ def test_a_group_that_holds_waits_at_a_child_whose_beginning_was_removed(clock: 
     assert polled(client, S1).start == "4"
 
 
-def test_a_child_that_is_whole_begins_without_a_gap(clock: VirtualClock):
+def test_a_child_that_is_whole_begins_without_a_gap(clock: ManualClock):
     store, feed = orphaned_child(GapPolicy.HOLD)
     del feed.begins[S1]
     client = started(store, clock, feed, "a")
@@ -181,7 +181,7 @@ def test_a_child_that_is_whole_begins_without_a_gap(clock: VirtualClock):
     assert store.gaps(KEY) == []
 
 
-def test_a_cursor_that_moves_without_records_is_kept(clock: VirtualClock, feed: ListFeed):
+def test_a_cursor_that_moves_without_records_is_kept(clock: ManualClock, feed: ListFeed):
     """A log renews the cursors of an idle shard, which else become unsure with time."""
     store = memory_store(["0"], initial_position="end")
     client = started(store, clock, feed, "a")

@@ -18,25 +18,13 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
+from tests.manual_clock import ManualClock
 
 KEY = GroupKey.parse("readers", "events")
 TIMEOUT_S = 30.0
 BEAT_S = 5.0
 PROTECT_S = 12.0
 S0, S1 = ShardId("0"), ShardId("1")
-
-
-@dataclass
-class VirtualClock:
-    """Seconds that pass only when told so."""
-
-    now: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def pass_s(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @dataclass
@@ -97,7 +85,7 @@ def memory_store(shards: Sequence[str] = ("0",), **settings: object) -> MemorySt
 
 
 def member(
-    store: LeaseStore, clock: VirtualClock, name: str, *, incarnation: str = "", **row: object
+    store: LeaseStore, clock: ManualClock, name: str, *, incarnation: str = "", **row: object
 ) -> GroupMember:
     """A member that has not registered yet."""
     node = Node(NodeName(name), 0, "", **row)  # pyright: ignore
@@ -113,7 +101,7 @@ def member(
 
 
 def pull_client(
-    store: LeaseStore, clock: VirtualClock, feed: ListFeed, name: str, **options: object
+    store: LeaseStore, clock: ManualClock, feed: ListFeed, name: str, **options: object
 ) -> PullClient:
     """A client whose beats the test calls."""
     return PullClient(
@@ -148,7 +136,7 @@ def moving_to(store: LeaseStore, node: str) -> ShardId:
 
 
 def started(
-    store: MemoryStore, clock: VirtualClock, feed: ListFeed, name: str, *modulo: int
+    store: MemoryStore, clock: ManualClock, feed: ListFeed, name: str, *modulo: int
 ) -> PullClient:
     client = pull_client(store, clock, feed, name, protect_s=PROTECT_S)
     client.start(*modulo)

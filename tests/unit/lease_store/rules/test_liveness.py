@@ -18,21 +18,12 @@ from dagster_leasehold.lease_store.rules.liveness import (
 )
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from tests.manual_clock import ManualClock
 
 A = NodeName("node-a")
 B = NodeName("node-b")
 SHARD = ShardId("0")
 T = 20.0
-
-
-class HandClock:
-    """Monotonic seconds, moved by hand."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def row(name: NodeName = A, lease_id: int = 1, incarnation: str = "first") -> Node:
@@ -44,34 +35,34 @@ def moving(lease_id: int = 1) -> ShardLease:
 
 
 def test_first_sight_starts_the_count_whatever_the_node_did_before() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     observations.see([row(lease_id=999)], T)
     assert observations.unchanged_s(A) == 0
-    clock.now += 20
+    clock.now_s += 20
     assert observations.lapsed(20) == {}
-    clock.now += 0.1
+    clock.now_s += 0.1
     assert observations.lapsed(20) == {A: 999}
 
 
 @pytest.mark.parametrize("changed", [row(lease_id=2), row(lease_id=0), row(incarnation="second")])
 def test_any_change_restarts_the_count(changed: Node) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
-    clock.now += 19
+    clock.now_s += 19
     observations.see([changed], T)
-    clock.now += 19
+    clock.now_s += 19
     assert observations.lapsed(20) == {}
     assert observations.unchanged_s(A) == 19
 
 
 def watched(
-    looks: list[float | None], clock: HandClock, observations: Observations
+    looks: list[float | None], clock: ManualClock, observations: Observations
 ) -> Observations:
     """Look after each interval; None is a look that fails after 5 s."""
     for interval_s in looks:
-        clock.now += interval_s or 5.0
+        clock.now_s += interval_s or 5.0
         if interval_s is None:
             observations.lose_sight()
         else:
@@ -95,7 +86,7 @@ def watched(
 def test_time_in_which_nobody_could_look_is_no_silence(
     looks: list[float | None], silent_s: float
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
     observations.see_transfers([moving()])
@@ -113,16 +104,16 @@ def test_a_node_that_beat_in_time_outlives_every_blind_interval(
     looks: list[float | None], before_s: float
 ) -> None:
     """At the first look after a blind time, whoever beat in time before it has not lapsed."""
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
-    clock.now += before_s
+    clock.now_s += before_s
     observations.see([row()], T)
     blind = [None, *looks, None]
     for _ in blind:
-        clock.now += 5.0
+        clock.now_s += 5.0
         observations.lose_sight()
-    clock.now += 500.0
+    clock.now_s += 500.0
     observations.see([row()], T)
     assert observations.lapsed(T) == {}
     assert observations.unchanged_s(A) == 0
@@ -130,17 +121,17 @@ def test_a_node_that_beat_in_time_outlives_every_blind_interval(
 
 @given(st.floats(0.1, 60))
 def test_a_silent_node_lapses_however_slowly_its_observer_looks(interval_s: float) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     watched([interval_s] * (int(T / min(interval_s, 0.6 * T)) + 3), clock, observations)
     assert observations.lapsed(T) == {A: 1}
 
 
 def test_a_node_that_nobody_answers_to_is_forgotten() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
-    clock.now += 30
+    clock.now_s += 30
     observations.see([row(incarnation="")], T)
     assert observations.lapsed(20) == {}
     observations.see([row()], T)
@@ -148,29 +139,29 @@ def test_a_node_that_nobody_answers_to_is_forgotten() -> None:
 
 
 def test_a_successor_goes_on_and_the_time_between_counts_as_none() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
     observations.see_transfers([moving()])
     watched([8, 7.99], clock, observations)
-    clock.now += 3  # nobody looked again
+    clock.now_s += 3  # nobody looked again
     text = observations.remember()
 
-    later = HandClock(now=5.0)
+    later = ManualClock(now_s=5.0)
     successor = Observations.recall(text, later)
     successor.see([row()], T)
     successor.see_transfers([moving()])
     assert successor.unchanged_s(A) == pytest.approx(15.9)
     assert successor.transfer_s(SHARD) == pytest.approx(15.9)
-    later.now += 4.2
+    later.now_s += 4.2
     assert successor.lapsed(20) == {A: 1}
 
 
 def test_a_successor_that_finds_another_value_starts_again() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     observations.see([row()], T)
-    clock.now += 19
+    clock.now_s += 19
     successor = Observations.recall(observations.remember(), clock)
     successor.see([row(lease_id=2)], T)
     assert successor.unchanged_s(A) == 0
@@ -179,13 +170,13 @@ def test_a_successor_that_finds_another_value_starts_again() -> None:
 @given(st.lists(st.tuples(st.floats(0, 60), st.booleans()), max_size=30))
 def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) -> None:
     """A chain of processes, each with a clock of its own, against one that never restarts."""
-    clock = HandClock()
+    clock = ManualClock()
     always = Observations(clock)
     chained = Observations(clock)
     for pause_s, restarts in steps:
         always.see([row()], T)
         chained.see([row()], T)
-        clock.now += pause_s
+        clock.now_s += pause_s
         if restarts:
             chained = Observations.recall(chained.remember(), clock)
         assert chained.unchanged_s(A) <= always.unchanged_s(A) + 1e-6
@@ -212,7 +203,7 @@ def test_remembering_never_lengthens_a_silence(steps: list[tuple[float, bool]]) 
     ],
 )
 def test_a_corrupt_memory_is_no_memory(text: str) -> None:
-    observations = Observations.recall(text, HandClock())
+    observations = Observations.recall(text, ManualClock())
     observations.see([row()], T)
     assert observations.lapsed(0) == {}
     assert observations.transfer_s(SHARD) == 0
@@ -220,11 +211,11 @@ def test_a_corrupt_memory_is_no_memory(text: str) -> None:
 
 @given(st.text(max_size=200))
 def test_any_text_can_be_recalled(text: str) -> None:
-    assert Observations.recall(text, HandClock()).lapsed(0) == {}
+    assert Observations.recall(text, ManualClock()).lapsed(0) == {}
 
 
 def test_what_is_remembered_stays_small() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     observations = Observations(clock)
     nodes = [Node(NodeName(f"node-{i:060}"[:64]), i, "i" * 36) for i in range(100)]
     observations.see(nodes, T)
@@ -234,7 +225,7 @@ def test_what_is_remembered_stays_small() -> None:
 
 
 def test_callers_may_remember_more_beside_it() -> None:
-    text = Observations(HandClock()).remember(incarnations={"node-a": "x"})
+    text = Observations(ManualClock()).remember(incarnations={"node-a": "x"})
     assert parse_memory(text)["incarnations"] == {"node-a": "x"}
     assert json.loads(text)["format"] == 1
 
@@ -245,20 +236,20 @@ def test_the_steady_clock_does_not_step_back() -> None:
 
 
 def test_a_planner_that_leaves_new_marks_is_never_silent() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     for tick in range(100):
         watch.see(f"mark-{tick // 3}")
         assert watch.silent_s <= 4.0
-        clock.now += 2.0
+        clock.now_s += 2.0
 
 
 def test_a_planner_is_silent_for_as_long_as_its_mark_was_seen_to_stand_still() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     watch.see("one")
     for _ in range(20):
-        clock.now += 2.0
+        clock.now_s += 2.0
         watch.see("one")
     assert watch.silent_s == 40.0
     watch.see("two")
@@ -266,48 +257,48 @@ def test_a_planner_is_silent_for_as_long_as_its_mark_was_seen_to_stand_still() -
 
 
 def test_a_planner_that_never_left_a_mark_is_not_judged() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     for _ in range(100):
-        clock.now += 2.0
+        clock.now_s += 2.0
         watch.see("")
     assert watch.silent_s == 0.0
 
 
 def test_whoever_slept_did_not_see_the_planner_be_silent() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     watch.see("one")
-    clock.now += 3_600.0
+    clock.now_s += 3_600.0
     watch.see("one")
     assert watch.silent_s == 4.0
 
 
 def test_time_without_the_lease_store_is_not_the_planners_silence() -> None:
-    clock = HandClock()
+    clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     for _ in range(100):
-        clock.now += 2.0
+        clock.now_s += 2.0
         watch.lose_sight()
         watch.see("one")
     assert watch.silent_s == 0.0
-    clock.now += 2.0
+    clock.now_s += 2.0
     watch.see("one")
     assert watch.silent_s == 2.0
 
 
 def test_marks_out_of_reach_are_a_silence_that_ends_with_the_next_answer() -> None:
     """The planner then has the whole time again to show that it ticks."""
-    clock = HandClock()
+    clock = ManualClock()
     watch = PlannerWatch(clock, look_max_s=4.0)
     watch.see("one")
     for _ in range(30):
-        clock.now += 2.0
+        clock.now_s += 2.0
         watch.see(None)
     assert watch.silent_s == 60.0
-    clock.now += 2.0
+    clock.now_s += 2.0
     watch.see("one")
     assert watch.silent_s == 0.0
-    clock.now += 2.0
+    clock.now_s += 2.0
     watch.see("one")
     assert watch.silent_s == 2.0

@@ -5,28 +5,22 @@ from __future__ import annotations
 import pytest
 
 from dagster_leasehold.lease_store.rules.progress import Progress, duration, rate_text
-
-
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from tests.manual_clock import ManualClock
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
-def test_work_of_a_known_total_says_how_fast_it_is_and_what_is_left(clock: Clock) -> None:
+def test_work_of_a_known_total_says_how_fast_it_is_and_what_is_left(clock: ManualClock) -> None:
     work = Progress(clock, 12_000)
     clock.now_s += 10
     work(3_000)
     assert work.text("records") == "3,000 of 12,000 records, 300/s, 30 s left"
 
 
-def test_work_of_no_known_total_promises_no_end(clock: Clock) -> None:
+def test_work_of_no_known_total_promises_no_end(clock: ManualClock) -> None:
     work = Progress(clock)
     clock.now_s += 2
     work(5_000)
@@ -34,7 +28,7 @@ def test_work_of_no_known_total_promises_no_end(clock: Clock) -> None:
     assert work.text("rows") == "5,000 rows, 2,500/s"
 
 
-def test_a_total_that_becomes_known_is_taken_over_and_kept(clock: Clock) -> None:
+def test_a_total_that_becomes_known_is_taken_over_and_kept(clock: ManualClock) -> None:
     work = Progress(clock)
     clock.now_s += 1
     work(1, 3)
@@ -43,7 +37,7 @@ def test_a_total_that_becomes_known_is_taken_over_and_kept(clock: Clock) -> None
     assert work.text("batches") == "2 of 3 batches, 1/s, 1 s left"
 
 
-def test_the_rate_is_that_of_the_last_minute(clock: Clock) -> None:
+def test_the_rate_is_that_of_the_last_minute(clock: ManualClock) -> None:
     """Goal: an hour at 1,000/s promises nothing once the work has slowed down to 10/s."""
     work = Progress(clock, 10_000_000)
     for _ in range(60):
@@ -55,7 +49,7 @@ def test_the_rate_is_that_of_the_last_minute(clock: Clock) -> None:
     assert 9 <= work.rate <= 11
 
 
-def test_work_that_stands_still_slows_down_by_itself(clock: Clock) -> None:
+def test_work_that_stands_still_slows_down_by_itself(clock: ManualClock) -> None:
     work = Progress(clock, 200)
     clock.now_s += 10
     work(100)
@@ -63,7 +57,7 @@ def test_work_that_stands_still_slows_down_by_itself(clock: Clock) -> None:
     assert work.text("batches") == "100 of 200 batches, 1/s, 1 min left"
 
 
-def test_work_that_has_just_begun_divides_by_nothing(clock: Clock) -> None:
+def test_work_that_has_just_begun_divides_by_nothing(clock: ManualClock) -> None:
     work = Progress(clock, 7)
     work(0)
     assert work.text("shards") == "0 of 7 shards"
@@ -71,11 +65,11 @@ def test_work_that_has_just_begun_divides_by_nothing(clock: Clock) -> None:
     assert work.text("shards") == "7 of 7 shards"
 
 
-def test_work_that_counts_nothing_has_no_words(clock: Clock) -> None:
+def test_work_that_counts_nothing_has_no_words(clock: ManualClock) -> None:
     assert Progress(clock).text("") == ""
 
 
-def test_many_reports_keep_few_marks(clock: Clock) -> None:
+def test_many_reports_keep_few_marks(clock: ManualClock) -> None:
     """Goal: a copy of a million rows in steps of one keeps no mark of each."""
     work = Progress(clock)
     for done in range(10_000):

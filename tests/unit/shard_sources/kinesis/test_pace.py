@@ -7,27 +7,19 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.shard_sources.kinesis.pace import Pace
+from tests.manual_clock import ManualClock
 
 SHARD = "shardId-000000000000"
 
 
-class Clock:
-    def __init__(self, now_s: float = 1_000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
-def pace(folder: Path, clock: Clock, calls_per_s: float = 5, bytes_per_s: int = 1_000) -> Pace:
-    return Pace(folder, calls_per_s, bytes_per_s, clock=clock, sleep=clock.sleep)
+def pace(
+    folder: Path, clock: ManualClock, calls_per_s: float = 5, bytes_per_s: int = 1_000
+) -> Pace:
+    return Pace(folder, calls_per_s, bytes_per_s, clock=clock, sleep=clock.pass_s)
 
 
 def test_reads_of_a_shard_keep_their_distance_whoever_makes_them(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     sensor, worker = pace(tmp_path / "new", clock), pace(tmp_path / "new", clock)
     for _ in range(5):
         sensor.before_read(SHARD)
@@ -36,7 +28,7 @@ def test_reads_of_a_shard_keep_their_distance_whoever_makes_them(tmp_path: Path)
 
 
 def test_shards_do_not_wait_for_each_other(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     each = pace(tmp_path, clock)
     for shard in ("a", "b", "c"):
         each.before_read(shard)
@@ -44,7 +36,7 @@ def test_shards_do_not_wait_for_each_other(tmp_path: Path) -> None:
 
 
 def test_a_large_read_is_paid_for_before_the_next_one(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     each = pace(tmp_path, clock)
     each.before_read(SHARD)
     each.after_read(SHARD, 5_000)
@@ -56,7 +48,7 @@ def test_a_large_read_is_paid_for_before_the_next_one(tmp_path: Path) -> None:
 
 
 def test_idle_time_is_not_saved_up(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock()
     each = pace(tmp_path, clock)
     each.before_read(SHARD)
     clock.now_s += 100
@@ -67,7 +59,7 @@ def test_idle_time_is_not_saved_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("left", ["99999.0", "not a number", ""])
 def test_what_a_reboot_or_a_full_disk_has_left_holds_nobody_up(tmp_path: Path, left: str) -> None:
-    clock = Clock()
+    clock = ManualClock()
     each = pace(tmp_path, clock)
     each.before_read(SHARD)
     (file,) = tmp_path.glob("*.pace")
@@ -78,7 +70,7 @@ def test_what_a_reboot_or_a_full_disk_has_left_holds_nobody_up(tmp_path: Path, l
 
 def test_a_host_without_the_folder_reads_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    clock = Clock()
+    clock = ManualClock()
     each = pace(tmp_path / "file", clock)
     each.before_read(SHARD)
     each.after_read(SHARD, 5_000)

@@ -1,0 +1,26 @@
+"""The clock of tests: seconds that pass only when a test says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class ManualClock:
+    """Monotonic seconds that a test moves.
+
+    Attributes:
+        now_s: the reading.
+        step_s: by which it also moves at every reading.
+    """
+
+    now_s: float = 1_000.0
+    step_s: float = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass, as a sleep does."""
+        self.now_s += seconds
