@@ -14,7 +14,7 @@ version has moved once more.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
@@ -146,6 +146,7 @@ class Ledger(Operations):
         after: int = 0,
         until: int | None = None,
         newest_first: bool = False,
+        limit: int | None = None,
     ) -> Iterator[JournalEntry]:
         """Return journal entries in order of their sequence, those in `(after, until]`.
 
@@ -154,7 +155,8 @@ class Ledger(Operations):
         """
         above = range(after + 1, NUMBERS_END if until is None else until + 1)
         own = given(sequence=above, shard=shard)
-        return self._each("journal", key, JournalEntry, newest_first=newest_first, **own)
+        order = {"newest_first": newest_first, "limit": limit}
+        return self._each("journal", key, JournalEntry, **order, **own)
 
     def journal(
         self,
@@ -169,8 +171,9 @@ class Ledger(Operations):
 
         Without a limit it is all that `each_entry` gives: for a journal that is known to be small.
         """
-        each = self.each_entry(key, shard=shard, after=after, newest_first=newest)
-        entries = list(islice(each, limit))
+        entries = list(
+            self.each_entry(key, shard=shard, after=after, newest_first=newest, limit=limit)
+        )
         return entries[::-1] if newest else entries
 
     def gaps(

@@ -111,7 +111,8 @@ class Operations(ABC):
         def pages() -> Iterator[list[Value]]:
             remaining = limit
             last: Value | None = None
-            for size in page_sizes(*self._page_rows):
+            first, most = self._page_rows
+            for size in page_sizes(first if limit is None else min(limit, most), most):
                 number = size if remaining is None else min(size, remaining)
 
                 def work(rows: Rows, number: int = number, last: Any = last) -> Iterator[Value]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
 from enum import Enum
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -44,6 +45,7 @@ from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 FILE_TIMES = ("first_event_time", "last_event_time")
 GROUP_PREFIX = "group_"
 REASON_LENGTH_MAX = 1_000
+_NAMES_KEPT = 8_192
 
 Row = Mapping[Any, Any]
 Ways = Mapping[str, Callable[[Any], Any]]
@@ -310,19 +312,19 @@ def _text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
     return column if decoded else sa.type_coerce(column, sa.Text).label(column.name)
 
 
+# A ledger names the same shards and nodes in all of its rows.
+_SHARD, _NODE = lru_cache(_NAMES_KEPT)(ShardId), lru_cache(_NAMES_KEPT)(NodeName)
 # These hold for the fields of all kinds, where a kind does not say otherwise.
 _COLUMNS = {"shard": "shard_id", "start": "start_cursor", "end": "end_cursor", "at": "recorded_at"}
 _READS: Ways = {
-    "shard": ShardId,
-    "holder": NodeName,
+    "shard": _SHARD,
+    "holder": _NODE,
     "files": files_from,
     "facts": lambda facts: facts or {},
     "suspicion": suspicion_from,
     **dict.fromkeys(("parents", "gone_parents"), shard_ids),
     **dict.fromkeys(("from_state", "to_state"), optional(ShardState)),
-    **dict.fromkeys(
-        ("lease_owner", "consumer_owner", "from_owner", "to_owner"), optional(NodeName)
-    ),
+    **dict.fromkeys(("lease_owner", "consumer_owner", "from_owner", "to_owner"), optional(_NODE)),
 }
 _WRITES: Ways = {
     "files": file_values,
@@ -341,7 +343,7 @@ NODE = Columns(
 )
 SHARD = Columns(ShardLease, tables.shard_lease, reads={"state": ShardState})
 PROGRESS = Columns(Progress)
-ENTRY = Columns(JournalEntry, tables.lease_journal, reads={"shard": optional(ShardId)})
+ENTRY = Columns(JournalEntry, tables.lease_journal, reads={"shard": optional(_SHARD)})
 GAP = Columns(Gap, tables.gap, key=("shard",))
 EVENT = Columns(OutboxEvent, tables.outbox)
 _TOTALS = Columns(
