@@ -94,15 +94,18 @@ class Measures:
         self._rounds[host] += report.rounds
         if report.generation == self._settled_at or report.plan.actions:
             return
-        if any(lease.state is ShardState.TRANSFER for lease in report.snapshot.shards):
-            return
         self._settled(report.generation, report.live)
 
     def _settled(self, generation: int, live: Collection[NodeName]) -> None:
-        """Take note of a settled group, unless it is not what the tick took it for any more."""
+        """Take note of a settled group, unless it is not what the tick took it for any more.
+
+        A store that lost its last commits may reach a generation twice, with other hand-overs.
+        """
         snapshot = planning_snapshot(self._stage.store, self._stage.key)
         buried = all(node.name in live for node in snapshot.nodes if node.member)
         if snapshot.group.generation != generation or not buried:
+            return
+        if any(lease.state is ShardState.TRANSFER for lease in snapshot.shards):
             return
         if plan(snapshot, live=live).actions:
             return
