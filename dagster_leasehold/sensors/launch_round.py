@@ -43,6 +43,7 @@ from dagster_leasehold.sensors.launch_choice import (
     work_left,
 )
 from dagster_leasehold.sensors.obstacle_reports import ObstacleReports, obstacles_of
+from dagster_leasehold.sensors.run_cleaning import Burial
 from dagster_leasehold.sensors.source_watch import QuietShard
 from dagster_leasehold.shard_sources.lag import bounds_of, bounds_step
 from dagster_leasehold.shard_sources.source import ShardBounds
@@ -55,10 +56,16 @@ OVERTIME_S = 900
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The runs that a round launches, and one line for each thing that it did or left."""
+    """The runs that a round launches, and one line for each thing that it did or left.
+
+    Attributes:
+        freed: it launched nothing, and freed shards of runs that had died: the next round serves
+            them.
+    """
 
     launches: tuple[Launch, ...] = ()
     notes: tuple[str, ...] = ()
+    freed: bool = False
 
 
 @dataclass(slots=True)
@@ -122,7 +129,16 @@ class LaunchRounds:
         self._history.keep(
             {row.shard for row in report.snapshot.shards if row.state is not ShardState.OVER}
         )
-        active = active_runs(instance, self.stream)
+        burial = Burial(self.store, self.stream.key, self.new_id, self._steps)
+        active, buried, freed = burial.bury(
+            instance,
+            active_runs(instance, self.stream),
+            self._held(report),
+            lambda: report.snapshot,
+        )
+        notes += buried
+        if freed:
+            return Round(notes=tuple(notes), freed=True)
         self._following.see(active, report.progress)
         self._history.forget(self._following.missed)
         if outdated := self._following.stop_outdated(instance):
@@ -322,6 +338,13 @@ class LaunchRounds:
             and shard not in taken
             and shard in subscribable
         }
+
+    def _held(self, report: TickReport) -> list[Progress]:
+        """Return the progress of shards that nodes of ours hold, those on their way included."""
+        ours = {node.name for node in report.snapshot.nodes if node.address == self.address}
+        rows = report.snapshot.shards
+        held = {row.shard for row in rows if row.consumer_owner in ours}
+        return [row for row in report.progress.values() if row.shard in held]
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
         """Return the node of each shard that a node of ours may consume, and takes runs for."""

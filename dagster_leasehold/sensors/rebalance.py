@@ -156,7 +156,11 @@ def build_rebalance_sensor(
             report = own.tick(remembered)
             remembered, ticked = report.remembered, True
             launched = _launched(own, context.instance, report)
-            if not launched.launches and watch.news(context.instance, own.rounds.quiet, began_s):
+            freed = launched.notes if launched.freed else ()
+            news = launched.freed or (
+                not launched.launches and watch.news(context.instance, own.rounds.quiet, began_s)
+            )
+            if news:
                 report = own.tick(remembered)
                 remembered = report.remembered
                 launched = _launched(own, context.instance, report)
@@ -168,19 +172,25 @@ def build_rebalance_sensor(
             if ticked and deployment.agents:
                 leave_tick_mark(context, stream.key)
             busy.release()
-        explanation = "; ".join((report.explanation, *launched.notes))
+        explanation = "; ".join((report.explanation, *freed, *launched.notes))
         log = context.log.warning if report.troubles else context.log.info
         log(explanation)
-        incarnations = {node.name: node.incarnation for node in report.snapshot.nodes}
-        requests = [
-            run_request(stream, launch, incarnations[launch.node], own.rounds.definition)
-            for launch in launched.launches
-            if launch.node in incarnations
-        ]
+        requests = _requests(stream, report, launched, own.rounds.definition)
         reason = None if requests else explanation
         return dg.SensorResult(run_requests=requests, skip_reason=reason, cursor=remembered)
 
     return rebalance
+
+
+def _requests(
+    stream: ShardStream, report: TickReport, launched: Round, definition: str
+) -> list[dg.RunRequest]:
+    incarnations = {node.name: node.incarnation for node in report.snapshot.nodes}
+    return [
+        run_request(stream, launch, incarnations[launch.node], definition)
+        for launch in launched.launches
+        if launch.node in incarnations
+    ]
 
 
 def _description(stream: ShardStream, deployment: Deployment) -> str:

@@ -14,6 +14,9 @@ from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
 from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.run_process import ended_runs, process_gone
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.group_rows import Snapshot
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Progress
@@ -155,20 +158,14 @@ class RunCleaning:
         """
         store, key = self.deployment.store(), self.stream.key
         self._steps.begin()
-        notes: list[str] = []
-        active: list[ActiveRun] = []
-        for run in active_runs(instance, self.stream):
-            failed = partial(self._fail_if_gone, instance, run)
-            if self._steps.attempt(f"run {run.run_id}", failed, False):
-                notes.append(f"run {run.run_id} failed: its process is gone")
-            else:
-                active.append(run)
         pulse = store.pulse(key)
         nodes = [each.name for each in self.deployment.own(pulse.nodes, instance_address(instance))]
         rows = store.progress(key, nodes).values()
+        burial = Burial(store, key, self.new_id, self._steps)
+        active, notes, _ = burial.bury(
+            instance, active_runs(instance, self.stream), rows, lambda: store.snapshot(key)
+        )
         open_rows = [row for row in rows if row.consumer_run]
-        free = partial(self._free, instance, open_rows, active)
-        notes += self._steps.attempt("freeing what ended runs left open", free, [], at_once=True)
         # A run that waits for its shares holds nothing meanwhile, for as long as they take.
         holding = {row.consumer_run for row in open_rows} | {run.asker for run in active}
         overdue = self._holding.overdue(
@@ -183,38 +180,6 @@ class RunCleaning:
             notes += [ended] if ended else []
         return [*notes, *self._steps.notes]
 
-    def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
-        if not process_gone(run.process):
-            return False
-        self._fail(instance, run.run_id, PROCESS_ENDED)
-        return True
-
-    def _free(
-        self, instance: dg.DagsterInstance, open_rows: list[Progress], active: list[ActiveRun]
-    ) -> list[str]:
-        """Close shards that ended runs left open; return a line for each."""
-        store, key = self.deployment.store(), self.stream.key
-        open_runs = {row.consumer_run for row in open_rows}
-        ended = ended_runs(instance, open_runs - {run.run_id for run in active})
-        left = {row.shard: row.consumer_run for row in open_rows if row.consumer_run in ended}
-        notes: list[str] = []
-        for lease in store.snapshot(key).shards if left else ():
-            run = left.get(lease.shard)
-            if run is None or lease.consumer_owner is None or lease.consumer_run != run:
-                continue
-            close = partial(
-                close_ended_tenure,
-                store,
-                key,
-                lease.shard,
-                lease.consumer_owner,
-                ended=run,
-                closing=self.new_id(),
-            )
-            if self._steps.attempt(f"shard {lease.shard}", close, False):
-                notes.append(f"shard {lease.shard} is free of run {run}, which ended")
-        return notes
-
     def _end(self, instance: dg.DagsterInstance, run_id: str, ending: Ending) -> str:
         """Terminate a run; fail it if nothing answers for it."""
         why = "its server knows nothing of it"
@@ -224,11 +189,103 @@ class RunCleaning:
         except Exception as error:
             # Whatever a launcher raises: its server is gone, or knows nothing of the run.
             why = type(error).__name__
-        self._fail(instance, run_id, ending.sentence.format(why=why))
+        _fail(instance, run_id, ending.sentence.format(why=why))
         return ending.failed.format(run=run_id)
 
-    @staticmethod
-    def _fail(instance: dg.DagsterInstance, run_id: str, sentence: str) -> None:
-        run: DagsterRun | None = instance.get_run_by_id(run_id)
-        if run is not None and not run.is_finished:
-            instance.report_run_failed(run, sentence)
+
+class Buried(NamedTuple):
+    """The runs that are left, a line for each thing that was done, and the shards that are free."""
+
+    active: list[ActiveRun]
+    notes: list[str]
+    freed: list[ShardId]
+
+
+@dataclass(frozen=True, slots=True)
+class Burial:
+    """The end of runs that died: their shards are free for the next run.
+
+    Attributes:
+        store: the lease store.
+        key: of the group.
+        new_id: makes run ids for tenures that are opened only to be closed.
+        steps: what fails is tried again later, and keeps nothing else from being done.
+    """
+
+    store: Tenures
+    key: GroupKey
+    new_id: Callable[[], str]
+    steps: FailingSteps
+
+    def bury(
+        self,
+        instance: dg.DagsterInstance,
+        active: Collection[ActiveRun],
+        rows: Collection[Progress],
+        snapshot: Callable[[], Snapshot],
+    ) -> Buried:
+        """Fail runs whose process is gone, and free what ended runs left open.
+
+        Args:
+            instance: knows the runs.
+            active: those that have not ended, as far as it knows.
+            rows: of the shards that nodes of this deployment hold.
+            snapshot: the group, asked for where something is to be freed.
+        """
+        left: list[ActiveRun] = []
+        notes: list[str] = []
+        for run in active:
+            failed = partial(self._fail_if_gone, instance, run)
+            if self.steps.attempt(f"run {run.run_id}", failed, False):
+                notes.append(f"run {run.run_id} failed: its process is gone")
+            else:
+                left.append(run)
+        free = partial(self._free, instance, rows, {run.run_id for run in left}, snapshot)
+        none: dict[ShardId, str] = {}
+        freed = self.steps.attempt("freeing what ended runs left open", free, none, at_once=True)
+        notes += [
+            f"shard {shard} is free of run {run}, which ended" for shard, run in freed.items()
+        ]
+        return Buried(left, notes, list(freed))
+
+    def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
+        if not process_gone(run.process):
+            return False
+        _fail(instance, run.run_id, PROCESS_ENDED)
+        return True
+
+    def _free(
+        self,
+        instance: dg.DagsterInstance,
+        rows: Collection[Progress],
+        active: Collection[str],
+        snapshot: Callable[[], Snapshot],
+    ) -> dict[ShardId, str]:
+        """Close shards that ended runs left open; return these runs by shard."""
+        open_runs = {row.consumer_run for row in rows if row.consumer_run}
+        ended = ended_runs(instance, open_runs.difference(active))
+        left = {row.shard: row.consumer_run for row in rows if row.consumer_run in ended}
+        freed: dict[ShardId, str] = {}
+        for lease in snapshot().shards if left else ():
+            run, node = left.get(lease.shard), lease.consumer_owner
+            if run is None or node is None:
+                continue
+            # Whoever has opened the shard meanwhile keeps it: the dead run's tenure is named.
+            close = partial(
+                close_ended_tenure,
+                self.store,
+                self.key,
+                lease.shard,
+                node,
+                ended=run,
+                closing=self.new_id(),
+            )
+            if self.steps.attempt(f"shard {lease.shard}", close, False):
+                freed[lease.shard] = run
+        return freed
+
+
+def _fail(instance: dg.DagsterInstance, run_id: str, sentence: str) -> None:
+    run: DagsterRun | None = instance.get_run_by_id(run_id)
+    if run is not None and not run.is_finished:
+        instance.report_run_failed(run, sentence)

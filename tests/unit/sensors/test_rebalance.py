@@ -10,7 +10,7 @@ from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import NODE_TAG, STREAM_TAG
+from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import AssignmentMode
@@ -134,6 +134,26 @@ def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_new
         assert request.tags[STREAM_TAG] == scene.stream.name
         assert request.run_key is None
         assert all(scene.row(shard).consumer_owner == node for shard in shards)
+
+
+def test_what_a_killed_run_left_open_is_freed_and_launched_again_in_one_tick(instance, monkeypatch):
+    scene = Scene(instance, nodes="a")
+    scene.sync()
+    scene.source.ends = dict.fromkeys("0123", 5)
+    (request,) = scene.tick().run_requests
+    killed = scene.add_run(request, DagsterRunStatus.STARTED, **{PROCESS_TAG: "killed"})
+    for shard in "0123":
+        scene.store.save_checkpoint(scene.open(shard, A, killed).tenure, "2")
+    assert not scene.tick().run_requests, "it is at work, as far as anybody knows"
+    monkeypatch.setattr(
+        "dagster_leasehold.sensors.run_cleaning.process_gone", lambda note: note == "killed"
+    )
+    result = scene.tick()
+    (again,) = result.run_requests
+    assert served(again) == ("a", set("0123"))
+    run = instance.get_run_by_id(killed)
+    assert run.status is DagsterRunStatus.FAILURE
+    assert all(scene.row(shard).consumer_run == "" for shard in "0123")
 
 
 def test_an_idle_tick_says_so_and_launches_nothing(instance):
