@@ -34,7 +34,7 @@ def test_each_committed_batch_is_published_once_and_none_that_was_withdrawn() ->
     assert failures(SEEDS) == {}
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_a_thousand_seeds_more() -> None:
     assert failures(range(1_000, 2_000)) == {}
 
