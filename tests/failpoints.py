@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Failpoint(Enum):
-    """A step that can be interrupted: its number, and what is done and undone there.
+    """A step that a test can interrupt: its number, and what has and has not happened by then.
 
     One that is named `IN_...` lies within a transaction of the lease store: its statements were
     sent, and its COMMIT was not.

@@ -62,6 +62,8 @@ TRANSFERS_PER_STEP = 500
 """The most transfers that one call begins: after these, the next beat of a node may be due."""
 ROUNDS_MAX = 4
 
+Answer = TypeVar("Answer")
+
 
 def planning_snapshot(store: GroupsAndLedger, key: GroupKey) -> Snapshot:
     """Return a snapshot to plan from: with weights, if the group wants its load levelled.
@@ -121,7 +123,7 @@ class SnapshotMemory:
 
 
 def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
-    """Return the records per second of each shard, in steps of an eighth to a quarter.
+    """Return the records per second of each shard, rounded to three binary digits.
 
     A shard's rate is counted up to the newest commit of the whole group: one that has fallen
     silent gets lighter while others go on. A shard with one batch only has no rate yet. No shard
@@ -134,7 +136,7 @@ def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
     newest = max(row.last_at for row in rows)
     rates: dict[ShardId, float] = {}
     for row in rows:
-        # The oldest batch only marks where the time begins: its records came before that.
+        # The oldest batch only marks the start of the interval: its records came before it.
         records = row.records * (row.batches - 1) / row.batches
         rates[row.shard] = records / max((newest - row.first_at).total_seconds(), SPAN_MIN_S)
     floor = max(WEIGHT_MIN, max(map(quantised, rates.values())) / WEIGHT_RATIO_MAX)
@@ -145,9 +147,6 @@ def quantised(rate: float) -> float:
     """Return the nearest number with three binary digits: sums of such are exact, in any order."""
     mantissa, exponent = frexp(rate)
     return ldexp(round(mantissa * MANTISSA_STEPS) / MANTISSA_STEPS, exponent)
-
-
-Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A committed batch that others may follow, or the last one of those that were removed."""
+    """The end of a committed batch, where the next one starts; its row may be deleted."""
 
     number: int
     cursor: str

@@ -86,6 +86,9 @@ PAUSE_MAX_S = 0.5
 _GROWING = wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S)
 KIND_OPTION = "leasehold_kind"
 
+Outcome = TypeVar("Outcome")
+Value = TypeVar("Value")
+
 
 class PacketLimit:
     """The largest packet that the server of an engine takes, as its newest session has it."""
@@ -124,7 +127,7 @@ def _sent_bytes(cursor: Any, statement: str, parameters: Any) -> int:
 
 
 def parse_url(text: str) -> URL:
-    """Return the URL of a lease store, with the driver that this project is tested with.
+    """Parse the URL of a lease store, and choose the driver that the tests use.
 
     Raises:
         InvalidSetting: it is no URL, or of a database that is not supported.
@@ -378,10 +381,6 @@ def sqlite_path(url: URL) -> Path | None:
     if url.database.startswith("file:"):
         return Path(unquote(url.database.removeprefix("file:")))
     return Path(url.database)
-
-
-Outcome = TypeVar("Outcome")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dagster_leasehold.assets.definition_mark import definition_mark
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LeaseLost, SourceError
-from dagster_leasehold.lease_store.group_rows import Snapshot
+from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rebalancing import TickReport
@@ -125,20 +125,14 @@ class LaunchRounds:
             self._steps.attempt("reporting the check of progress", see, None)
 
     def _run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
-        notes: list[str] = []
         self._history.keep(
             {row.shard for row in report.snapshot.shards if row.state is not ShardState.OVER}
         )
         burial = Burial(self.store, self.stream.key, self.new_id, self._steps)
-        active, buried, freed = burial.bury(
-            instance,
-            active_runs(instance, self.stream),
-            self._held(report),
-            lambda: report.snapshot,
-        )
-        notes += buried
-        if freed:
-            return Round(notes=tuple(notes), freed=True)
+        active, notes = burial.fail_gone(instance, active_runs(instance, self.stream))
+        held = self._held(report)
+        if freed := burial.free(instance, held, active, lambda: report.snapshot):
+            return Round(notes=(*notes, *freed), freed=True)
         self._following.see(active, report.progress)
         self._history.forget(self._following.missed)
         if outdated := self._following.stop_outdated(instance):
@@ -340,19 +334,18 @@ class LaunchRounds:
         }
 
     def _held(self, report: TickReport) -> list[Progress]:
-        """Return the progress of shards that nodes of ours hold, those on their way included."""
-        ours = {node.name for node in report.snapshot.nodes if node.address == self.address}
+        """Return the progress of shards that nodes of ours hold, those in transfer included."""
+        ours = {node.name for node in self._ours(report)}
         rows = report.snapshot.shards
         held = {row.shard for row in rows if row.consumer_owner in ours}
         return [row for row in report.progress.values() if row.shard in held]
 
+    def _ours(self, report: TickReport) -> list[Node]:
+        return [node for node in report.snapshot.nodes if node.address == self.address]
+
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
         """Return the node of each shard that a node of ours may consume, and takes runs for."""
-        ours = {
-            node.name
-            for node in report.snapshot.nodes
-            if node.address == self.address and node.accepts_runs
-        }
+        ours = {node.name for node in self._ours(report) if node.accepts_runs}
         return {
             shard: node for node, shards in report.owned.items() if node in ours for shard in shards
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from dagster_leasehold.assets.deployment import Deployment, instance_address
 from dagster_leasehold.assets.run_process import ended_runs, process_gone
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.group_rows import Snapshot
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -158,13 +158,12 @@ class RunCleaning:
         """
         store, key = self.deployment.store(), self.stream.key
         self._steps.begin()
+        burial = Burial(store, key, self.new_id, self._steps)
+        active, notes = burial.fail_gone(instance, active_runs(instance, self.stream))
         pulse = store.pulse(key)
         nodes = [each.name for each in self.deployment.own(pulse.nodes, instance_address(instance))]
         rows = store.progress(key, nodes).values()
-        burial = Burial(store, key, self.new_id, self._steps)
-        active, notes, _ = burial.bury(
-            instance, active_runs(instance, self.stream), rows, lambda: store.snapshot(key)
-        )
+        notes += burial.free(instance, rows, active, lambda: store.snapshot(key))
         open_rows = [row for row in rows if row.consumer_run]
         # A run that waits for its shares holds nothing meanwhile, for as long as they take.
         holding = {row.consumer_run for row in open_rows} | {run.asker for run in active}
@@ -193,14 +192,6 @@ class RunCleaning:
         return ending.failed.format(run=run_id)
 
 
-class Buried(NamedTuple):
-    """The runs that are left, a line for each thing that was done, and the shards that are free."""
-
-    active: list[ActiveRun]
-    notes: list[str]
-    freed: list[ShardId]
-
-
 @dataclass(frozen=True, slots=True)
 class Burial:
     """The end of runs that died: their shards are free for the next run.
@@ -217,21 +208,10 @@ class Burial:
     new_id: Callable[[], str]
     steps: FailingSteps
 
-    def bury(
-        self,
-        instance: dg.DagsterInstance,
-        active: Collection[ActiveRun],
-        rows: Collection[Progress],
-        snapshot: Callable[[], Snapshot],
-    ) -> Buried:
-        """Fail runs whose process is gone, and free what ended runs left open.
-
-        Args:
-            instance: knows the runs.
-            active: those that have not ended, as far as it knows.
-            rows: of the shards that nodes of this deployment hold.
-            snapshot: the group, asked for where something is to be freed.
-        """
+    def fail_gone(
+        self, instance: dg.DagsterInstance, active: Iterable[ActiveRun]
+    ) -> tuple[list[ActiveRun], list[str]]:
+        """Fail runs whose process is gone; return the others, and a line for each that failed."""
         left: list[ActiveRun] = []
         notes: list[str] = []
         for run in active:
@@ -240,13 +220,25 @@ class Burial:
                 notes.append(f"run {run.run_id} failed: its process is gone")
             else:
                 left.append(run)
-        free = partial(self._free, instance, rows, {run.run_id for run in left}, snapshot)
-        none: dict[ShardId, str] = {}
-        freed = self.steps.attempt("freeing what ended runs left open", free, none, at_once=True)
-        notes += [
-            f"shard {shard} is free of run {run}, which ended" for shard, run in freed.items()
-        ]
-        return Buried(left, notes, list(freed))
+        return left, notes
+
+    def free(
+        self,
+        instance: dg.DagsterInstance,
+        rows: Collection[Progress],
+        active: Collection[ActiveRun],
+        snapshot: Callable[[], Snapshot],
+    ) -> list[str]:
+        """Close what ended runs left open; return a line for each shard that is free now.
+
+        Args:
+            instance: knows which runs have ended.
+            rows: of the shards that nodes of this deployment hold.
+            active: the runs that have not ended.
+            snapshot: the group, asked for if there is anything to free.
+        """
+        free = partial(self._free, instance, rows, {run.run_id for run in active}, snapshot)
+        return self.steps.attempt("freeing what ended runs left open", free, [], at_once=True)
 
     def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
         if not process_gone(run.process):
@@ -260,12 +252,11 @@ class Burial:
         rows: Collection[Progress],
         active: Collection[str],
         snapshot: Callable[[], Snapshot],
-    ) -> dict[ShardId, str]:
-        """Close shards that ended runs left open; return these runs by shard."""
+    ) -> list[str]:
         open_runs = {row.consumer_run for row in rows if row.consumer_run}
         ended = ended_runs(instance, open_runs.difference(active))
         left = {row.shard: row.consumer_run for row in rows if row.consumer_run in ended}
-        freed: dict[ShardId, str] = {}
+        notes: list[str] = []
         for lease in snapshot().shards if left else ():
             run, node = left.get(lease.shard), lease.consumer_owner
             if run is None or node is None:
@@ -281,8 +272,8 @@ class Burial:
                 closing=self.new_id(),
             )
             if self.steps.attempt(f"shard {lease.shard}", close, False):
-                freed[lease.shard] = run
-        return freed
+                notes.append(f"shard {lease.shard} is free of run {run}, which ended")
+        return notes
 
 
 def _fail(instance: dg.DagsterInstance, run_id: str, sentence: str) -> None:

@@ -46,6 +46,11 @@ LET_GO = "its client let go of it"
 
 _LOG = logging.getLogger(__name__)
 
+FLUSH_DEFAULT_S = 5.0
+# Two heartbeats fit into one interval between beats, so that a change is noticed sooner; the
+# beat itself, which writes a row, is due at every second one.
+HEARTBEATS_PER_BEAT = 1 / 0.45
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -414,7 +419,7 @@ class HeldShards:
            refuses it once that is over.
 
         Raises:
-            StoreError: the store does not answer; nothing is trusted, and nothing is given up.
+            StoreError: the store does not answer. The tenures are kept, but not relied on yet.
         """
         member = self._member
         if self.trusted or member.trusted_until == float("-inf"):
@@ -616,12 +621,6 @@ class HeldShards:
                 f"{self._member.node}: open it first, once a heartbeat has confirmed it."
             )
         return held
-
-
-FLUSH_DEFAULT_S = 5.0
-# Two heartbeats fit into one interval between beats, so that a change is noticed sooner; the
-# beat itself, which writes a row, is due at every second one.
-HEARTBEATS_PER_BEAT = 1 / 0.45
 
 
 class GroupMember(HeldShards):

@@ -336,8 +336,9 @@ class ProcessorWorker:
         if start == done:
             return True
         try:
-            limits = {"records_max": self._records_max}
-            records = self._feed.fetch_between(shard, start, done, **limits).records
+            records = self._feed.fetch_between(
+                shard, start, done, records_max=self._records_max
+            ).records
         except (CursorExpired, CursorInvalid) as error:
             # Everything up to `done` is done: only its repetition is not to be had.
             _LOG.warning("Shard %s cannot go back: %s", shard, error)

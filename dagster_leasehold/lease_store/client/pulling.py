@@ -124,7 +124,7 @@ class Connection:
 
 
 class PullLoop:
-    """Connects the shards of a member, delivers their records, and takes confirmations.
+    """Opens the shards of a member, delivers their records, and saves what is confirmed.
 
     Args:
         member: the place in the group.
@@ -191,7 +191,7 @@ class PullLoop:
             self._open.clear()
             self._confirmed = ()
             self._member.shutdown()
-            self._tell(next(iter(self._untold), None))
+            self._tell()
 
     def _follow(self, reported: Collection[ShardId], confirmed: Collection[ShardId]) -> None:
         """Hand over the shards that a heartbeat reported and that were not confirmed."""
@@ -281,8 +281,10 @@ class PullLoop:
             self._member.require(shard, connection.tenure)
             return connection
 
-    def _tell(self, shard: ShardId | None) -> None:
-        """Raise the loss of a shard that the caller has not heard of."""
+    def _tell(self, shard: ShardId | None = None) -> None:
+        """Raise a loss that the caller has not heard of: of a shard, or of any."""
+        if shard is None:
+            shard = next(iter(self._untold), None)
         untold = self._untold.pop(shard, None) if shard is not None else None
         if untold is not None:
             raise untold
@@ -353,10 +355,11 @@ class PullLoop:
         return f"it is {outcome.consumer_owner}'s"
 
     def _starting_cursor(self, shard: ShardId, opened: Opened, begin: Bootstrap | None) -> str:
-        """Return the bootstrap; else the stored checkpoint; else the group's initial position.
+        """Return where reading begins.
 
-        A bootstrap cursor outside what the shard holds is clamped, and the difference recorded as
-        a gap. The start is in the store when this returns:
+        That is the bootstrap cursor if there is one, otherwise the stored checkpoint, otherwise the
+        group's initial position. A bootstrap cursor outside what the shard holds is clamped, and
+        the difference recorded as a gap. The start is in the store when this returns:
 
         1. A client begins at the log's end, is given records, and dies before it confirms them.
         2. The log has grown. Were nothing stored, its successor would begin at the new end.
@@ -676,7 +679,7 @@ class PullClient(PullLoop):
         if shard is not None:
             return self.next_batch(shard, records_max)
         with self._lock:
-            self._tell(next(iter(self._untold), None))
+            self._tell()
             shards = list(self._open)
             turn = self._turns % max(len(shards), 1)
             self._turns += 1

@@ -107,7 +107,7 @@ def expire(
     journal: Iterable[JournalEntry],
     gaps: Iterable[Gap],
 ) -> Expiry:
-    """Prove the rows that go, and add them to what the shard's summary says of expired output.
+    """Check the rows that will be deleted, and add them to the shard's summary of expired output.
 
     Args:
         summary: of the shard.

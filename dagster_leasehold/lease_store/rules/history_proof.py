@@ -63,7 +63,7 @@ class HashedTenures:
         return self._owners[hash(tenure)]
 
     def add(self, epoch: int, run: str, owner: NodeName | None) -> None:
-        """Remember a tenure; all tenures of one owner share its name."""
+        """Add a tenure. Tenures of the same owner share one copy of its name."""
         self._owners[hash((epoch, run))] = self._names.setdefault(owner, owner)
 
 
@@ -160,7 +160,7 @@ class JournalProof:
 
 @dataclass(slots=True)
 class Life:
-    """The life of a shard up to one of its journal's entries, by the entries' sequences.
+    """The life of a shard so far: each event is the number of the journal entry that tells of it.
 
     Attributes:
         seen: the entry that first lists it.

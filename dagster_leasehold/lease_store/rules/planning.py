@@ -38,6 +38,8 @@ RELIEF_MIN = 0.1
 LEVEL = 0.05
 """The distance from the mean, as a part of it, within which loads count as level."""
 
+_Entry = tuple[bool, object, ShardId]
+
 
 def tie_break(node: NodeName) -> tuple[object, ...]:
     """Return the place of a node among those that are equal to the rule: the least comes first.
@@ -271,9 +273,6 @@ def _proof(
         lines.append(f"{len(holdings.returning)} are promised to nodes that take no runs")
     lines.append("the larger shares are where most can stay, so that no fewer can move")
     return tuple(lines)
-
-
-_Entry = tuple[bool, object, ShardId]
 
 
 def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, float]:

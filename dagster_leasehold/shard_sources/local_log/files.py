@@ -104,7 +104,7 @@ def files_between(folder: Path, begin: int, end: int) -> list[FileName]:
     """The files that hold the offsets `[begin, end)`; raise LogCorrupt if one is missing."""
     names: list[FileName] = []
     for _ in range(_LISTINGS_MAX):
-        # Again, since a folder whose files are just put together may be listed without either.
+        # Again: a listing during a compaction may have neither the small files nor the large one.
         names = [*list_files(folder, begin)]
         if contiguous_end(names, begin) >= end:
             return [name for name in names if name.begin < end]

@@ -32,16 +32,14 @@ DECODED_BYTES_MAX = RECORD_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
 
 END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 _ENTRY = struct.Struct("<QQIIQqqI")
-_COUNT = struct.Struct("<I")
-_CHECKSUM = struct.Struct("<I")
-FOOTER_END_BYTES = _COUNT.size + _CHECKSUM.size
+_UINT32 = struct.Struct("<I")
+FOOTER_END_BYTES = 2 * _UINT32.size
 _ATTRIBUTE_OVERHEAD = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 # What a message says of itself: a flatbuffer of Arrow's `Message.fbs`.
 _UINT16 = struct.Struct("<H")
 _INT32 = struct.Struct("<i")
-_UINT32 = struct.Struct("<I")
 _INT64 = struct.Struct("<q")
 _BUFFER = struct.Struct("<qq")
 _HEADER_TYPE, _HEADER = 1, 2
@@ -125,21 +123,21 @@ class Footer(Sequence[Entry]):
 def packed_footer(entries: Iterable[Entry]) -> bytes:
     """Return the footer of a file in its stored form."""
     packed = b"".join(_ENTRY.pack(*entry) for entry in entries)
-    counted = packed + _COUNT.pack(len(packed) // _ENTRY.size)
-    return counted + _CHECKSUM.pack(zlib.crc32(counted))
+    counted = packed + _UINT32.pack(len(packed) // _ENTRY.size)
+    return counted + _UINT32.pack(zlib.crc32(counted))
 
 
 def footer_bytes(stored_end: bytes) -> int:
     """Return the size of a footer that ends in these `FOOTER_END_BYTES`."""
-    return _COUNT.unpack_from(stored_end)[0] * _ENTRY.size + FOOTER_END_BYTES
+    return _UINT32.unpack_from(stored_end)[0] * _ENTRY.size + FOOTER_END_BYTES
 
 
 def parse_footer(stored: bytes) -> Footer | None:
     """Return the entries of a whole footer, or None where its checksum is another."""
-    counted = stored[: -_CHECKSUM.size]
-    if stored[-_CHECKSUM.size :] != _CHECKSUM.pack(zlib.crc32(counted)):
+    counted = stored[: -_UINT32.size]
+    if stored[-_UINT32.size :] != _UINT32.pack(zlib.crc32(counted)):
         return None
-    return Footer(counted[: -_COUNT.size])
+    return Footer(counted[: -_UINT32.size])
 
 
 @dataclass(frozen=True, slots=True)

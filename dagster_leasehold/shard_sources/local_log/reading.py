@@ -115,7 +115,7 @@ class ShardFolder:
             try:
                 return self._at_time(time_us, self.extent())
             except (CursorExpired, FileNotFoundError):
-                continue  # files were removed or put together meanwhile
+                continue  # files were removed or compacted meanwhile
         raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
 
     def _at_time(self, time_us: int, extent: Extent) -> int:
@@ -206,7 +206,7 @@ def _opened(names: Iterable[FileName], at: int) -> Iterator[LogFile]:
         try:
             file = LogFile(name)
         except FileNotFoundError:
-            return  # removed, or put together with others, since it was listed
+            return  # it was removed or compacted since the listing
         with file:
             yield file
         at = name.end

@@ -185,7 +185,7 @@ class ShardWriter:
         self._time_max = time_max
         self._count_small(name, position)
         if len(self._small) >= SMALL_FILES_MAX:
-            self._put_together()
+            self._compact()
 
     def _acknowledge(self, end: int) -> None:
         """Write the head: from now on all that lies before an offset must be there."""
@@ -194,15 +194,15 @@ class ShardWriter:
         self._head = head
 
     def _count_small(self, name: FileName, size: int) -> None:
-        """Take a new last file into account: small ones become one with what is before them."""
+        """Add the newest file to those that will become one, or start over after a large one."""
         if size < _SMALL_BYTES_MAX:
             self._small.append(name)
         else:
             self._small = [name] if size < _GROWN_BYTES_MAX else []
 
-    def _put_together(self) -> None:
-        """Replace the small files at the end by one; where that fails, they stay."""
-        names = self._small
+    def _compact(self) -> None:
+        """Replace the small files at the end by one; if that fails, they stay."""
+        names, self._small = self._small, []
         name = FileName(names[0].begin, names[-1].end, self._folder)
         messages: list[bytes] = []
         entries: list[Entry] = []
@@ -220,10 +220,8 @@ class ShardWriter:
         except (OSError, LogCorrupt):
             # The append has succeeded: retention removes files at any time, a full disk takes
             # none, and damage shows when it is read.
-            self._small = []
-        else:
-            self._small = []
-            self._count_small(name, position)
+            return
+        self._count_small(name, position)
 
     def _busy(self, done: str) -> ShardBusy:
         return ShardBusy(
@@ -293,7 +291,7 @@ def retain(folder: ShardFolder, before: datetime | str) -> str:
     limit_us = microseconds(before) if isinstance(before, datetime) else None
     limit = extent.end if isinstance(before, datetime) else folder.offset(before, extent)
     begin = extent.begin
-    with suppress(FileNotFoundError):  # somebody else removed it or put it together meanwhile
+    with suppress(FileNotFoundError):  # another process removed or compacted it meanwhile
         for name in folder.files(extent):
             with LogFile(name) as file:
                 late = limit_us is not None and file.time_max >= limit_us

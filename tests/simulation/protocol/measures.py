@@ -99,7 +99,7 @@ class Measures:
     def _settled(self, generation: int, live: Collection[NodeName]) -> None:
         """Take note of a settled group, unless it is not what the tick took it for any more.
 
-        A store that lost its last commits may reach a generation twice, with other hand-overs.
+        A fail-over can lose commits: the same generation then comes again, with other hand-overs.
         """
         snapshot = planning_snapshot(self._stage.store, self._stage.key)
         buried = all(node.name in live for node in snapshot.nodes if node.member)

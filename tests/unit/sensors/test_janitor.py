@@ -226,6 +226,21 @@ def test_a_store_that_does_not_answer_is_one_sentence(
     assert scene.clean() == "The lease store does not answer."
 
 
+def test_a_dead_run_is_failed_though_the_lease_store_is_away(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def down(*_: object) -> None:
+        raise StoreUnavailable("The lease store does not answer.")
+
+    monkeypatch.setattr(scene.store, "pulse", down)
+    monkeypatch.setattr(
+        "dagster_leasehold.sensors.run_cleaning.process_gone", lambda note: note == "dead"
+    )
+    dead = scene.add_run(DagsterRunStatus.STARTED, "dead")
+    scene.clean()
+    assert scene.status(dead) is DagsterRunStatus.FAILURE
+
+
 def test_a_run_that_raises_something_keeps_no_other_from_being_cleaned_up(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
