@@ -152,7 +152,7 @@ def measure(shards: int, screenshots: Path | None) -> dict[str, Any]:
             }
             wait_for("all partitions", lambda: partitioned(deployment) == shards, SETTLED_S)
             row["all partitions s"] = round(time.perf_counter() - began, 1)
-            for sensor in ("demo_shard_list", "demo_rebalance"):
+            for sensor in ("demo_housekeeping", "demo_rebalance"):
                 row[f"{sensor[5:]} tick s"] = tick_seconds(deployment, sensor)
             for name, query in (("statuses", STATUS_QUERY), ("keys", KEYS_QUERY)):
                 row[f"query of {name} s"] = timed(lambda query=query: deployment.graphql(query))

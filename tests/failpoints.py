@@ -42,7 +42,7 @@ class Failpoint(Enum):
     BEFORE_REPORT = 28, "a run has read its outbox rows, Dagster has no materialization"
     AFTER_REPORT = 29, "Dagster has the materializations, the outbox rows are not flagged"
     IN_MARK_DELIVERED = 30, "outbox rows are being flagged"
-    BEFORE_EMIT = 31, "the outbox sensor has read what a dead run left, nothing is emitted"
+    BEFORE_EMIT = 31, "the step `outbox` has read what a dead run left, nothing is emitted"
     AFTER_REWRITE_CLAIM = 32, "a replay or compaction has its claim, no file is written"
     BEFORE_SWAP = 33, "the new files are written, the ledger names the old ones"
     IN_REWRITE_BATCHES = 34, "the ledger's files are being swapped"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings
@@ -87,9 +88,18 @@ class Deployment:
         return tuple(ours[name] for name in self.served(ours.values(), address) if name in ours)
 
 
+_ADDRESSES: WeakKeyDictionary[dg.DagsterInstance, str] = WeakKeyDictionary()
+
+
 def instance_address(instance: dg.DagsterInstance) -> str:
     """Return the instance's address; empty before its first rebalancing tick."""
-    return instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY, "")
+    # Once there is one, it stays: every step of every tick asks for it.
+    address = _ADDRESSES.get(instance, "")
+    if not address:
+        address = instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY, "")
+        if address:
+            _ADDRESSES[instance] = address
+    return address
 
 
 def ensure_instance_address(instance: dg.DagsterInstance) -> str:

@@ -87,9 +87,12 @@ def table_observation(
     )
 
 
-def observed_snapshot(observation: dg.AssetObservation) -> str:
-    """Return the snapshot that an observation of a table is of."""
-    return str(observation.metadata[SNAPSHOT].value)
+def observed_snapshot(instance: dg.DagsterInstance, stream: ShardStream) -> int | None:
+    """Return the snapshot of the newest observation of a stream's table; None if there is none."""
+    newest = instance.fetch_observations(asset_key(stream), limit=1).records
+    event = newest[0].asset_observation if newest else None
+    snapshot = None if event is None else event.metadata.get(SNAPSHOT)
+    return None if snapshot is None else int(str(snapshot.value))
 
 
 def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

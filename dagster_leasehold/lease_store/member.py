@@ -393,7 +393,7 @@ class Member:
             # for each of them: a thousand nodes would read a million rows in the time of a beat.
             pulse = self.store.pulse(self.key, self.node if unchanged else None)
         except UnknownGroup:
-            # The shard list sensor makes it at its first tick.
+            # The step `shard_list` makes it at its first tick.
             self._registered, self.contested = None, False
             return ""
         except StoreError:

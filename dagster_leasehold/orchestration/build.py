@@ -30,13 +30,10 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.orchestration.resources import deployment_of, spark_of
 from dagster_leasehold.orchestration.schedules import build_schedule
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.sensors.compaction import build_compaction_sensor
-from dagster_leasehold.sensors.janitor import build_janitor_sensor
-from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
-from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor
-from dagster_leasehold.sensors.publish import build_publish_sensor
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
-from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
+from dagster_leasehold.sensors.stream_sensors import (
+    build_housekeeping_sensor,
+    build_launching_sensor,
+)
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
 
 BUILT: list[ShardStream] = []
@@ -55,7 +52,7 @@ def build_definitions(
     *,
     hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
-    """Return the log, asset, lease table, checks, job, sensors and schedule of each stream.
+    """Return the assets, checks, jobs and schedule of each stream, and two sensors for all of them.
 
     They merge with those of other calls and with a project's own (`dg.Definitions.merge`): their
     resources have keys of their own, and the executor of the code location is left to the project.
@@ -91,21 +88,14 @@ def build_definitions(
         assets.append(build_shard_asset(stream, deployment))
         assets.append(build_lease_asset(stream, deployment))
         job = build_consume_job(stream, deployment)
-        compact_job = build_compact_job(stream, deployment)
-        jobs += [job, compact_job]
-        sensors.append(build_shard_list_sensor(stream, deployment))
-        sensors.append(build_rebalance_sensor(stream, deployment, job))
-        sensors.append(build_janitor_sensor(stream, deployment))
-        sensors.append(build_outbox_sensor(stream, deployment))
-        sensors.append(build_publish_sensor(stream, deployment))
-        if stream.compact:
-            sensors.append(build_compaction_sensor(stream, deployment, compact_job))
-        if stream.on_commit is not None:
-            sensors.append(build_on_commit_sensor(stream, deployment))
+        jobs += [job, build_compact_job(stream, deployment)]
         schedules.append(build_schedule(stream, deployment, job))
         resources[spark_key(stream)] = spark_of(settings)
         resources[output_key(stream)] = committed_input(stream, deployment)
         checks += [build_progress_check(stream, deployment), build_table_check(stream, deployment)]
+    if streams:
+        sensors.append(build_launching_sensor(streams, deployment, jobs))
+        sensors.append(build_housekeeping_sensor(streams, deployment))
     for window in hourly:
         assets.append(build_hourly_asset(window, deployment))
         sensors.append(build_watermark_sensor(window, deployment))

@@ -223,7 +223,7 @@ def stream_of(
 ) -> ShardStream:
     """Return the stream that simple settings declare, with its source and its transform.
 
-    A log or service that is not there yet is no error here: the shard list sensor says so at
+    A log or service that is not there yet is no error here: the step `shard_list` says so at
     every tick until it is, and the other streams go on.
 
     Raises:

@@ -8,7 +8,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.sensors.active_runs import active_runs, queued_shards
+from dagster_leasehold.sensors.active_runs import ActiveRuns, queued_shards
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import run_request
 
@@ -53,7 +53,7 @@ def build_schedule(
             snapshot = deployment.store().snapshot(stream.key)
         except LeaseholdError as error:
             return dg.SkipReason(str(error))
-        active = active_runs(context.instance, stream)
+        active = ActiveRuns(context.instance).of(stream)
         taken = {shard for run in active for shard in run.shards}
         taken |= queued_shards(context.instance, stream, [row.shard for row in snapshot.shards])
         address = instance_address(context.instance)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
+from threading import Lock
 from typing import Any
 
 import dagster as dg
@@ -17,6 +18,8 @@ from dagster_leasehold.assets.shard_replay import is_replay
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
+RUNS_OF_ALL_MAX = 100
+"""The most runs of an instance that are read together for all streams."""
 RUNS_PER_READ = 500
 SHARDS_PER_READ = 500
 ACTIVE = [
@@ -59,45 +62,73 @@ class ActiveRun:
     asker: str = ""
 
 
-def active_runs(instance: dg.DagsterInstance, stream: ShardStream) -> list[ActiveRun]:
-    """Return the runs of a stream that have not ended, but for those in `queued_shards`.
+@dataclass(slots=True)
+class ActiveRuns:
+    """The runs of an instance that have not ended, read once for all streams of a tick.
 
-    Runs of the sensors name their stream from the beginning, others once they work. Only runs of
-    the stream are read: a backfill of another asset may have any number.
+    Where there are many, those of a stream are read for themselves: a backfill of another asset may
+    have any number.
+
+    Attributes:
+        instance: Dagster's.
     """
-    runs = {
-        run.run_id: run
-        for of_stream in (
+
+    instance: dg.DagsterInstance
+    _all: list[DagsterRun] | None = None
+    _read: bool = False
+    _lock: Lock = field(default_factory=Lock)
+
+    def of(self, stream: ShardStream) -> list[ActiveRun]:
+        """Return the runs of a stream, but for those in `queued_shards`.
+
+        Runs of the sensors name their stream from the beginning, others once they work.
+        """
+        keys = cache(partial(self.instance.get_dynamic_partitions, stream.name))
+        active: list[ActiveRun] = []
+        for run in self._runs_of(stream):
+            shards = _shards_of(run, stream, keys)
+            if shards is not None:
+                active.append(_active(run, stream, shards))
+        return active
+
+    def _runs_of(self, stream: ShardStream) -> list[DagsterRun]:
+        job = names.consume_job_name(stream)
+        with self._lock:
+            if not self._read:
+                page = self.instance.get_runs(
+                    dg.RunsFilter(statuses=ACTIVE), limit=RUNS_OF_ALL_MAX + 1
+                )
+                self._all = list(page) if len(page) <= RUNS_OF_ALL_MAX else None
+                self._read = True
+        if self._all is not None:
+            return [
+                run
+                for run in self._all
+                if run.tags.get(names.STREAM_TAG) == stream.name or run.job_name == job
+            ]
+        filters = (
             dg.RunsFilter(statuses=ACTIVE, tags={names.STREAM_TAG: stream.name}),
-            dg.RunsFilter(statuses=ACTIVE, job_name=names.consume_job_name(stream)),
+            dg.RunsFilter(statuses=ACTIVE, job_name=job),
         )
-        for run in _all_runs(instance, of_stream)
-    }
-    active: list[ActiveRun] = []
-    keys = cache(partial(instance.get_dynamic_partitions, stream.name))
-    for run in runs.values():
-        shards = _shards_of(run, stream, keys)
-        if shards is None:
-            continue
-        config = _consume_config(run, stream)
-        started = run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
-        process = noted_process(run)
-        active.append(
-            ActiveRun(
-                run.run_id,
-                run.tags.get(names.NODE_TAG),
-                shards,
-                started=started,
-                launched=run.job_name == names.consume_job_name(stream),
-                process=process,
-                follows=bool(config.get("follow")),
-                definition=str(config.get("definition", "")),
-                ending=FINISH_TAG in run.tags or STOP_TAG in run.tags,
-                work_max_s=_work_max_s(run),
-                asker=run.tags.get(names.SHARE_TAG, ""),
-            )
-        )
-    return active
+        runs = (run for each in filters for run in _all_runs(self.instance, each))
+        return list({run.run_id: run for run in runs}.values())
+
+
+def _active(run: DagsterRun, stream: ShardStream, shards: frozenset[str]) -> ActiveRun:
+    config = _consume_config(run, stream)
+    return ActiveRun(
+        run.run_id,
+        run.tags.get(names.NODE_TAG),
+        shards,
+        started=run.status in (DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING),
+        launched=run.job_name == names.consume_job_name(stream),
+        process=noted_process(run),
+        follows=bool(config.get("follow")),
+        definition=str(config.get("definition", "")),
+        ending=FINISH_TAG in run.tags or STOP_TAG in run.tags,
+        work_max_s=_work_max_s(run),
+        asker=run.tags.get(names.SHARE_TAG, ""),
+    )
 
 
 def _work_max_s(run: DagsterRun) -> float | None:

@@ -1,4 +1,4 @@
-"""The sensor that has small files of committed output merged, beside live consumption."""
+"""The step that has small files of committed output merged, beside live consumption."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from dagster_leasehold.assets.rewriting.continued_compaction import old_until
 from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, finished, keepers
 from dagster_leasehold.assets.run_process import noted_process, process_gone, run_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import compaction_choice
 from dagster_leasehold.sensors.active_runs import ACTIVE
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import tags_of
 from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
+from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 INTERVAL_S = 60
 CLEAN = "clean"
@@ -174,10 +173,10 @@ class CompactionRounds:
         return row.committed_at <= until
 
 
-def build_compaction_sensor(
-    stream: ShardStream, deployment: Deployment, job: dg.JobDefinition, clock: Clock = steady_clock
-) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_compaction`; `clock` gives monotonic seconds.
+def compaction_step(
+    stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
+) -> Step:
+    """Return the step `compaction`; `clock` gives monotonic seconds.
 
     The cursor counts the runs that it launched: every so many of them, one removes the files that
     were replaced. Once there was nothing to launch for long, a last one does, and a mark behind the
@@ -185,27 +184,10 @@ def build_compaction_sensor(
     """
     rounds = CompactionRounds(stream, deployment, clock)
 
-    @dg.sensor(
-        name=f"{partitions.definition_name(stream)}_compaction",
-        job=job,
-        minimum_interval_seconds=INTERVAL_S,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Launches runs that merge small files of {stream.name} once they are "
-        f"{stream.compact_after_s:g} s older than the newest, on the nodes that hold the shards, "
-        "and that remove the files which were replaced.",
-    )
-    @span("tick", stream.key, sensor="compaction")
-    def compaction(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        remembered = context.cursor or ""
-        count, _, mark = remembered.partition(" ")
+    def work(tick: Tick) -> Outcome:
+        count, _, mark = tick.cursor.partition(" ")
         before = int(count) if count.isdecimal() else 0
-        try:
-            replaced = before > 0 and mark != CLEAN
-            launches, sentence = rounds.launches(context.instance, replaced=replaced)
-        except LeaseholdError as error:
-            fail(str(error))
-            context.log.warning(str(error))
-            return dg.SensorResult(skip_reason=str(error), cursor=remembered)
+        launches, sentence = rounds.launches(tick.instance, replaced=before > 0 and mark != CLEAN)
         requests: list[dg.RunRequest] = []
         for launch in launches:
             last = not launch.launch.shards
@@ -214,14 +196,9 @@ def build_compaction_sensor(
             vacuum = last or before % compaction_choice.VACUUM_EVERY_RUNS == 0
             requests.append(compaction_request(stream, launch, vacuum=vacuum))
             mark = CLEAN if last else mark
-        context.log.info(sentence)
-        return dg.SensorResult(
-            run_requests=requests,
-            skip_reason=None if requests else sentence,
-            cursor=f"{before} {mark}".rstrip(),
-        )
+        return Outcome(sentence, requests, f"{before} {mark}".rstrip())
 
-    return compaction
+    return Step(stream, "compaction", work, INTERVAL_S)
 
 
 def compaction_request(

@@ -1,4 +1,4 @@
-"""The sensor that cleans up after runs that died, and deletes old history a little in each tick."""
+"""The step that cleans up after runs that died, and deletes old history a little in each tick."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
-import dagster as dg
-
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.attempts import touch_replaced
 from dagster_leasehold.assets.output.folder_owner import owned
-from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
+from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.pruning import OutputExpiry, PruneRound
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
 from dagster_leasehold.sensors.run_cleaning import RunCleaning
+from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 ROUND_EVERY_S = 3_600.0
 STEPS_PER_TICK = 50
@@ -85,29 +82,13 @@ class HistoryRounds:
         return OutputExpiry(self.output_age, partial(touch_replaced, folder))
 
 
-def build_janitor_sensor(
-    stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
-) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_janitor`; `clock` gives monotonic seconds."""
+def janitor_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
+    """Return the step `janitor`; `clock` gives monotonic seconds."""
     cleaning = RunCleaning(stream, deployment, clock, lambda: str(uuid.uuid4()))
     history = HistoryRounds(stream.key, deployment, clock, stream.output_age)
 
-    @dg.sensor(
-        name=f"{definition_name(stream)}_janitor",
-        asset_selection=dg.AssetSelection.assets(asset_key(stream)),
-        minimum_interval_seconds=EVERY_THIRD_LOOP_S,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Fails runs of {stream.name} whose process is gone, frees the shards that "
-        "they left open, ends runs that lost their leases, deletes old rows of history and "
-        "forgets committed output that has expired.",
-    )
-    @span("tick", stream.key, sensor="janitor")
-    def janitor(context: dg.SensorEvaluationContext) -> dg.SkipReason:
-        try:
-            done = cleaning.clean(context.instance) + history.tick()
-        except LeaseholdError as error:
-            fail(str(error))
-            return dg.SkipReason(str(error))
-        return dg.SkipReason("; ".join(done) or "No run is dead, and none goes on without a lease.")
+    def work(tick: Tick) -> Outcome:
+        done = cleaning.clean(tick.runs) + history.tick()
+        return Outcome("; ".join(done) or "No run is dead, and none goes on without a lease.")
 
-    return janitor
+    return Step(stream, "janitor", work, EVERY_THIRD_LOOP_S)

@@ -29,7 +29,7 @@ from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.sensors.active_runs import (
     SHARDS_PER_READ,
     ActiveRun,
-    active_runs,
+    ActiveRuns,
     queued_shards,
 )
 from dagster_leasehold.sensors.following_runs import FollowingRuns
@@ -106,7 +106,7 @@ class LaunchRounds:
             self.definition, self.stream.shards_per_run, self.clock, self.new_id
         )
 
-    def run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
+    def run(self, runs: ActiveRuns, report: TickReport) -> Round:
         """Return one round on the report of a tick of rebalancing.
 
         Raises:
@@ -118,18 +118,19 @@ class LaunchRounds:
             return Round(notes=("the group is paused: nothing is launched",))
         self._steps.begin()
         try:
-            return self._run(instance, report)
+            return self._run(runs, report)
         finally:
             obstacles = obstacles_of(report, quiet=self.quiet, source_errors=self._source_errors)
-            see = partial(self._obstacles.see, instance, obstacles)
+            see = partial(self._obstacles.see, runs.instance, obstacles)
             self._steps.attempt("reporting the check of progress", see, None)
 
-    def _run(self, instance: dg.DagsterInstance, report: TickReport) -> Round:
+    def _run(self, runs: ActiveRuns, report: TickReport) -> Round:
+        instance = runs.instance
         self._history.keep(
             {row.shard for row in report.snapshot.shards if row.state is not ShardState.OVER}
         )
         burial = Burial(self.store, self.stream.key, self.new_id, self._steps)
-        active, notes = burial.fail_gone(instance, active_runs(instance, self.stream))
+        active, notes = burial.fail_gone(instance, runs.of(self.stream))
         held = self._held(report)
         if freed := burial.free(instance, held, active, lambda: report.snapshot):
             return Round(notes=(*notes, *freed), freed=True)

@@ -1,4 +1,4 @@
-"""The sensor that calls a stream's `on_commit` for committed batches, in order per shard.
+"""The step that calls a stream's `on_commit` for committed batches, in order per shard.
 
 A batch whose call fails is called for again, and holds back the later ones of its shard and nothing
 else: consumption does not look at the hook. The process remembers only until when it waits; the
@@ -11,16 +11,12 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Lock
-
-import dagster as dg
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch, OnCommit
 from dagster_leasehold.assets.deployment import Deployment, instance_address
-from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.users_code import users_error
-from dagster_leasehold.lease_store.errors import LeaseholdError, without_secrets
+from dagster_leasehold.lease_store.errors import without_secrets
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import (
     DeliveryClaim,
@@ -31,14 +27,13 @@ from dagster_leasehold.lease_store.journal_rows import (
 from dagster_leasehold.lease_store.outcomes import TurnOver, TurnTaken
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.tracing import fail, span
-from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 RETRY_FIRST_S = 5.0
 RETRY_MAX_S = 600.0
 CALLS_PER_SHARD_MAX = 200
 TICK_BUDGET_S = 20.0
-"""The seconds after which a tick begins no further call: Dagster gives a tick 60 s."""
+"""The seconds after which a tick begins no further call: other deployments have their turn."""
 
 
 @dataclass
@@ -93,7 +88,6 @@ class HookDelivery:
         self._jitter = jitter
         self._due_s: dict[ShardId, float] = {}
         self._steps = FailingSteps(clock)
-        self._busy = Lock()
         self._calling: tuple[str, float] = ("", 0.0)
 
     def tick(self, address: str) -> DeliveryReport:
@@ -105,21 +99,16 @@ class HookDelivery:
         Raises:
             LeaseholdError: the lease store does not answer.
         """
-        # Dagster gives up on a tick that takes too long, but its thread goes on here.
-        if not self._busy.acquire(blocking=False):
-            batch, since_s = self._calling
-            waited_s = self._clock() - since_s
-            return DeliveryReport(
-                explanation=f"on_commit was called for batch {batch} {waited_s:.0f} s ago and has "
-                "not returned."
-            )
-        try:
-            self._steps.begin()
-            report = self._deliver(address)
-            report.troubles = self._steps.notes
-            return report
-        finally:
-            self._busy.release()
+        self._steps.begin()
+        report = self._deliver(address)
+        report.troubles = self._steps.notes
+        return report
+
+    def calling(self) -> str:
+        """Return the call that a tick waits for."""
+        batch, since_s = self._calling
+        waited_s = self._clock() - since_s
+        return f"on_commit was called for batch {batch} {waited_s:.0f} s ago and has not returned"
 
     def _deliver(self, address: str) -> DeliveryReport:
         store, key = self._deployment.store(), self._stream.key
@@ -211,37 +200,21 @@ class HookDelivery:
         )
 
 
-def build_on_commit_sensor(
+def on_commit_step(
     stream: ShardStream,
     deployment: Deployment,
     *,
     clock: Clock = steady_clock,
     jitter: Callable[[], float] = random.random,
-) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_on_commit`, for a stream that declares the hook.
+) -> Step:
+    """Return the step `on_commit`, for a stream that declares the hook.
 
     `clock` gives monotonic seconds, `jitter` a number in [0, 1).
     """
     delivery = HookDelivery(stream, deployment, clock=clock, jitter=jitter)
 
-    @dg.sensor(
-        name=f"{definition_name(stream)}_on_commit",
-        asset_selection=dg.AssetSelection.assets(asset_key(stream)),
-        minimum_interval_seconds=EVERY_LOOP_S,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Calls the hook of {stream.name} for each committed batch, in order per "
-        "shard, and again if the call failed.",
-    )
-    @span("tick", stream.key, sensor="on_commit")
-    def on_commit(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        try:
-            report = delivery.tick(instance_address(context.instance))
-        except LeaseholdError as error:
-            fail(str(error))
-            context.log.warning(str(error))
-            return dg.SensorResult(skip_reason=str(error))
-        if report.failures or report.troubles:
-            context.log.warning(str(report))
-        return dg.SensorResult(skip_reason=str(report))
+    def work(tick: Tick) -> Outcome:
+        report = delivery.tick(instance_address(tick.instance))
+        return Outcome(str(report), trouble=bool(report.failures or report.troubles))
 
-    return on_commit
+    return Step(stream, "on_commit", work, waits_for=delivery.calling)

@@ -1,4 +1,4 @@
-"""The sensor that publishes committed output: the ledger's batches go into the stream's table.
+"""The step that publishes committed output: the ledger's batches go into the stream's table.
 
 Nothing waits for it: runs go on committing while it, the catalog or the store of the table is away,
 and what was committed meanwhile is published afterwards.
@@ -10,18 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from random import random
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from dagster_leasehold.assets.checks import is_news
 from dagster_leasehold.assets.deployment import Deployment, instance_address
-from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_check import check_table
 from dagster_leasehold.assets.table_metadata import observed_snapshot, table_observation
-from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import Publication, PublicationLag
 from dagster_leasehold.lease_store.roles.publications import Publications
@@ -29,15 +26,14 @@ from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.lease_store.tracing import fail, span
-from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.publish_turns import PublishReport
     from dagster_leasehold.assets.output.table.publisher import Publisher
 
 TICK_BUDGET_S = 20.0
-"""The seconds after which a tick begins no further publication: Dagster gives a tick 60 s."""
+"""The seconds after which a call begins no further publication: other nodes have their turn."""
 CLEANING_EVERY_S = 3_600.0
 """The time between two looks for metadata that nothing names any more, in seconds."""
 TICK_EARLY_S = 1.0
@@ -71,11 +67,11 @@ class PublishRounds:
     _steps: FailingSteps = field(init=False)
     _publisher: Publisher | None = None
     _snapshot: int | None = None
+    _observed: int | None = None
     _due_s: float = float("-inf")
     _observation_due_s: float = float("-inf")
     _cleaning_due_s: float = float("-inf")
     _check_due_s: float = float("-inf")
-    _busy: Lock = field(default_factory=Lock)
 
     def __post_init__(self) -> None:
         self._steps = FailingSteps(self.clock, jitter=self.jitter)
@@ -92,15 +88,6 @@ class PublishRounds:
         wait_s = self._due_s - TICK_EARLY_S - self.clock()
         if wait_s > 0:
             return f"The next publication is due in {wait_s:.0f} s.", False
-        # Dagster gives up on a tick that takes too long, but its thread goes on here.
-        if not self._busy.acquire(blocking=False):
-            return "A publication that an earlier tick began is still under way.", False
-        try:
-            return self._publish(address)
-        finally:
-            self._busy.release()
-
-    def _publish(self, address: str) -> tuple[str, bool]:
         store, key = self.deployment.store(), self.stream.key
         publication = store.publication(key)
         self._snapshot = None if publication is None else publication.snapshot
@@ -124,20 +111,18 @@ class PublishRounds:
         table = self.stream.table.table_name(self.deployment.catalog.name, self.stream.key)
         return "" if self._snapshot is None else f" Snapshot {self._snapshot} of {table}."
 
-    def observed(self, cursor: str | None) -> list[dg.AssetObservation]:
+    def observed(self, instance: dg.DagsterInstance) -> list[dg.AssetObservation]:
         """Return an observation of the table, once in `OBSERVE_EVERY_S` if it has changed.
-
-        Args:
-            cursor: the snapshot of the observation before, which Dagster keeps.
 
         Raises:
             LeaseholdError: the lease store or the catalog does not answer.
         """
-        if self._snapshot is None or cursor == str(self._snapshot):
-            return []
-        if self.clock() < self._observation_due_s:
+        if self._snapshot in (None, self._observed) or self.clock() < self._observation_due_s:
             return []
         self._observation_due_s = self.clock() + OBSERVE_EVERY_S
+        self._observed = self._observed or observed_snapshot(instance, self.stream)
+        if self._observed == self._snapshot:
+            return []
         # It loads PyIceberg, as publishing does.
         from dagster_leasehold.assets.output.table.group_table import find_table
 
@@ -148,6 +133,7 @@ class PublishRounds:
         if publication is None or table is None:
             return []
         lag = PublicationLag.of(store.publication_lag(key))
+        self._observed = publication.snapshot
         return [table_observation(self.stream, publication, table[0], lag, self.now())]
 
     def checked(self, instance: dg.DagsterInstance) -> list[dg.AssetCheckEvaluation]:
@@ -160,7 +146,6 @@ class PublishRounds:
         """
         if self._snapshot is None or self.clock() < self._check_due_s:
             return []
-        # Dagster may give up on a tick whose thread goes on: the next one does not begin anew.
         self._check_due_s = self.clock() + CHECK_EVERY_S
         check = self._steps.attempt(
             COMPARING, lambda: check_table(self.stream, self.deployment), None
@@ -222,35 +207,16 @@ def waits_for_publication(
     return bool(store.unpublished(key, limit=1))
 
 
-def build_publish_sensor(
-    stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
-) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_publish`; `clock` gives monotonic seconds."""
+def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
+    """Return the step `publish`; `clock` gives monotonic seconds."""
     rounds = PublishRounds(stream, deployment, clock)
 
-    @dg.sensor(
-        name=f"{definition_name(stream)}_publish",
-        asset_selection=dg.AssetSelection.assets(asset_key(stream)),
-        minimum_interval_seconds=EVERY_LOOP_S,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Appends what was committed of {stream.name} to its table, in order, at most "
-        f"once every {stream.table.publish_interval_s:g} s.",
-    )
-    @span("tick", stream.key, sensor="publish")
-    def publish(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        observed: list[dg.AssetObservation] = []
-        checked: list[dg.AssetCheckEvaluation] = []
-        try:
-            line, trouble = rounds.tick(instance_address(context.instance))
-            observed = rounds.observed(context.cursor)
-            # What failed a moment ago, and took its time, is not asked again in the same tick.
-            checked = [] if trouble else rounds.checked(context.instance)
-        except LeaseholdError as error:
-            line, trouble = str(error), True
-        if trouble:
-            fail(line)
-            context.log.warning(line)
-        cursor = observed_snapshot(observed[0]) if observed else context.cursor
-        return dg.SensorResult(asset_events=[*observed, *checked], skip_reason=line, cursor=cursor)
+    def work(tick: Tick) -> Outcome:
+        line, trouble = rounds.tick(instance_address(tick.instance))
+        events = rounds.observed(tick.instance)
+        # What failed a moment ago, and took its time, is not asked again in the same tick.
+        for event in [*events, *([] if trouble else rounds.checked(tick.instance))]:
+            tick.instance.report_runless_asset_event(event)
+        return Outcome(line, trouble=trouble)
 
-    return publish
+    return Step(stream, "publish", work)

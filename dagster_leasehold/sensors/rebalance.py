@@ -1,19 +1,17 @@
-"""The sensor that rebalances a stream's group for the served nodes and launches their runs."""
+"""The step that rebalances a stream's group for the served nodes and launches their runs."""
 
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from threading import Lock
 
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
-from dagster_leasehold.assets.partitions import automation_job, definition_name
+from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.connect_watch import note_user
 from dagster_leasehold.lease_store.errors import LeaseholdError, UnknownGroup
@@ -25,10 +23,11 @@ from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.tracing import fail, note, span
 from dagster_leasehold.lease_store.upkeep import Upkeep
-from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.active_runs import ActiveRuns
 from dagster_leasehold.sensors.launch_round import LaunchRounds, Round, run_request
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.sensors.source_watch import SourceWatch, Wait
+from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 from dagster_leasehold.sensors.tick_mark import leave_tick_mark
 
 _LOG = logging.getLogger(__name__)
@@ -79,8 +78,8 @@ class RebalanceMemory:
     def tick(self, remembered: str) -> TickReport:
         """Do one tick; if the group has no shards yet, ask the source for them before.
 
-        The shard list sensor does the same at about the same moment, but its result would be seen
-        only at the next tick.
+        The step `shard_list` does the same at about the same moment, but what it wrote would be
+        seen only at the next tick.
         """
         with suppress(UnknownGroup):
             report = self._tick(remembered)
@@ -111,75 +110,64 @@ class RebalanceMemory:
         return report
 
 
-def build_rebalance_sensor(
+def rebalance_step(
     stream: ShardStream,
     deployment: Deployment,
-    job: dg.JobDefinition,
     clock: Clock = steady_clock,
-    wait: Wait = time.sleep,
-) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_rebalance`; `clock` gives monotonic seconds, `wait` spends some.
+    wait: Wait | None = None,
+) -> Step:
+    """Return the step `rebalance`, which plans who holds the stream's shards and launches runs.
 
-    Its memory lives in the code server's process. The cursor carries the part that a restarted
+    Its memory lives in the code server's process. Its cursor carries the part that a restarted
     server must know: under which incarnation its nodes are alive, and since when others are not.
+
+    Args:
+        stream: the declaration.
+        deployment: of the nodes.
+        clock: monotonic seconds.
+        wait: spends some seconds of a tick; None waits for real, until the tick is over.
     """
-    name = f"{definition_name(stream)}_rebalance"
     memories: list[RebalanceMemory] = []
-    busy = Lock()
-    watch = SourceWatch(stream.source, stream.commit_interval_s, clock, wait)
+    watch = SourceWatch(stream.source, stream.commit_interval_s, clock)
 
     def memory(instance: dg.DagsterInstance) -> RebalanceMemory:
         if not memories:
             address = ensure_instance_address(instance)
+            observer = f"{definition_name(stream)}_rebalance"
             memories.append(
-                RebalanceMemory(stream, deployment, address=address, observer=name, clock=clock)
+                RebalanceMemory(stream, deployment, address=address, observer=observer, clock=clock)
             )
         return memories[0]
 
-    @dg.sensor(
-        name=name,
-        jobs=[job, automation_job(stream)],
-        minimum_interval_seconds=EVERY_LOOP_S,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=_description(stream, deployment),
-    )
-    @span("tick", stream.key, sensor="rebalance")
-    def rebalance(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        remembered = context.cursor or ""
-        # The daemon gives a tick up after 60 s and starts the next, while the first goes on here.
-        if not busy.acquire(blocking=False):
-            reason = "The last tick is still at work: see what its store or source waits for."
-            return dg.SensorResult(skip_reason=reason, cursor=remembered)
-        ticked, began_s = False, clock()
+    def work(tick: Tick) -> Outcome:
+        remembered, ticked, began_s = tick.cursor, False, clock()
         try:
-            own = memory(context.instance)
+            own = memory(tick.instance)
             report = own.tick(remembered)
             remembered, ticked = report.remembered, True
-            launched = _launched(own, context.instance, report)
+            launched = _launched(own, tick.runs, report)
             freed = launched.notes if launched.freed else ()
             news = launched.freed or (
-                not launched.launches and watch.news(context.instance, own.rounds.quiet, began_s)
+                not launched.launches
+                and watch.news(tick.instance, own.rounds.quiet, began_s, wait or tick.over.wait)
             )
             if news:
                 report = own.tick(remembered)
                 remembered = report.remembered
-                launched = _launched(own, context.instance, report)
+                launched = _launched(own, ActiveRuns(tick.instance), report)
         except LeaseholdError as error:
-            fail(str(error))
-            context.log.warning(str(error))
-            return dg.SensorResult(skip_reason=str(error), cursor=remembered)
+            return Outcome(str(error), cursor=remembered, trouble=True)
         finally:
             if ticked and deployment.agents:
-                leave_tick_mark(context, stream.key)
-            busy.release()
-        explanation = "; ".join((report.explanation, *freed, *launched.notes))
-        log = context.log.warning if report.troubles else context.log.info
-        log(explanation)
-        requests = _requests(stream, report, launched, own.rounds.definition)
-        reason = None if requests else explanation
-        return dg.SensorResult(run_requests=requests, skip_reason=reason, cursor=remembered)
+                leave_tick_mark(tick.instance, stream.key)
+        return Outcome(
+            "; ".join((report.explanation, *freed, *launched.notes)),
+            _requests(stream, report, launched, own.rounds.definition),
+            remembered,
+            trouble=bool(report.troubles),
+        )
 
-    return rebalance
+    return Step(stream, "rebalance", work)
 
 
 def _requests(
@@ -193,25 +181,11 @@ def _requests(
     ]
 
 
-def _description(stream: ShardStream, deployment: Deployment) -> str:
-    """Return the sensor's description; without agents, it keeps the nodes alive itself."""
-    if deployment.agents:
-        return (
-            f"Shares the shards of {stream.name} with the group's other nodes, and launches runs "
-            "for those that its nodes hold."
-        )
-    nodes = ", ".join(deployment.nodes)
-    return (
-        f"Keeps {nodes} alive, shares the shards of {stream.name} with the group's other nodes, "
-        f"and launches runs for those that {nodes} hold."
-    )
-
-
 @span("launch")
-def _launched(memory: RebalanceMemory, instance: dg.DagsterInstance, report: TickReport) -> Round:
+def _launched(memory: RebalanceMemory, runs: ActiveRuns, report: TickReport) -> Round:
     """Return a round of launching; one that fails leaves what the tick did and remembers."""
     try:
-        launched = memory.rounds.run(instance, report)
+        launched = memory.rounds.run(runs, report)
         note(runs=len(launched.launches))
         return launched
     except Exception as error:

@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.sensors.active_runs import ActiveRun, active_runs
+from dagster_leasehold.sensors.active_runs import ActiveRun, ActiveRuns
 
 PROCESS_ENDED = "The process of this run ended without a word."
 PARTITIONS_GRACE_S = 3_600.0
@@ -144,7 +144,7 @@ class RunCleaning:
     def __post_init__(self) -> None:
         self._steps = FailingSteps(self.clock)
 
-    def clean(self, instance: dg.DagsterInstance) -> list[str]:
+    def clean(self, runs: ActiveRuns) -> list[str]:
         """Clean up once, and return a line for each thing that was done.
 
         1. A run whose process this host knows to be gone is failed: Dagster would never notice.
@@ -156,10 +156,10 @@ class RunCleaning:
         Raises:
             StoreError: the lease store does not answer.
         """
-        store, key = self.deployment.store(), self.stream.key
+        store, key, instance = self.deployment.store(), self.stream.key, runs.instance
         self._steps.begin()
         burial = Burial(store, key, self.new_id, self._steps)
-        active, notes = burial.fail_gone(instance, active_runs(instance, self.stream))
+        active, notes = burial.fail_gone(instance, runs.of(self.stream))
         pulse = store.pulse(key)
         nodes = [each.name for each in self.deployment.own(pulse.nodes, instance_address(instance))]
         rows = store.progress(key, nodes).values()

@@ -1,4 +1,4 @@
-"""The sensor that carries a source's shard list into the lease tables and Dagster's partitions.
+"""The step that carries a source's shard list into the lease tables and Dagster's partitions.
 
 Now and then it observes the log as well: the bounds of its shards, and what is unread of them.
 """
@@ -13,23 +13,20 @@ from functools import partial
 import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.log_asset import log_asset_key, log_observation
-from dagster_leasehold.assets.partitions import asset_key, definition_name, shard_partitions
+from dagster_leasehold.assets.log_asset import log_observation
+from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.errors import GroupExists, LeaseholdError, UnknownGroup
+from dagster_leasehold.lease_store.errors import GroupExists, UnknownGroup
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import GroupsAndShards
 from dagster_leasehold.lease_store.times import utc_now
-from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors import EVERY_THIRD_LOOP_S
+from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 from dagster_leasehold.shard_sources.lag import lags_of, unread_times
 
-PARTITIONS_OF_TICK_MAX = 500
-"""The most new partitions that the tick itself names: a tick of MySQL has room for 64 KB, and the
-daemon needs a statement for each. More are added at once and only counted."""
 TICKS_BETWEEN_REPEATS = 4
 OBSERVE_EVERY_S = 300.0
 """The shortest time between two observations of a stream's log, in seconds."""
@@ -107,11 +104,14 @@ def sync_listing(
     return f"{note}{len(synced.added)} shards are new to the group, {len(synced.changed)} changed"
 
 
-def build_shard_list_sensor(
+def shard_list_step(
     stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
-) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_shard_list`; `clock` gives monotonic seconds."""
-    partitions = shard_partitions(stream)
+) -> Step:
+    """Return the step `shard_list`; `clock` gives monotonic seconds.
+
+    It writes the shards and their lineage into the lease tables, and adds one partition for each
+    to Dagster. It never removes one.
+    """
     memory = _Synced()
     steps = FailingSteps(clock)
     watch = LogWatch(stream, deployment, clock)
@@ -129,46 +129,27 @@ def build_shard_list_sensor(
         memory.digest, memory.ticks = digest, 0
         return done
 
-    @dg.sensor(
-        name=f"{definition_name(stream)}_shard_list",
-        asset_selection=dg.AssetSelection.assets(asset_key(stream), log_asset_key(stream)),
-        minimum_interval_seconds=EVERY_THIRD_LOOP_S,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Writes the shards of {stream.name} and their lineage into the lease tables, "
-        "and adds one partition per shard to Dagster. It never removes one.",
-    )
-    @span("tick", stream.key, sensor="shard_list")
-    def shard_list(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+    def work(tick: Tick) -> Outcome:
         steps.begin()
-        try:
-            listing = stream.source.list_shards()
-            # Partitions are Dagster's own, and can be added while the lease tables are away.
-            write = partial(sync, listing)
-            done = steps.attempt("writing the lease tables", write, "", at_once=True)
-        except LeaseholdError as error:
-            fail(str(error))
-            context.log.warning(str(error))
-            return dg.SkipReason(str(error))
+        instance = tick.instance
+        listing = stream.source.list_shards()
+        # Partitions are Dagster's own, and can be added while the lease tables are away.
+        write = partial(sync, listing)
+        done = steps.attempt("writing the lease tables", write, "", at_once=True)
         # Not where the lease tables have just failed: partitions can be added all the same.
         observed = steps.attempt("looking at the log", watch.look, []) if done else []
-        partitioned = set(context.instance.get_dynamic_partitions(stream.name))
+        for event in observed:
+            instance.report_runless_asset_event(event)
+        partitioned = set(instance.get_dynamic_partitions(stream.name))
         missing = [row.shard for row in listing if row.shard not in partitioned]
-        troubles = steps.notes
-        for trouble in troubles:
-            context.log.warning(trouble)
-        parts = [part for part in (done, *troubles) if part]
-        explanation = f"{'; '.join(parts)}; {len(missing)} missing partitions added."
         if missing:
             failpoints.reach("before_partitions")
-        if len(missing) > PARTITIONS_OF_TICK_MAX:
-            context.instance.add_dynamic_partitions(stream.name, missing)
-            return dg.SensorResult(asset_events=observed, skip_reason=explanation)
-        requests = [partitions.build_add_request(missing)] if missing else []
-        return dg.SensorResult(
-            dynamic_partitions_requests=requests, asset_events=observed, skip_reason=explanation
-        )
+            instance.add_dynamic_partitions(stream.name, missing)
+        parts = [part for part in (done, *steps.notes) if part]
+        line = f"{'; '.join(parts)}; {len(missing)} missing partitions added."
+        return Outcome(line, trouble=bool(steps.notes))
 
-    return shard_list
+    return Step(stream, "shard_list", work, EVERY_THIRD_LOOP_S)
 
 
 def _digest(listing: list[ShardListing]) -> str:

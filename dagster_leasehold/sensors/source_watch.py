@@ -1,19 +1,18 @@
 """Looks at the source between two ticks, for streams whose records may not wait for the next one.
 
 Dagster's daemon ticks every 5 s, and a run takes three more to its first commit. With a commit
-interval of 5 s and more a tick sees in time that a record is due. With a shorter one the tick of
-the rebalance sensor goes on, and looks at the shards that no run serves until something comes.
+interval of 5 s and more a tick sees in time that a record is due. With a shorter one the step
+`rebalance` goes on, and looks at the shards that no run serves until something comes, for this
+stream or for another one of the tick.
 
-A tick that waits holds one of the daemon's threads, so that few do at a time, and none where the
-daemon has no threads. What is missed is seen by the next tick.
+A tick that waits holds one of the daemon's threads: where the daemon has none, none waits. What is
+missed is seen by the next tick.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from threading import BoundedSemaphore
 
 import dagster as dg
 
@@ -23,16 +22,14 @@ from dagster_leasehold.lease_store.tracing import span
 from dagster_leasehold.sensors.launch_choice import LOOK_S
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
 
-Wait = Callable[[float], None]
+Wait = Callable[[float], object]
+"""Waits for some seconds; returns True if there is nothing to wait for any more."""
 
 WATCH_S = 4.0
 """The time from the beginning of a tick to its end, in seconds: less than to the next one."""
 POLL_S = 0.5
 LOOK_PAUSE = 4.0
 """The pause between two looks, in times of what a look takes, where that is more than usual."""
-WATCHED_AT_A_TIME = 2
-"""The ticks that may wait at a time: half of the daemon's threads."""
-_PLACES = BoundedSemaphore(WATCHED_AT_A_TIME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +53,19 @@ class SourceWatch:
         source: of the stream.
         commit_interval_s: the longest time that a record waits, in seconds.
         clock: monotonic seconds.
-        wait: waits for some seconds.
     """
 
     source: ShardSource
     commit_interval_s: float
     clock: Clock
-    wait: Wait = time.sleep
 
+    @span("watch")
     def news(
-        self, instance: dg.DagsterInstance, quiet: Mapping[ShardId, QuietShard], began_s: float
+        self,
+        instance: dg.DagsterInstance,
+        quiet: Mapping[ShardId, QuietShard],
+        began_s: float,
+        wait: Wait,
     ) -> bool:
         """Return True as soon as a quiet shard has changed; False once the next tick is near.
 
@@ -73,19 +73,11 @@ class SourceWatch:
         """
         if not quiet or self.commit_interval_s >= LOOK_S or not _has_threads(instance):
             return False
-        if not _PLACES.acquire(blocking=False):
-            return False
-        try:
-            return self._watched(quiet, began_s + WATCH_S)
-        finally:
-            _PLACES.release()
-
-    @span("watch")
-    def _watched(self, quiet: Mapping[ShardId, QuietShard], until_s: float) -> bool:
         places = {shard: each.check_point for shard, each in quiet.items()}
-        pause_s = POLL_S
+        pause_s, until_s = POLL_S, began_s + WATCH_S
         while self.clock() + pause_s <= until_s:
-            self.wait(pause_s)
+            if wait(pause_s):
+                return False
             looked_s = self.clock()
             try:
                 bounds = bounds_for(self.source, places)

@@ -1,4 +1,4 @@
-"""The mark that each tick of a rebalance sensor leaves for the agents of its deployment.
+"""The mark that each tick of the step `rebalance` leaves for the agents of its deployment.
 
 Agents beat though the daemon is down, which would keep shards that nobody launches runs for. So
 each tick leaves a new mark in Dagster's storage, which daemon and agents share, and a node whose
@@ -11,6 +11,7 @@ runs again while that tick still plans, and would be given the shards of all the
 from __future__ import annotations
 
 import hashlib
+import logging
 import uuid
 from collections.abc import Collection
 
@@ -18,15 +19,17 @@ import dagster as dg
 
 from dagster_leasehold.lease_store.identifiers import GroupKey
 
+_LOG = logging.getLogger(__name__)
 
-def leave_tick_mark(context: dg.SensorEvaluationContext, key: GroupKey) -> None:
+
+def leave_tick_mark(instance: dg.DagsterInstance, key: GroupKey) -> None:
     """Leave a new mark for a group; a storage that does not take it is logged."""
     mark = {_place_of(key): uuid.uuid4().hex}
     try:
-        context.instance.daemon_cursor_storage.set_cursor_values(mark)
+        instance.daemon_cursor_storage.set_cursor_values(mark)
     except Exception as error:
         # Of whatever driver Dagster's storage has; the tick's work is done, and it stands.
-        context.log.warning(f"Dagster's storage took no mark of this tick: {type(error).__name__}.")
+        _LOG.warning("Dagster's storage took no mark of this tick: %s.", type(error).__name__)
 
 
 def tick_marks(instance: dg.DagsterInstance, keys: Collection[GroupKey]) -> dict[GroupKey, str]:

@@ -28,6 +28,7 @@ from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work
 from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
+from dagster_leasehold.sensors.steps import opened_instance
 from dagster_leasehold.shard_sources.lag import bounds_of
 
 HOURS_PER_TICK_MAX = 24
@@ -288,7 +289,8 @@ def build_watermark_sensor(
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         def in_work(hours: Collection[datetime]) -> set[datetime]:
             keys = {hour_key(at): at for at in hours}
-            return {keys[key] for key in partitions_in_work(context.instance, hourly.key, keys)}
+            instance = opened_instance(context)
+            return {keys[key] for key in partitions_in_work(instance, hourly.key, keys)}
 
         try:
             result = rounds.tick(context.cursor, in_work)

@@ -80,10 +80,10 @@ def goes_on_after_its_shard(
     looks = "ticks(limit: 50) { timestamp }"
 
     def looked_twice() -> bool:
-        ticks = deployment.sensor_state("orders_janitor", looks)["ticks"]
-        return sum(tick["timestamp"] > began for tick in ticks) > 1
+        ticks = deployment.sensor_state("orders_housekeeping", looks)["ticks"]
+        return sum(tick["timestamp"] > began for tick in ticks) > 6
 
-    wait_for("ticks of the janitor", looked_twice, DONE_S)
+    wait_for("two rounds of the janitor, which come every third tick", looked_twice, DONE_S)
     assert status(deployment, run) == "STARTED"
     (home / "go").touch()
     wait_for("the run's end", lambda: status(deployment, run) != "STARTED", DONE_S)

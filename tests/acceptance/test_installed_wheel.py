@@ -74,7 +74,7 @@ from orchestration.definitions import defs
 
 repository = defs.get_repository_def()
 with dg.DagsterInstance.ephemeral() as instance:
-    for sensor, ticks in (("visits_shard_list", 1), ("visits_rebalance", 2)):
+    for sensor, ticks in (("visits_housekeeping", 1), ("visits_rebalance", 2)):
         cursor = None
         for _ in range(ticks):
             context = dg.build_sensor_context(
@@ -82,10 +82,6 @@ with dg.DagsterInstance.ephemeral() as instance:
             )
             tick = repository.get_sensor_def(sensor).evaluate_tick(context)
             cursor = tick.cursor
-            for request in tick.dynamic_partitions_requests or ():
-                instance.add_dynamic_partitions(
-                    request.partitions_def_name, list(request.partition_keys)
-                )
     run = defs.resolve_implicit_global_asset_job_def().execute_in_process(
         instance=instance,
         asset_selection=[dg.AssetKey("visits")],

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.spark.connect_server import STATE_FILE, ConnectSer
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.liveness import Observations
-from dagster_leasehold.sensors.outbox_sensor import delivered_before
+from dagster_leasehold.sensors.steps import cursors_in
 from dagster_leasehold.shard_sources.kinesis.cursors import Place
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.positions import parse_offset, parse_position
@@ -56,9 +56,9 @@ def test_a_cursor_of_the_rebalance_sensor() -> None:
         assert all(still_s >= 0 for still_s in remembered.lapsed(0.0).values())
 
 
-def test_a_cursor_of_the_outbox_sensor() -> None:
-    for text in inputs(2, "[7, 8, 9]"):
-        assert all(isinstance(item, int) for item in delivered_before(text))
+def test_a_cursor_of_many_steps() -> None:
+    for text in inputs(2, '{"orders rebalance": "7", "orders compaction": "5 clean"}'):
+        assert all(isinstance(each, str) for each in cursors_in(text).values())
 
 
 def test_a_checkpoint_of_a_local_log() -> None:

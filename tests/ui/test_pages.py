@@ -58,14 +58,14 @@ def test_shards_are_the_assets_partitions_and_green(scene: Scene, page: Page) ->
 def test_the_asset_names_its_automation_its_kinds_and_its_columns(scene: Scene, page: Page) -> None:
     page.set_viewport_size({"width": 1400, "height": 900})
     page.goto(f"{scene.url}/assets/{STREAM}?view=overview")
-    for text in ("Iceberg", "PySpark", "6 sensors"):
+    for text in ("Iceberg", "PySpark", "2 sensors"):
         page.get_by_text(text, exact=True).first.wait_for()
     page.get_by_text("The position of the record in its shard").first.wait_for()
     if os.environ.get(SCREENSHOT_VARIABLE):
         page.get_by_text("file://").first.evaluate("address => address.style.display = 'none'")
         page.screenshot(path=ROOT / "docs" / "images" / "asset.png")
-    page.get_by_text("6 sensors", exact=True).first.click()
-    for sensor in ("rebalance", "publish", "shard_list"):
+    page.get_by_text("2 sensors", exact=True).first.click()
+    for sensor in ("rebalance", "housekeeping"):
         page.get_by_text(f"{STREAM}_{sensor}", exact=True).first.wait_for()
 
 
@@ -130,7 +130,7 @@ def test_a_tick_explains_itself(scene: Scene, page: Page) -> None:
 
 def test_a_sensor_is_switched_off_and_on(scene: Scene, page: Page) -> None:
     """A click that a tick undid is made again, as a user does who sees the switch jump back."""
-    sensor = f"{STREAM}_shard_list"
+    sensor = f"{STREAM}_housekeeping"
     switch = page.locator("label:has(input[type=checkbox])").first
     for status in ("STOPPED", "RUNNING"):
 

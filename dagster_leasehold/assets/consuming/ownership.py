@@ -84,7 +84,7 @@ def standings_of(
         if row is None:
             return Refused(
                 f"Consumer group {snapshot.group.key} has no shard {shard!r}: materialize one of "
-                "the partitions that the shard list sensor added."
+                "the partitions that the step `shard_list` added."
             )
         if row.state is ShardState.OVER:
             return Finished()

@@ -50,7 +50,7 @@ def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float =
     return min(first_s * 2.0**doublings, max_s) * (1 - jitter / 2)
 
 
-def sentence_of(error: Exception) -> str:
+def sentence_of(error: BaseException) -> str:
     """Return an error as one line for people: a foreseen one's own sentence, else type and text."""
     if isinstance(error, errors.LeaseholdError):
         return str(error)

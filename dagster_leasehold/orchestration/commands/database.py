@@ -79,7 +79,7 @@ def prune(
 ) -> None:
     """Delete old journal entries, delivered events, accepted gaps and merged rows of the ledger.
 
-    What `verify` needs is kept, and so are the newest rows of each shard. The janitor sensor does
+    What `verify` needs is kept, and so are the newest rows of each shard. The step `janitor` does
     the same every hour; both may run at once. Exits with 1 if something could not be deleted.
     """
     from dagster_leasehold.lease_store import open_store

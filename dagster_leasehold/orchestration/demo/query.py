@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,15 +25,13 @@ QUERY = (
 
 def publish_rest(settings: Settings, stream: ShardStream) -> None:
     """Publish what was committed since the last tick of the daemon, which has stopped."""
-    from dagster_leasehold.assets.deployment import instance_address
     from dagster_leasehold.orchestration.resources import deployment_of
-    from dagster_leasehold.sensors.publish import PublishRounds
+    from dagster_leasehold.sensors.active_runs import ActiveRuns
+    from dagster_leasehold.sensors.publish import publish_step
+    from dagster_leasehold.sensors.steps import Tick
 
-    rounds = PublishRounds(stream, deployment_of(settings), time.monotonic)
     with opened_instance(settings) as instance:
-        rounds.tick(instance_address(instance))
-        for observation in rounds.observed(None):
-            instance.report_runless_asset_event(observation)
+        publish_step(stream, deployment_of(settings)).run(Tick(ActiveRuns(instance)))
 
 
 def query_table(

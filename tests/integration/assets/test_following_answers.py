@@ -24,7 +24,7 @@ from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.sensors.active_runs import active_runs
+from dagster_leasehold.sensors.active_runs import ActiveRuns
 from dagster_leasehold.sensors.following_runs import FollowingRuns
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.integration.assets.runs import NODE, RECORDS, WAYS, store_of, stream_of
@@ -106,7 +106,7 @@ class Scene:
     def new_definition(self) -> None:
         """A sensor of another definition sees the run."""
         following = FollowingRuns("after", 8, time.monotonic, lambda: "offer")
-        following.see(active_runs(self.instance, self.stream), {})
+        following.see(ActiveRuns(self.instance).of(self.stream), {})
         assert following.stop_outdated(self.instance) == 1
         (run,) = self.instance.get_runs()
         assert STOP_TAG in run.tags

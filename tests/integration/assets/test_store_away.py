@@ -27,7 +27,7 @@ from tests.unit.assets.output.table.publishing_world import Publishing
 
 
 def rounds(publishing: Publishing) -> PublishRounds:
-    """The publish sensor of one deployment."""
+    """The publishing of one deployment."""
     world = publishing.world
     deployment = Deployment(
         lambda: publishing.store,

@@ -17,7 +17,6 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.places.local_place import local_place
@@ -28,7 +27,9 @@ from dagster_leasehold.lease_store.group_rows import Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.active_runs import ActiveRuns
+from dagster_leasehold.sensors.rebalance import rebalance_step
+from dagster_leasehold.sensors.steps import Tick
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.record_feed import SourceFeed
 from dagster_leasehold.shard_sources.source import Limits
@@ -54,17 +55,14 @@ class Instance:
         place = local_place(output)
         self._sweeper = ArrowSweeper(stream.source, place)  # pyright: ignore[reportArgumentType]
         deployment = Deployment(lambda: self._store, (NodeName(node),), TIMING, lambda key: place)
-        job = build_consume_job(stream, deployment)
-        self._sensor = build_rebalance_sensor(stream, deployment, job)
+        self._step = rebalance_step(stream, deployment)
         self._cursor: str | None = None
 
     def tick(self) -> None:
         """One tick of the sensor, and every run that it asks for."""
-        with dg.build_sensor_context(instance=self._instance, cursor=self._cursor) as context:
-            result = self._sensor(context)
-        assert isinstance(result, dg.SensorResult)
-        self._cursor = result.cursor
-        for request in result.run_requests or ():
+        outcome = self._step.run(Tick(ActiveRuns(self._instance), self._cursor or ""))
+        self._cursor = outcome.cursor
+        for request in outcome.run_requests:
             self._run(request.run_config["ops"]["consume__orders"]["config"])
 
     def _run(self, config: Any) -> None:

@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.places.local_place import local_place
@@ -32,11 +31,13 @@ from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT
 from dagster_leasehold.orchestration.supervision.code_server import CodeServer
 from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
-from dagster_leasehold.sensors.janitor import build_janitor_sensor
-from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
-from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
-from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
+from dagster_leasehold.sensors.active_runs import ActiveRuns
+from dagster_leasehold.sensors.janitor import janitor_step
+from dagster_leasehold.sensors.on_commit import on_commit_step
+from dagster_leasehold.sensors.outbox import outbox_step
+from dagster_leasehold.sensors.rebalance import rebalance_step
+from dagster_leasehold.sensors.shard_list import shard_list_step
+from dagster_leasehold.sensors.steps import Step, Tick
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
 from tests.simulation.soak.dagster_storage import EventsInMemory, RunsInMemory
 from tests.simulation.soak.run_double import RunDouble
@@ -129,7 +130,6 @@ class DagsterDouble:
             history_age=HISTORY_AGE,
         )
         self.streams = {stream.name: Place(stream, deployment) for stream in streams}
-        self.sensors: dict[str, dg.SensorDefinition] = {}
         self.restart_code_server()
         self.live_agents: dict[NodeName, Process] = {}
         for node in self.nodes if agents else ():
@@ -144,25 +144,23 @@ class DagsterDouble:
 
     def restart_code_server(self) -> None:
         """Build the sensors anew: what was only in their memory is gone."""
-        sensors: list[dg.SensorDefinition] = []
+        self.sensors: dict[str, Step | dg.SensorDefinition] = {}
         for place in self.streams.values():
-            stream, deployment = place.stream, place.deployment
-            job = build_consume_job(stream, deployment)
-            sensors.append(self._built(build_shard_list_sensor, stream, deployment))
-            sensors.append(self._built(build_rebalance_sensor, stream, deployment, job))
-            sensors.append(self._built(build_janitor_sensor, stream, deployment))
-            sensors.append(self._built(build_outbox_sensor, stream, deployment))
-            if stream.on_commit is not None:
-                sensors.append(self._built(build_on_commit_sensor, stream, deployment))
-            if self.hourly is not None and self.hourly.stream is stream:
-                sensors.append(self._built(build_watermark_sensor, self.hourly, deployment))
-        self.sensors = {sensor.name: sensor for sensor in sensors}
+            builders = [shard_list_step, rebalance_step, janitor_step, outbox_step]
+            if place.stream.on_commit is not None:
+                builders.append(on_commit_step)
+            for builder in builders:
+                step: Step = self._built(builder, place.stream, place.deployment)
+                self.sensors[f"{place.stream.name}_{step.name}"] = step
+            if self.hourly is not None and self.hourly.stream is place.stream:
+                sensor = self._built(build_watermark_sensor, self.hourly, place.deployment)
+                self.sensors[sensor.name] = sensor
         self.fresh = set(self.sensors)
+        # One context for all ticks of a sensor: making one costs more than most ticks.
         self._contexts = {
-            name: dg.build_sensor_context(
-                instance=self.instance, cursor=self.cursors.get(name), sensor_name=name
-            )
-            for name in self.sensors
+            name: dg.build_sensor_context(instance=self.instance, sensor_name=name)
+            for name, sensor in self.sensors.items()
+            if isinstance(sensor, dg.SensorDefinition)
         }
 
     def _built(self, builder: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -189,25 +187,23 @@ class DagsterDouble:
             self.world.watch.growth.tick_cost(self, name, spent)
             self._carry_out(name, result)
 
-    def _evaluate(self, name: str, sensor: dg.SensorDefinition) -> dg.SensorResult:
-        # One context for all ticks of a sensor: making one costs more than most ticks.
+    def _evaluate(self, name: str, sensor: Step | dg.SensorDefinition) -> dg.SensorResult:
+        cursor = self.cursors.get(name)
+        if isinstance(sensor, Step):
+            outcome = sensor.run(Tick(ActiveRuns(self.instance), cursor or ""))
+            return dg.SensorResult(
+                run_requests=list(outcome.run_requests),
+                skip_reason=None if outcome.run_requests else outcome.line,
+                cursor=cursor if outcome.cursor is None else outcome.cursor,
+            )
         context: Any = self._contexts[name]
-        context._cursor = self.cursors.get(name)
-        result: Any = sensor._raw_fn(context)
-        if isinstance(result, dg.SkipReason):
-            return dg.SensorResult(skip_reason=result, cursor=context.cursor)
-        return result
+        context._cursor = cursor
+        return cast("dg.SensorResult", sensor._raw_fn(context))
 
     def _carry_out(self, name: str, result: dg.SensorResult) -> None:
         self.cursors[name] = result.cursor
         skip = result.skip_reason
         self.messages[name] = str(getattr(skip, "skip_message", skip) or "")
-        for event in result.asset_events:
-            self.instance.report_runless_asset_event(event)
-        for request in result.dynamic_partitions_requests or ():
-            self.instance.add_dynamic_partitions(
-                request.partitions_def_name, list(request.partition_keys)
-            )
         for request in result.run_requests or ():
             self.launch(name, request)
 

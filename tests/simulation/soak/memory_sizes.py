@@ -8,18 +8,20 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_leasehold.sensors.steps import Step
+
 PACKAGE = "dagster_leasehold."
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
-def entries_of(sensor: dg.SensorDefinition) -> int:
-    """Count the entries of all containers that are reachable from a sensor's function.
+def entries_of(sensor: Step | dg.SensorDefinition) -> int:
+    """Count the entries of all containers that are reachable from a step, or a sensor's function.
 
     Followed are closures, containers and objects of the project's own classes; a store, a source
     and a Dagster instance are none of them.
     """
     seen: set[int] = set()
-    waiting: list[Any] = [sensor._raw_fn]
+    waiting: list[Any] = [sensor if isinstance(sensor, Step) else sensor._raw_fn]
     entries = 0
     while waiting:
         thing = waiting.pop()

@@ -164,7 +164,7 @@ class Watch:
             )
 
     def _look_at_outbox(self) -> None:
-        """Look at the outbox: its run or the outbox sensor tells Dagster of every batch."""
+        """Look at the outbox: its run or the step `outbox` tells Dagster of every batch."""
         world = self._world
         up = all(deployment.daemon_up for deployment in world.deployments)
         for name, key in world.keys.items():

@@ -31,7 +31,7 @@ def settings(tmp_path) -> Settings:
     return Settings(home=tmp_path / "home", nodes=("a", "b"))
 
 
-def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(settings):
+def test_a_stream_becomes_an_asset_its_jobs_two_sensors_and_a_stopped_schedule(settings):
     stream, _ = scripted_stream(name="orders.eu")
     repository = build_definitions([stream], settings).get_repository_def()
     key = dg.AssetKey(["orders.eu"])
@@ -54,8 +54,8 @@ def test_a_stream_becomes_an_asset_a_job_six_sensors_and_a_stopped_schedule(sett
     assert repository.has_job("consume_orders_eu")
     sensors = {sensor.name: sensor.default_status for sensor in repository.sensor_defs}
     running = dg.DefaultSensorStatus.RUNNING
-    what = ("shard_list", "rebalance", "janitor", "outbox", "publish", "compaction")
-    assert sensors == dict.fromkeys((f"orders_eu_{each}" for each in what), running)
+    names = ("orders_eu_rebalance", "orders_eu_housekeeping")
+    assert sensors == dict.fromkeys(names, running)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
     resources = {"leasehold_spark__orders_eu", "leasehold_output__orders_eu"}
@@ -84,8 +84,8 @@ def test_the_asset_names_the_sensors_that_work_on_it(settings):
         for each in snap.sensors
         if each.asset_selection and key in each.asset_selection.resolve(repository.asset_graph)
     }
-    what = ("shard_list", "rebalance", "janitor", "outbox", "publish")
-    assert by_job | by_asset == {f"orders_eu_{each}" for each in what}
+    assert by_job == {"orders_eu_rebalance"}
+    assert by_asset == {"orders_eu_housekeeping"}
     assert all(is_reserved_asset_job_name(name) for name in jobs), "no page lists such a job"
     assert {*node.tags} >= {f"dagster/kind/{kind}" for kind in ("pyspark", "iceberg", "parquet")}
 
@@ -153,17 +153,39 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
     below = repository.asset_graph.get(dg.AssetKey("visits")).child_keys
     assert below == {hours.key, dg.AssetKey("publish")}, "windows and the user's assets"
     names = [sensor.name for sensor in repository.sensor_defs]
-    assert len(set(names)) == len(names) == 14
+    assert len(set(names)) == len(names) == 6
     assert "rebalance" in names
     done = merged.resolve_job_def("nightly").execute_in_process()
     assert done.output_for_node("count") == "theirs"
 
 
-def test_a_stream_that_shall_not_be_compacted_has_no_sensor_for_it(settings):
-    stream, _ = scripted_stream(name="orders.eu")
-    repository = build_definitions([replace(stream, compact=False)], settings).get_repository_def()
-    assert not repository.has_sensor_def("orders_eu_compaction")
-    assert repository.has_job("compact_orders_eu"), "by hand it still is"
+def ticked(repository: dg.RepositoryDefinition, name: str) -> set[str]:
+    """Return the steps that the first tick of a sensor does."""
+    sensor = repository.get_sensor_def(name)
+    with dg.DagsterInstance.ephemeral() as instance:
+        data = sensor.evaluate_tick(dg.build_sensor_context(instance, repository_def=repository))
+    return {line.partition(":")[0] for line in (data.skip_message or "").splitlines()}
+
+
+def test_two_sensors_do_the_steps_of_all_streams(settings):
+    first, second = (scripted_stream(name=name)[0] for name in ("orders.eu", "visits"))
+    second = replace(second, compact=False, on_commit=lambda batch: None)
+    repository = build_definitions([first, second], settings).get_repository_def()
+    assert {sensor.name for sensor in repository.sensor_defs} == {
+        "orders_eu_rebalance",
+        "orders_eu_housekeeping",
+    }
+    assert ticked(repository, "orders_eu_rebalance") == {
+        "orders.eu rebalance",
+        "orders.eu compaction",
+        "visits rebalance",
+    }
+    often = {"publish", "shard_list", "janitor", "outbox"}
+    assert ticked(repository, "orders_eu_housekeeping") == {
+        *(f"orders.eu {step}" for step in often),
+        *(f"visits {step}" for step in often | {"on_commit"}),
+    }
+    assert repository.has_job("compact_visits"), "by hand it still is"
 
 
 def test_building_opens_nothing_and_creates_nothing(settings):

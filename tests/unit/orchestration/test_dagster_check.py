@@ -144,13 +144,13 @@ def test_sensors_of_ours_whose_last_tick_failed_are_named_with_the_error(
         tick(instance, "demo_rebalance", RAISED, success)
         _, parts = examined(home, capsys)
         assert parts["ticks"]["health"] == "ok"
-        tick(instance, "demo_publish", success, RAISED, started)
-        tick(instance, "demo_janitor", RAISED)
+        tick(instance, "demo_housekeeping", success, RAISED, started)
+        tick(instance, "days_watermark", RAISED)
         tick(instance, "somebody_elses", RAISED)
         _, parts = examined(home, capsys)
         assert parts["ticks"]["health"] == "warning"
         assert parts["ticks"]["text"].startswith(
-            "the last tick of demo_janitor, demo_publish failed (ValueError: no such shard): "
+            "the last tick of days_watermark, demo_housekeeping failed (ValueError: no such shard)"
         )
         tick(instance, "hours_watermark", UNREACHABLE)
         _, parts = examined(home, capsys)
@@ -164,7 +164,7 @@ def test_a_sensor_that_is_switched_off_is_not_blamed_for_its_last_tick(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with opened(home) as instance:
-        tick(instance, "demo_publish", RAISED)
+        tick(instance, "demo_housekeeping", RAISED)
         [state] = instance.all_instigator_state()
         instance.update_instigator_state(state.with_status(InstigatorStatus.STOPPED))
         _, parts = examined(home, capsys)

@@ -11,8 +11,8 @@ import pytest
 from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.stream_settings import StreamSettings
-from dagster_leasehold.sensors.shard_list import build_shard_list_sensor
-from tests.unit.sensors.streams import memory_deployment
+from dagster_leasehold.sensors.shard_list import shard_list_step
+from tests.unit.sensors.streams import memory_deployment, run_step
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,15 +54,11 @@ def test_settings_become_a_stream_with_their_limits(tmp_path):
 def test_a_log_that_does_not_exist_yet_is_said_by_the_sensor_and_loads_all_the_same(tmp_path):
     stream = stream_of(StreamSettings(name="orders"), Settings(home=tmp_path))
     deployment, _ = memory_deployment()
-    sensor = build_shard_list_sensor(stream, deployment)
-    with (
-        dg.DagsterInstance.ephemeral() as instance,
-        dg.build_sensor_context(instance=instance) as context,
-    ):
-        result = sensor(context)
-    assert isinstance(result, dg.SkipReason)
-    assert str(tmp_path / "logs" / "orders") in result.skip_message
-    assert "\n" not in result.skip_message
+    step = shard_list_step(stream, deployment)
+    with dg.DagsterInstance.ephemeral() as instance:
+        line = run_step(step, instance).line
+    assert str(tmp_path / "logs" / "orders") in line
+    assert "\n" not in line
 
 
 @pytest.mark.dagster_processes

@@ -9,9 +9,9 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.orchestration.schedules import build_schedule, due_launches
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.rebalance import rebalance_step
 from dagster_leasehold.sensors.shard_list import sync_listing
-from tests.unit.sensors.streams import memory_deployment, scripted_stream
+from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
 A, B, C = NodeName("a"), NodeName("b"), NodeName("c")
 
@@ -44,8 +44,7 @@ def test_a_tick_requests_runs_that_the_job_accepts(tmp_path):
         with dg.build_schedule_context(instance=instance) as context:
             assert "no consumer group" in str(schedule(context).skip_message).lower()
         sync_listing(store, stream, source.shards, timeout_s=20.0)
-        with dg.build_sensor_context(instance=instance) as context:
-            build_rebalance_sensor(stream, deployment, job)(context)
+        run_step(rebalance_step(stream, deployment), instance)
         with dg.build_schedule_context(instance=instance) as context:
             (request,) = schedule(context)
         assert dg.validate_run_config(job, request.run_config)

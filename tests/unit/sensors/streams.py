@@ -15,6 +15,8 @@ from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.sensors.active_runs import ActiveRuns
+from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -24,7 +26,8 @@ from dagster_leasehold.shard_sources.source import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    import dagster as dg
+import pyarrow as pa
 
 
 @dataclass
@@ -85,6 +88,11 @@ class MirroringSource(ScriptedSource):
         if self.refuses:
             raise SourceUnavailable(self.refuses)
         self.mirrored.append(dict(checkpoints))
+
+
+def run_step(step: Step, instance: dg.DagsterInstance, cursor: str | None = None) -> Outcome:
+    """Do a step once, as a tick of its sensor does."""
+    return step.run(Tick(ActiveRuns(instance), cursor or ""))
 
 
 def scripted_stream(shards: int = 2, name: str = "orders.eu") -> tuple[ShardStream, ScriptedSource]:

@@ -15,7 +15,7 @@ from dagster_leasehold.assets.partitions import (
 )
 from dagster_leasehold.assets.run_process import part_of_run, process_note
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.sensors.active_runs import active_runs, partitions_in_work, queued_shards
+from dagster_leasehold.sensors.active_runs import ActiveRuns, partitions_in_work, queued_shards
 from tests.unit.sensors.streams import scripted_stream
 
 
@@ -39,7 +39,7 @@ def test_a_replay_serves_no_shard_so_that_consumption_goes_on_beside_it(
                 tags={PARTITION_TAG: "0", STREAM_TAG: stream.name},
             )
         )
-        (active,) = active_runs(instance, stream)
+        (active,) = ActiveRuns(instance).of(stream)
     assert active.shards == served
 
 
@@ -57,9 +57,9 @@ def test_a_run_that_goes_on_with_assets_of_the_project_serves_no_shard() -> None
             )
         )
         with part_of_run(instance, run.run_id, stream):
-            assert [each.process for each in active_runs(instance, stream)] == [process_note()]
+            assert [each.process for each in ActiveRuns(instance).of(stream)] == [process_note()]
             assert queued_shards(instance, stream, shards) == {"0"}
-        assert active_runs(instance, stream) == []
+        assert ActiveRuns(instance).of(stream) == []
         assert queued_shards(instance, stream, shards) == set()
 
 
@@ -80,6 +80,7 @@ def test_a_large_backfill_of_another_asset_hides_no_run_of_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Method: the backfill is newer than our run, and larger than a page of the runs read."""
+    monkeypatch.setattr("dagster_leasehold.sensors.active_runs.RUNS_OF_ALL_MAX", 4)
     monkeypatch.setattr("dagster_leasehold.sensors.active_runs.RUNS_PER_READ", 4)
     stream, _ = scripted_stream(1)
     with dg.DagsterInstance.ephemeral() as instance:
@@ -93,7 +94,7 @@ def test_a_large_backfill_of_another_asset_hides_no_run_of_ours(
                 )
             )
         many_runs(instance, 9, asset_selection=frozenset([dg.AssetKey("another")]))
-        assert len(active_runs(instance, stream)) == 3
+        assert len(ActiveRuns(instance).of(stream)) == 3
         shards = [ShardId(str(number)) for number in range(9)]
         assert queued_shards(instance, stream, shards) == set()
 
@@ -107,7 +108,7 @@ def test_shards_that_a_backfill_of_ours_is_going_to_serve_are_known(
     stream, _ = scripted_stream(1)
     with dg.DagsterInstance.ephemeral() as instance:
         many_runs(instance, 11, asset_selection=frozenset([asset_key(stream)]))
-        assert active_runs(instance, stream) == []
+        assert ActiveRuns(instance).of(stream) == []
         shards = [ShardId(str(number)) for number in range(20)]
         assert queued_shards(instance, stream, shards) == set(shards[:11])
 

@@ -11,7 +11,6 @@ import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.run_process import process_note
@@ -27,7 +26,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteKind,
 )
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
-from dagster_leasehold.sensors.compaction import build_compaction_sensor
+from dagster_leasehold.sensors.compaction import compaction_step
 from dagster_leasehold.sensors.compaction_choice import (
     BATCHES_MIN,
     PAUSE_S,
@@ -35,7 +34,7 @@ from dagster_leasehold.sensors.compaction_choice import (
     VACUUM_MARGIN_S,
 )
 from dagster_leasehold.sensors.shard_list import sync_listing
-from tests.unit.sensors.streams import memory_deployment, scripted_stream
+from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
 A, B = NodeName("a"), NodeName("b")
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -98,16 +97,14 @@ class Scene:
 
     def start(self) -> None:
         """Load the sensor anew, as a restarted code server does."""
-        job = build_compact_job(self.stream, self.deployment)
-        self.sensor = build_compaction_sensor(self.stream, self.deployment, job, lambda: self.now_s)
+        self.step = compaction_step(self.stream, self.deployment, lambda: self.now_s)
         self.cursor: str | None = None
 
     def tick(self) -> list[dg.RunRequest]:
-        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor) as context:
-            result: Any = self.sensor(context)
-        self.cursor = result.cursor
-        self.sentence = result.skip_reason.skip_message if result.skip_reason else ""
-        return list(result.run_requests or ())
+        outcome = run_step(self.step, self.instance, self.cursor)
+        self.cursor = self.cursor if outcome.cursor is None else outcome.cursor
+        self.sentence = "" if outcome.run_requests else outcome.line
+        return list(outcome.run_requests)
 
     def config(self) -> dict[str, Any]:
         (request,) = self.tick()

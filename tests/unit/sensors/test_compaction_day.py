@@ -15,7 +15,6 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.output.units import Unit, unit_files
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
@@ -26,9 +25,9 @@ from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, BatchStatistics, DataFile
-from dagster_leasehold.sensors.compaction import build_compaction_sensor
+from dagster_leasehold.sensors.compaction import compaction_step
 from dagster_leasehold.sensors.shard_list import sync_listing
-from tests.unit.sensors.streams import memory_deployment, scripted_stream
+from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
 SHARDS = 2
 """Of the eight that share 300 records/s: none knows of the others."""
@@ -79,8 +78,7 @@ class Days:
         self.shards = [row.shard for row in rows]
         claims = {row.shard: (NODE, row.lease_id) for row in rows}
         self.store.claim(self.key, claims, observer="test", reason="it was free")
-        job = build_compact_job(self.stream, deployment)
-        self.sensor = build_compaction_sensor(self.stream, deployment, job, lambda: self.now_s)
+        self.step = compaction_step(self.stream, deployment, lambda: self.now_s)
         self.batches = self.runs = self.written = self.copied = 0
         (output / "attempts/run").mkdir(parents=True)
         # The clock of the file system is the virtual one, too.
@@ -128,10 +126,9 @@ class Days:
                 self.tick()
 
     def tick(self) -> None:
-        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor) as context:
-            result: Any = self.sensor(context)
-        self.cursor = result.cursor
-        for request in result.run_requests or ():
+        outcome = run_step(self.step, self.instance, self.cursor)
+        self.cursor = self.cursor if outcome.cursor is None else outcome.cursor
+        for request in outcome.run_requests:
             config = request.run_config["ops"]["compact__orders_eu"]["config"]
             self.compact(config)
             if config["vacuum"]:

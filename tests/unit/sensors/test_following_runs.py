@@ -18,7 +18,7 @@ from dagster_leasehold.assets.consuming.run_requests import (
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.following_runs import OFFER_S, START_S
-from tests.unit.sensors.test_rebalance import Scene, reason_of, served
+from tests.unit.sensors.test_rebalance import Scene, served
 
 A = NodeName("a")
 TICK_S = 5.0
@@ -81,7 +81,7 @@ def test_a_run_is_launched_when_the_oldest_record_is_due_and_pulls_others_along(
             launched.append(scene.now_s)
             assert served(result.run_requests[0])[1] == {"0", "1"}
             break
-        assert "left until a record is due" in reason_of(result)
+        assert "left until a record is due" in result.line
         scene.source.ends["1"] = 5
     assert launched == [20.0]
 
@@ -110,7 +110,7 @@ def test_a_shard_with_news_joins_the_run_of_its_node(instance: dg.DagsterInstanc
     scene.source.ends |= {"1": 5, "2": 5}
     result = scene.later(20.0)
     assert not result.run_requests
-    assert f"2 shards of a joined run {run_id}" in reason_of(result)
+    assert f"2 shards of a joined run {run_id}" in result.line
     assert offered(scene.tags(run_id)) == ("1", "2")
     first = scene.tags(run_id)
     scene.later()
@@ -168,7 +168,7 @@ def test_a_shard_waits_for_a_run_that_starts_and_not_for_ever(instance: dg.Dagst
     scene.source.ends["1"] = 5
     result = scene.later(20.0)
     assert not result.run_requests
-    assert "1 shard left for a run that is starting" in reason_of(result)
+    assert "1 shard left for a run that is starting" in result.line
     (second,) = scene.later(START_S).run_requests
     assert served(second) == ("a", {"1"})
 
@@ -192,7 +192,7 @@ def test_runs_that_wait_end_where_shards_wait_for_a_run(instance: dg.DagsterInst
     assert not any(FINISH_TAG in scene.tags(run) for run in runs)
     scene.source.ends["2"] = 5
     result = scene.later(20.0)
-    assert "1 shard left until a run of the node has ended" in reason_of(result)
+    assert "1 shard left until a run of the node has ended" in result.line
     assert [FINISH_TAG in scene.tags(run) for run in runs].count(True) == 1
 
 
@@ -221,8 +221,8 @@ def test_runs_of_an_older_definition_are_asked_to_end(instance: dg.DagsterInstan
     scene.restart()
     result = scene.later()
     assert STOP_TAG in scene.tags(run_id)
-    assert "runs asked to end, because the definition is new: 1" in reason_of(result)
-    assert "asked to end" not in reason_of(scene.later()), "once is enough"
+    assert "runs asked to end, because the definition is new: 1" in result.line
+    assert "asked to end" not in scene.later().line, "once is enough"
 
 
 def test_a_shard_that_is_materialized_by_hand_joins_no_run(instance: dg.DagsterInstance) -> None:

@@ -25,12 +25,12 @@ from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.sensors.janitor import build_janitor_sensor
+from dagster_leasehold.sensors.janitor import janitor_step
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import OVERTIME_S, run_request
 from dagster_leasehold.sensors.run_cleaning import PARTITIONS_GRACE_S
 from dagster_leasehold.sensors.shard_list import sync_listing
-from tests.unit.sensors.streams import memory_deployment, scripted_stream
+from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
 A = NodeName("a")
 ZERO = ShardId("0")
@@ -46,7 +46,7 @@ class Scene:
         deployment, self.store = memory_deployment("a")
         self.deployment = replace(deployment, agents=agents)
         self.address = ensure_instance_address(instance)
-        self.sensor = build_janitor_sensor(self.stream, self.deployment, lambda: self.now_s)
+        self.step = janitor_step(self.stream, self.deployment, lambda: self.now_s)
         sync_listing(self.store, self.stream, self.stream.source.list_shards(), timeout_s=20.0)
         self.join(self.address)
         lease_id = self.row().lease_id
@@ -62,10 +62,7 @@ class Scene:
         return row
 
     def clean(self) -> str:
-        with dg.build_sensor_context(instance=self.instance) as context:
-            result = self.sensor(context)
-        assert isinstance(result, dg.SkipReason)
-        return result.skip_message or ""
+        return run_step(self.step, self.instance).line
 
     def add_run(self, status: DagsterRunStatus, process: str = "") -> str:
         request = run_request(self.stream, Launch(A, (ZERO,)), "first")

@@ -1,4 +1,4 @@
-"""The sensor publishes at most once an interval, explains itself, and fails alone."""
+"""The step publishes at most once an interval, explains itself, and fails alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dagster_leasehold.assets.errors import PublicationRefused
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.output.table.comparison import Comparison, TableComparison
 from dagster_leasehold.assets.places.address import output_place
-from dagster_leasehold.assets.table_metadata import observed_snapshot
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import NodeName
@@ -113,25 +112,35 @@ def test_a_tick_names_the_table_and_its_snapshot(scene: Scene) -> None:
 def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> None:
     """Goal: an observation holds what is to be seen of the table; many snapshots make few."""
     rounds, shown = scene.rounds[NODE], []
-    cursor = None
-    for _ in range(140):
-        scene.consume()
-        scene.now_s += 4.0
-        scene.tick()
-        for each in rounds.observed(cursor):
-            shown.append(each)
-            cursor = observed_snapshot(each)
-    assert len(shown) == 3, "within 700 s"
-    metadata = shown[-1].metadata
-    rows = duckdb_query(scene.publishing.metadata_at(), "count(*)")
-    assert rows == [(160,)]
-    assert 100 < metadata["dagster/row_count"].value <= 160
-    assert metadata["unpublished_batches"].value == 0
-    assert metadata["dagster/column_schema"].schema.columns[0].name == "shard_id"
-    scene.now_s += 300.0
-    (last,) = rounds.observed(cursor)
-    assert last.metadata["dagster/row_count"].value == 160
-    assert rounds.observed(observed_snapshot(last)) == []
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def observe() -> list[dg.AssetObservation]:
+            observed = rounds.observed(instance)
+            for each in observed:
+                instance.report_runless_asset_event(each)
+            return observed
+
+        for _ in range(140):
+            scene.consume()
+            scene.now_s += 4.0
+            scene.tick()
+            shown += observe()
+        assert len(shown) == 3, "within 700 s"
+        metadata = shown[-1].metadata
+        rows = duckdb_query(scene.publishing.metadata_at(), "count(*)")
+        assert rows == [(160,)]
+        assert 100 < metadata["dagster/row_count"].value <= 160
+        assert metadata["unpublished_batches"].value == 0
+        assert metadata["dagster/column_schema"].schema.columns[0].name == "shard_id"
+        scene.now_s += 300.0
+        (last,) = observe()
+        assert last.metadata["dagster/row_count"].value == 160
+        scene.now_s += 300.0
+        assert observe() == []
+        # A restarted server asks Dagster what it was told last.
+        rounds._observed = None
+        scene.now_s += 300.0
+        assert observe() == []
 
 
 def checked(scene: Scene, instance: dg.DagsterInstance) -> list[str | None]:
@@ -267,9 +276,9 @@ def test_without_a_live_node_nothing_is_published(scene: Scene) -> None:
     )
 
 
-def test_the_sensor_loads_no_pyiceberg_before_something_waits() -> None:
+def test_the_step_loads_no_pyiceberg_before_something_waits() -> None:
     code = (
-        "import sys; from dagster_leasehold.sensors.publish import build_publish_sensor; "
+        "import sys; from dagster_leasehold.sensors.publish import publish_step; "
         "import dagster_leasehold.orchestration.build; "
         "sys.exit('pyiceberg' in sys.modules)"
     )

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from threading import Event, Thread
 
 import dagster as dg
 import pytest
 from dagster import DagsterRunStatus
 
-from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -22,18 +20,19 @@ from dagster_leasehold.lease_store.rules.node_settings import Pinned
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.upkeep import UpkeepReport
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.rebalance import rebalance_step
 from dagster_leasehold.sensors.shard_list import sync_listing
+from dagster_leasehold.sensors.steps import Outcome
 from dagster_leasehold.sensors.tick_mark import tick_marks
 from tests.manual_clock import ManualClock
 from tests.spans import recorded_spans
-from tests.unit.sensors.streams import ScriptedSource, memory_deployment, scripted_stream
+from tests.unit.sensors.streams import ScriptedSource, memory_deployment, run_step, scripted_stream
 
 A, B = NodeName("a"), NodeName("b")
 
 
 class Scene:
-    """One deployment's sensor over a scripted source, with an instance whose runs a test sets."""
+    """A deployment's rebalancing over a scripted source; a test sets the runs of the instance."""
 
     def __init__(
         self,
@@ -57,18 +56,15 @@ class Scene:
 
     def restart(self) -> None:
         """A new code server: what was only in its memory is gone."""
-        job = build_consume_job(self.stream, self.deployment)
-        self.sensor = build_rebalance_sensor(self.stream, self.deployment, job, self.clock)
+        self.step = rebalance_step(self.stream, self.deployment, self.clock)
 
     def sync(self) -> None:
         sync_listing(self.store, self.stream, self.source.shards, timeout_s=20.0)
 
-    def tick(self) -> dg.SensorResult:
-        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor) as context:
-            result = self.sensor(context)
-        assert isinstance(result, dg.SensorResult)
-        self.cursor = result.cursor
-        return result
+    def tick(self) -> Outcome:
+        outcome = run_step(self.step, self.instance, self.cursor)
+        self.cursor = outcome.cursor
+        return outcome
 
     def add_run(self, request: dg.RunRequest, status: DagsterRunStatus, **tags: str) -> str:
         """Return the run that the daemon makes of a request."""
@@ -102,11 +98,6 @@ def served(request: dg.RunRequest) -> tuple[str, set[str]]:
     return config["node"], set(config["shards"])
 
 
-def reason_of(result: dg.SensorResult) -> str:
-    assert result.skip_reason is not None
-    return result.skip_reason.skip_message or ""
-
-
 def test_a_first_tick_before_any_shard_list_asks_the_source_itself(instance):
     scene = Scene(instance, nodes="a")
     scene.source.ends = {"0": 5}
@@ -118,7 +109,7 @@ def test_a_first_tick_before_any_shard_list_asks_the_source_itself(instance):
 def test_a_source_without_a_log_yet_is_one_sentence(instance):
     scene = Scene(instance, nodes="a")
     scene.source.down = "There is no local log at 'x': create it."
-    assert reason_of(scene.tick()) == scene.source.down
+    assert scene.tick().line == scene.source.down
 
 
 def test_the_first_tick_claims_all_shards_and_launches_one_run_per_node_with_news(instance):
@@ -162,8 +153,8 @@ def test_an_idle_tick_says_so_and_launches_nothing(instance):
     scene.tick()
     result = scene.tick()
     assert not result.run_requests
-    assert "nothing to change at generation" in reason_of(result)
-    assert "nothing to read in 4 shards that no run serves; active runs: 0" in reason_of(result)
+    assert "nothing to change at generation" in result.line
+    assert "nothing to read in 4 shards that no run serves; active runs: 0" in result.line
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED])
@@ -202,7 +193,7 @@ def test_a_read_only_shard_without_unread_records_is_finished_and_frees_its_chil
     scene.source.finished = {"0"}
     scene.sync()
     assert scene.row("1").state is ShardState.WAIT
-    assert "finished 1 shard," in reason_of(scene.tick())
+    assert "finished 1 shard," in scene.tick().line
     assert scene.row("0").state is ShardState.OVER
     scene.tick()
     assert scene.row("1").consumer_owner == scene.row("2").consumer_owner == A
@@ -216,7 +207,7 @@ def test_a_paused_group_launches_nothing(instance):
     scene.source.ends = {"0": 5}
     result = scene.tick()
     assert not result.run_requests
-    assert "paused" in reason_of(result)
+    assert "paused" in result.line
 
 
 def test_a_restarted_code_server_keeps_its_nodes_and_moves_nothing(instance):
@@ -229,14 +220,14 @@ def test_a_restarted_code_server_keeps_its_nodes_and_moves_nothing(instance):
     after = scene.store.snapshot(scene.stream.key)
     assert after.shards == before.shards
     assert after.group.generation == before.group.generation
-    assert "nothing to change" in reason_of(result)
+    assert "nothing to change" in result.line
 
 
 def test_a_source_that_does_not_answer_costs_no_lease(instance):
     scene = Scene(instance)
     scene.sync()
     scene.source.down = "The source does not answer: try later."
-    assert reason_of(scene.tick()).endswith(f"nothing is launched: {scene.source.down}")
+    assert scene.tick().line.endswith(f"nothing is launched: {scene.source.down}")
     assert scene.row("0").state is ShardState.ALREADY_ALLOC
     assert scene.cursor
 
@@ -251,7 +242,7 @@ def test_a_store_that_does_not_answer_is_one_sentence_and_keeps_the_cursor(insta
         raise StoreUnavailable("The lease store does not answer: try later.")
 
     monkeypatch.setattr(scene.store, "pulse", fail)
-    assert reason_of(scene.tick()) == "The lease store does not answer: try later."
+    assert scene.tick().line == "The lease store does not answer: try later."
     assert scene.cursor == cursor
 
 
@@ -271,9 +262,8 @@ def test_a_damaged_shard_is_named_and_does_not_keep_the_others_from_their_runs(i
     (request,) = scene.tick().run_requests
     assert served(request) == ("a", {"0", "1", "3"})
     scene.add_run(request, DagsterRunStatus.STARTED)
-    assert "bounds of shard 2 is tried again in 5 s (shard 2 is damaged: restore it.)" in reason_of(
-        scene.tick()
-    )
+    again = "bounds of shard 2 is tried again in 5 s (shard 2 is damaged: restore it.)"
+    assert again in scene.tick().line
 
 
 def test_an_idle_tick_is_three_statements_however_many_shards(instance):
@@ -304,7 +294,7 @@ def test_what_ticks_cost_is_noted_for_the_status_command(instance, tmp_path):
     # A folder that cannot be written costs the note, and no beat.
     scene.deployment = replace(scene.deployment, upkeep_file=lambda key: path / "no" / "folder")
     scene.restart()
-    assert "nothing to change" in reason_of(scene.tick())
+    assert "nothing to change" in scene.tick().line
 
 
 def test_two_deployments_share_the_shards_and_one_takes_over_when_the_other_dies(instance):
@@ -352,35 +342,9 @@ def test_a_second_deployment_with_the_same_node_name_leaves_the_first_ones_runs_
             clock.now_s += 5
             one.tick()
             result = other.tick()
-            assert "Another live process answers to node 'a'" in reason_of(result)
+            assert "Another live process answers to node 'a'" in result.line
             assert not result.run_requests
     assert one.store.review([opened.tenure])[ShardId("0")].current
-
-
-def test_a_tick_beside_one_that_hangs_does_nothing_and_says_so(instance, monkeypatch):
-    scene = Scene(instance, nodes="a")
-    scene.sync()
-    reached, go_on = Event(), Event()
-    pulse = scene.store.pulse
-
-    def hang(key):
-        reached.set()
-        assert go_on.wait(30)
-        return pulse(key)
-
-    monkeypatch.setattr(scene.store, "pulse", hang)
-    hanging = Thread(target=scene.tick)
-    hanging.start()
-    try:
-        assert reached.wait(30)
-        before = scene.store.statements.total()
-        assert "still at work" in reason_of(scene.tick())
-        assert scene.store.statements.total() == before
-    finally:
-        go_on.set()
-        hanging.join(30)
-    monkeypatch.undo()
-    assert "nothing to change" in reason_of(scene.tick())
 
 
 def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
@@ -405,7 +369,7 @@ def test_a_bootstrap_cursor_that_has_not_taken_effect_is_worth_a_run(instance):
     scene.restart()
     result = scene.tick()
     assert not result.run_requests
-    assert "nothing to read in 2 shards" in reason_of(result)
+    assert "nothing to read in 2 shards" in result.line
 
 
 def test_each_whole_tick_leaves_a_new_mark_for_agents_and_none_where_the_sensor_beats(

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.sensors.launch_choice import work_left
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
-from tests.unit.sensors.test_rebalance import A, Scene, reason_of, served
+from tests.unit.sensors.test_rebalance import A, Scene, served
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_what_nobody_foresaw_of_one_shard_stops_no_other(instance, monkeypatch):
     (request,) = scene.tick().run_requests
     assert served(request) == ("a", {"0", "1", "3"})
     scene.add_run(request, DagsterRunStatus.STARTED)
-    assert "shard 2 is tried again" in reason_of(scene.tick())
+    assert "shard 2 is tried again" in scene.tick().line
 
 
 def test_a_shard_whose_work_cannot_be_told_stops_no_other(instance, monkeypatch):
@@ -63,8 +63,8 @@ def test_launching_that_fails_keeps_leases_and_memory(instance, monkeypatch):
     def broken(*_: object) -> None:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr("dagster_leasehold.sensors.launch_round.active_runs", broken)
-    explanation = reason_of(scene.tick())
+    monkeypatch.setattr("dagster_leasehold.sensors.active_runs.ActiveRuns.of", broken)
+    explanation = scene.tick().line
     assert "nothing is launched: ZeroDivisionError: unforeseen" in explanation
     assert scene.row("0").consumer_owner == A
     assert scene.cursor

@@ -13,22 +13,23 @@ import pytest
 from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch
-from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import ensure_instance_address
+from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
-from dagster_leasehold.sensors.janitor import build_janitor_sensor
+from dagster_leasehold.sensors.janitor import janitor_step
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import run_request
-from dagster_leasehold.sensors.on_commit import build_on_commit_sensor
-from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
-from dagster_leasehold.sensors.shard_list import build_shard_list_sensor, sync_listing
+from dagster_leasehold.sensors.on_commit import on_commit_step
+from dagster_leasehold.sensors.outbox import outbox_step
+from dagster_leasehold.sensors.rebalance import rebalance_step
+from dagster_leasehold.sensors.shard_list import shard_list_step, sync_listing
+from dagster_leasehold.sensors.steps import Outcome, Step
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
-from tests.unit.sensors.streams import memory_deployment, scripted_stream
+from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 OTHER = NodeName("elsewhere")
@@ -75,17 +76,15 @@ class Scene:
             self.register(node, self.address)
         if shape.other:
             self.register(OTHER, "another-instance")
-        job = build_consume_job(self.stream, self.deployment)
-        self.rebalance = build_rebalance_sensor(self.stream, self.deployment, job)
+        self.rebalance = rebalance_step(self.stream, self.deployment)
         self.first = self.tick(self.rebalance)
 
     def register(self, node: str, address: str) -> None:
         row = Node(NodeName(node), 0, f"{node}-1", address=address)
         self.store.register(self.stream.key, row, observer="test")
 
-    def tick(self, sensor: dg.SensorDefinition) -> Any:
-        with dg.build_sensor_context(instance=self.instance) as context:
-            return sensor(context)
+    def tick(self, step: Step) -> Outcome:
+        return run_step(step, self.instance)
 
     def owned(self) -> dict[ShardId, NodeName]:
         rows = self.store.snapshot(self.stream.key).shards
@@ -132,26 +131,26 @@ def rebalances(scene: Scene) -> None:
 
 
 def lists_shards(scene: Scene) -> None:
-    result = scene.tick(build_shard_list_sensor(scene.stream, scene.deployment))
-    (request,) = result.dynamic_partitions_requests
-    assert list(request.partition_keys) == ["0", "1", "2", "3"]
+    scene.tick(shard_list_step(scene.stream, scene.deployment))
+    assert scene.instance.get_dynamic_partitions(scene.stream.name) == ["0", "1", "2", "3"]
 
 
 def frees_what_a_dead_run_left(scene: Scene) -> None:
     shard, run = scene.commit()
-    cleaned = scene.tick(build_janitor_sensor(scene.stream, scene.deployment))
-    assert f"shard {shard} is free of run {run}" in cleaned.skip_message
+    cleaned = scene.tick(janitor_step(scene.stream, scene.deployment))
+    assert f"shard {shard} is free of run {run}" in cleaned.line
 
 
 def reports_what_a_dead_run_committed(scene: Scene) -> None:
     shard, _ = scene.commit()
-    (event,) = scene.tick(build_outbox_sensor(scene.stream, scene.deployment)).asset_events
-    assert event.partition == shard
+    scene.tick(outbox_step(scene.stream, scene.deployment))
+    (record,) = scene.instance.fetch_materializations(asset_key(scene.stream), limit=9).records
+    assert record.partition_key == shard
 
 
 def calls_the_hook(scene: Scene) -> None:
     shard, _ = scene.commit()
-    scene.tick(build_on_commit_sensor(scene.stream, scene.deployment))
+    scene.tick(on_commit_step(scene.stream, scene.deployment))
     assert [batch.shard for batch in scene.calls] == [shard]
 
 
@@ -166,7 +165,9 @@ def asks_for_complete_hours(scene: Scene) -> None:
         shards=tuple(row for row in rows if row.shard == shard),
     )
     cast(Any, scene.store).snapshot = lambda key: snapshot
-    result = scene.tick(build_watermark_sensor(hourly, scene.deployment))
+    sensor = build_watermark_sensor(hourly, scene.deployment)
+    with dg.build_sensor_context(instance=scene.instance) as context:
+        result: Any = sensor(context)
     assert len(result.run_requests) == 24
 
 
@@ -197,6 +198,6 @@ def test_a_node_of_our_name_in_another_deployment_delivers_nothing_of_ours() -> 
             scene.store.register(
                 scene.stream.key, taken, observer="test", displaced_lease_id=row.lease_id
             )
-        result = scene.tick(build_on_commit_sensor(scene.stream, scene.deployment))
-        assert "No node that this deployment serves" in result.skip_reason.skip_message
+        result = scene.tick(on_commit_step(scene.stream, scene.deployment))
+        assert "No node that this deployment serves" in result.line
         assert scene.calls == []

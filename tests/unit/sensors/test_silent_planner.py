@@ -14,7 +14,6 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import StoreUnavailable
@@ -23,10 +22,10 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Opened
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
+from dagster_leasehold.sensors.rebalance import rebalance_step
 from dagster_leasehold.sensors.shard_list import sync_listing
 from dagster_leasehold.sensors.tick_mark import tick_marks
-from tests.unit.sensors.streams import memory_deployment, scripted_stream
+from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
 C = NodeName("c")
 SHARDS = 12
@@ -54,8 +53,7 @@ class Site:
         self.ticking, self.readable = True, True
         address = ensure_instance_address(instance)
         deployment = replace(memory_deployment(store=world.store)[0], agents=True)
-        job = build_consume_job(stream, deployment)
-        self.sensor = build_rebalance_sensor(stream, deployment, job, world.clock)
+        self.step = rebalance_step(stream, deployment, world.clock)
         self.cursor: str | None = None
         self.agents = [
             Member(
@@ -68,10 +66,7 @@ class Site:
         ]
 
     def tick(self) -> None:
-        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor) as context:
-            result = self.sensor(context)
-        assert isinstance(result, dg.SensorResult)
-        self.cursor = result.cursor
+        self.cursor = run_step(self.step, self.instance, self.cursor).cursor
 
     def look(self) -> None:
         for agent in self.agents:

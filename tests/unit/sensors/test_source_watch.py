@@ -8,18 +8,10 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.sensors.launch_choice import LOOK_S
-from dagster_leasehold.sensors.rebalance import build_rebalance_sensor
-from dagster_leasehold.sensors.source_watch import (
-    _PLACES,
-    POLL_S,
-    WATCH_S,
-    WATCHED_AT_A_TIME,
-    QuietShard,
-    SourceWatch,
-)
+from dagster_leasehold.sensors.rebalance import rebalance_step
+from dagster_leasehold.sensors.source_watch import POLL_S, WATCH_S, QuietShard, SourceWatch
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import Scene, served
@@ -35,7 +27,7 @@ class Watched:
         self.now_s, self.looks = 0.0, 0
         self.source = ScriptedSource(ends={"0": 5})
         self.happens: list[tuple[float, Callable[[], object]]] = []
-        self.watch = SourceWatch(self.source, commit_interval_s, lambda: self.now_s, self.wait)
+        self.watch = SourceWatch(self.source, commit_interval_s, lambda: self.now_s)
 
     def wait(self, seconds: float) -> None:
         self.looks += 1
@@ -44,7 +36,7 @@ class Watched:
             self.happens.pop(0)[1]()
 
     def news(self) -> bool:
-        return self.watch.news(self.instance, QUIET, 0.0)
+        return self.watch.news(self.instance, QUIET, 0.0, self.wait)
 
 
 @pytest.fixture
@@ -89,20 +81,9 @@ def test_nothing_is_watched_where_it_would_hold_up_other_sensors() -> None:
         assert watched.looks == 0
 
 
-def test_few_ticks_wait_at_a_time_and_each_gives_its_place_back(
-    instance: dg.DagsterInstance,
-) -> None:
+def test_a_tick_that_is_over_is_not_held_up(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
-    for _ in range(WATCHED_AT_A_TIME):
-        assert _PLACES.acquire(blocking=False)
-    try:
-        assert not watched.news()
-        assert watched.looks == 0
-    finally:
-        for _ in range(WATCHED_AT_A_TIME):
-            _PLACES.release()
-    watched.happens = [(1.0, lambda: watched.source.ends.update({"0": 6}))]
-    assert watched.news()
+    assert not watched.watch.news(instance, QUIET, 0.0, lambda _: True)
 
 
 def test_a_source_that_fails_is_left_to_the_next_tick(instance: dg.DagsterInstance) -> None:
@@ -134,10 +115,7 @@ def test_a_tick_launches_a_run_for_what_came_while_it_waited(instance: dg.Dagste
         now_s[0] += seconds
         scene.source.ends = {"2": 1}
 
-    job = build_consume_job(scene.stream, scene.deployment)
-    scene.sensor = build_rebalance_sensor(
-        scene.stream, scene.deployment, job, lambda: now_s[0], wait
-    )
+    scene.step = rebalance_step(scene.stream, scene.deployment, lambda: now_s[0], wait)
     scene.sync()
     (request,) = scene.tick().run_requests
     assert served(request) == ("a", {"2"})

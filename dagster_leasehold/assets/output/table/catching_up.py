@@ -106,8 +106,8 @@ def catch_up(
         elif clock() - since_s >= patience_s:
             raise TableUnavailable(
                 f"Committed output of {key} waits for publication, and for {patience_s:.0f} s "
-                f"nothing was published ({reason}): switch on the sensor {key.stream}_publish, or "
-                f"run `leasehold table create {key.stream}`."
+                f"nothing was published ({reason}): switch on the sensor that does the "
+                f"housekeeping, or run `leasehold table create {key.stream}`."
             )
         if any(left):
             wait_s = LOOK_EVERY_S

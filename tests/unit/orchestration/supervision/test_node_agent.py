@@ -207,8 +207,7 @@ def test_a_node_whose_rebalance_sensor_falls_silent_takes_no_runs_until_it_ticks
     monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
 
     def tick() -> None:
-        with dg.build_sensor_context(instance=scene.instance) as context:
-            leave_tick_mark(context, KEY)
+        leave_tick_mark(scene.instance, KEY)
 
     tick()
     with scene.at_work():
@@ -306,8 +305,7 @@ def test_told_to_end_it_waits_for_a_store_that_cannot_say_who_takes_its_shards(
 
 def test_told_to_end_where_nobody_plans_it_does_not_wait_for_a_plan(scene: Scene) -> None:
     def tick() -> None:
-        with dg.build_sensor_context(instance=scene.instance) as context:
-            leave_tick_mark(context, KEY)
+        leave_tick_mark(scene.instance, KEY)
 
     tick()
     with scene.at_work() as stopping:

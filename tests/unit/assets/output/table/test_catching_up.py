@@ -106,7 +106,7 @@ def test_a_publisher_that_makes_no_progress_is_one_sentence(reader: Waiting) -> 
         reader.wait()
     assert reader.now_s == PATIENCE_S
     assert f"node {NODE} has the turn" in str(caught.value)
-    assert "switch on the sensor orders_publish" in str(caught.value)
+    assert "switch on the sensor that does the housekeeping" in str(caught.value)
     assert "leasehold table create orders" in str(caught.value)
 
 

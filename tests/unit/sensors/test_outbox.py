@@ -15,14 +15,15 @@ from dagster_leasehold.assets.materialization import (
 )
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, Intent
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.sensors.outbox_sensor import build_outbox_sensor, delivered_before, not_shown
-from tests.unit.sensors.streams import MirroringSource, memory_deployment, scripted_stream
+from dagster_leasehold.sensors.outbox import not_shown, outbox_step
+from tests.unit.sensors.streams import MirroringSource, memory_deployment, run_step, scripted_stream
 
 LOCAL, ZERO = NodeName("local"), ShardId("0")
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -54,43 +55,45 @@ def commit_batches(
         assert isinstance(store.commit([commit])[ZERO], Changed)
 
 
-def tick(sensor: dg.SensorDefinition, instance: dg.DagsterInstance, cursor: str | None = None):
-    with dg.build_sensor_context(instance=instance, cursor=cursor) as context:
-        return sensor(context)
+def materialized(
+    instance: dg.DagsterInstance, stream: ShardStream
+) -> list[dg.AssetMaterialization]:
+    """Return what Dagster was told, the newest first."""
+    records = instance.fetch_materializations(asset_key(stream), limit=100).records
+    return [record.asset_materialization for record in records]
 
 
-def test_batches_of_a_dead_run_become_one_materialization_and_are_flagged_a_tick_later(instance):
+def test_batches_of_a_dead_run_become_one_materialization_and_are_flagged(instance):
     stream, _ = scripted_stream(1)
     deployment, store = memory_deployment()
     commit_batches(store, stream, "dead", 3)
-    sensor = build_outbox_sensor(stream, deployment)
-    first = tick(sensor, instance)
-    (event,) = first.asset_events
+    outcome = run_step(outbox_step(stream, deployment), instance)
+    assert "3 delivered as 1 materializations" in outcome.line
+    (event,) = materialized(instance, stream)
     assert event.partition == "0"
     assert event.metadata["records"].value == 30
     assert event.metadata["batches"].value == 3
     assert event.metadata["quarantined"].value == 3
     assert event.metadata["end_cursor"].value == str(int(event.metadata["start_cursor"].value) + 30)
     assert event.metadata["last_event_time"].value == AT.timestamp()
-    # The daemon died before it stored the tick's events: they come again.
-    assert len(tick(sensor, instance).asset_events) == 1
-    assert len(store.pending_events(stream.key)) == 3
-    second = tick(sensor, instance, first.cursor)
-    assert second.asset_events == []
     assert store.pending_events(stream.key) == []
 
 
-def test_what_the_daemon_stored_before_it_lost_the_cursor_is_not_emitted_again(instance):
+def test_what_was_reported_and_not_flagged_is_flagged_and_not_reported_again(instance, monkeypatch):
     stream, _ = scripted_stream(1)
     deployment, store = memory_deployment()
     commit_batches(store, stream, "dead", 3)
-    sensor = build_outbox_sensor(stream, deployment)
-    (event,) = tick(sensor, instance).asset_events
-    instance.report_runless_asset_event(event)
-    again = tick(sensor, instance)
-    assert again.asset_events == []
-    assert "3 delivered as 0 materializations" in again.skip_reason.skip_message
-    tick(sensor, instance, again.cursor)
+    with monkeypatch.context() as patched:
+
+        def away(*_: object) -> None:
+            raise StoreUnavailable("The lease store does not answer.")
+
+        patched.setattr(store, "mark_delivered", away)
+        assert "does not answer" in run_step(outbox_step(stream, deployment), instance).line
+    assert len(store.pending_events(stream.key)) == 3
+    again = run_step(outbox_step(stream, deployment), instance)
+    assert "3 delivered as 0 materializations" in again.line
+    assert len(materialized(instance, stream)) == 1
     assert store.pending_events(stream.key) == []
 
 
@@ -118,12 +121,12 @@ def test_batches_of_another_deployments_run_are_left_to_it_while_its_node_is_the
     stream, _ = scripted_stream(1)
     deployment, store = memory_deployment("here")
     commit_batches(store, stream, "unknown", 1, address="dagster-elsewhere")
-    sensor = build_outbox_sensor(stream, deployment)
-    left = tick(sensor, instance)
-    assert left.asset_events == []
-    assert "1 left to their runs" in left.skip_reason.skip_message
+    step = outbox_step(stream, deployment)
+    assert "1 left to their runs" in run_step(step, instance).line
+    assert materialized(instance, stream) == []
     store.leave(stream.key, LOCAL, "i")
-    assert len(tick(sensor, instance).asset_events) == 1
+    run_step(step, instance)
+    assert len(materialized(instance, stream)) == 1
 
 
 def test_batches_of_a_live_run_are_left_to_it(instance):
@@ -132,38 +135,30 @@ def test_batches_of_a_live_run_are_left_to_it(instance):
     run = dg.DagsterRun(job_name="consume_orders_eu", status=dg.DagsterRunStatus.STARTED)
     instance.add_run(run)
     commit_batches(store, stream, run.run_id, 2)
-    result = tick(build_outbox_sensor(stream, deployment), instance)
-    assert result.asset_events == []
-    assert "2 left to their runs" in result.skip_reason.skip_message
+    assert "2 left to their runs" in run_step(outbox_step(stream, deployment), instance).line
+    assert materialized(instance, stream) == []
 
 
-def test_the_source_s_service_is_told_how_far_a_dead_run_came(instance):
+@pytest.mark.parametrize("refuses", ["", "Kafka does not answer."])
+def test_the_source_s_service_is_told_how_far_a_dead_run_came(instance, refuses):
     source = MirroringSource()
     stream = replace(scripted_stream(1)[0], source=source)
     deployment, store = memory_deployment()
     commit_batches(store, stream, "dead", 3)
-    sensor = build_outbox_sensor(stream, deployment)
-    source.refuses = "Kafka does not answer."
-    refused = tick(sensor, instance)
-    assert len(refused.asset_events) == 1
-    assert refused.skip_reason.skip_message.endswith(" Kafka does not answer.")
-    source.refuses = ""
-    # The daemon died before it stored the tick.
-    tick(sensor, instance)
-    assert source.mirrored == [{ZERO: store.snapshot(stream.key).shards[0].check_point}]
+    step = outbox_step(stream, deployment)
+    source.refuses = refuses
+    assert run_step(step, instance).line.endswith(f"1 materializations. {refuses}".rstrip())
+    assert len(materialized(instance, stream)) == 1
+    place = store.snapshot(stream.key).shards[0].check_point
+    assert source.mirrored == ([] if refuses else [{ZERO: place}])
 
 
-def test_a_group_that_does_not_exist_yet_is_one_sentence_and_keeps_the_cursor(instance):
+def test_a_group_that_does_not_exist_yet_is_one_sentence(instance):
     stream, _ = scripted_stream(1)
     deployment, _ = memory_deployment()
-    result = tick(build_outbox_sensor(stream, deployment), instance, "[4]")
-    assert result.cursor == "[4]"
-    assert result.skip_reason.skip_message.endswith(".")
-
-
-@pytest.mark.parametrize("cursor", [None, "", "{", "7", '{"a": 1}', '["x", null]'])
-def test_an_unreadable_cursor_counts_as_nothing_delivered(cursor):
-    assert delivered_before(cursor) == []
+    outcome = run_step(outbox_step(stream, deployment), instance)
+    assert outcome.trouble
+    assert outcome.line.endswith(".")
 
 
 def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypatch):
@@ -180,7 +175,7 @@ def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypat
     commit = BatchCommit(opened.tenure, 0, "0", "5", "at", (), BatchStatistics(5, 50, 5, 0))
     assert isinstance(store.commit([commit])[other], Changed)
     now_s = [0.0]
-    sensor = build_outbox_sensor(stream, deployment, lambda: now_s[0])
+    step = outbox_step(stream, deployment, lambda: now_s[0])
 
     def broken(stream: ShardStream, committed: CommittedRange):
         if committed.shard == ZERO:
@@ -188,13 +183,12 @@ def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypat
         return materialization_of(stream, committed)
 
     with monkeypatch.context() as patched:
-        patched.setattr("dagster_leasehold.sensors.outbox_sensor.materialization_of", broken)
-        first = tick(sensor, instance)
-        assert [event.partition for event in first.asset_events] == ["1"]
-        assert "reporting shard 0 failed (ZeroDivisionError: unforeseen)" in str(first.skip_reason)
-        second = tick(sensor, instance, first.cursor)
-        assert second.asset_events == []
+        patched.setattr("dagster_leasehold.sensors.outbox.materialization_of", broken)
+        first = run_step(step, instance)
+        assert [event.partition for event in materialized(instance, stream)] == ["1"]
+        assert "reporting shard 0 failed (ZeroDivisionError: unforeseen)" in first.line
+        run_step(step, instance)
         assert len(store.pending_events(stream.key)) == 2, "what was not reported is not flagged"
     now_s[0] += 5
-    last = tick(sensor, instance, second.cursor)
-    assert [event.partition for event in last.asset_events] == ["0"]
+    run_step(step, instance)
+    assert [event.partition for event in materialized(instance, stream)] == ["0", "1"]

@@ -1,0 +1,285 @@
+"""The steps of sensors: what a sensor does for one stream, each apart from all others.
+
+A sensor serves many streams. In each tick a thread takes the steps that are due, one after another;
+when one takes long, a further thread goes on with the rest. The tick waits for them a little less
+than until the next one. So a step that fails or takes long delays no other: what it returns later
+belongs to the tick after that, which does not start it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import Event, Lock, Thread
+from traceback import format_tb
+
+import dagster as dg
+
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.tracing import fail, span
+from dagster_leasehold.sensors.active_runs import ActiveRuns
+
+_LOG = logging.getLogger(__name__)
+
+TICK_S = 4.5
+"""The longest time of a tick, in seconds: less than to the next one, which is 5 s later."""
+PATIENCE_S = 0.1
+"""The time after which a further thread goes on with the steps that wait, in seconds."""
+LAST_CALL_S = 0.5
+"""The time that the other steps have after one has asked for runs, in seconds."""
+EXPLANATION_MAX = 8_000
+"""The most characters of a tick's explanation: a tick of MySQL has room for 64 KB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A tick, as a step sees it.
+
+    Attributes:
+        runs: those that have not ended, which all steps of a tick read once together.
+        cursor: the text that the step left behind; empty where it left none.
+        over: set once the tick should end; a step that only waits for news returns then.
+    """
+
+    runs: ActiveRuns
+    cursor: str = ""
+    over: Event = field(default_factory=Event)
+
+    @property
+    def instance(self) -> dg.DagsterInstance:
+        """Dagster's, which this process opened once."""
+        return self.runs.instance
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a step.
+
+    Attributes:
+        line: says what it did, or why there was nothing to do.
+        run_requests: the runs to launch.
+        cursor: the text for the next call, which survives the process; None keeps the last one.
+        trouble: True if something failed, which `line` names.
+    """
+
+    line: str
+    run_requests: Sequence[dg.RunRequest] = ()
+    cursor: str | None = None
+    trouble: bool = False
+
+
+def _unknown() -> str:
+    return "see what its store or source waits for"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Something that a sensor does for a stream.
+
+    Attributes:
+        stream: the declaration.
+        name: of the step; a stream has no other of this name.
+        work: does it once. It is never called twice at a time.
+        every_s: the shortest time between two calls, in seconds.
+        waits_for: says, while `work` takes long, what it waits for.
+    """
+
+    stream: ShardStream
+    name: str
+    work: Callable[[Tick], Outcome]
+    every_s: float = 0.0
+    waits_for: Callable[[], str] = _unknown
+
+    @property
+    def place(self) -> str:
+        """The name of its cursor in the sensor's."""
+        return f"{self.stream.name} {self.name}"
+
+    def run(self, tick: Tick) -> Outcome:
+        """Do it once; an error with a sentence for people is an outcome, too."""
+        with span("tick", self.stream.key, sensor=self.name):
+            try:
+                outcome = self.work(tick)
+            except LeaseholdError as error:
+                outcome = Outcome(str(error), trouble=True)
+            if outcome.trouble:
+                fail(outcome.line)
+            return outcome
+
+
+class StepFailed(LeaseholdError):
+    """A step of a sensor raised what nothing foresaw."""
+
+
+class StreamSteps:
+    """The steps of one sensor, with a memory of those that are at work.
+
+    Args:
+        steps: of all its streams.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, steps: Sequence[Step], clock: Clock) -> None:
+        self._steps = steps
+        self._clock = clock
+        self._due_s: dict[int, float] = {}
+        self._running: dict[int, tuple[float, Future[Outcome]]] = {}
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._finished: SimpleQueue[Future[Outcome]] = SimpleQueue()
+        self._busy = Lock()
+
+    def tick(self, instance: dg.DagsterInstance, cursor: str | None) -> dg.SensorResult:
+        """Do what is due, and return it with one line for each step."""
+        # The daemon gives up on a tick after a while, and begins the next beside it.
+        with self._busy:
+            cursors = cursors_in(cursor)
+            over = Event()
+            self._start(instance, cursors, over)
+            self._wait(over)
+            return self._result(cursors)
+
+    def _start(self, instance: dg.DagsterInstance, cursors: Mapping[str, str], over: Event) -> None:
+        now_s, runs = self._clock(), ActiveRuns(instance)
+        for number, step in enumerate(self._steps):
+            if number in self._running or self._due_s.get(number, now_s) > now_s:
+                continue
+            self._due_s[number] = now_s + step.every_s
+            tick = Tick(runs, cursors.get(step.place, ""), over)
+            future = Future[Outcome]()
+            self._running[number] = now_s, future
+            self._waiting.append(partial(self._do, copy_context(), step, tick, future))
+        self._go_on()
+
+    def _do(self, context: Context, step: Step, tick: Tick, future: Future[Outcome]) -> None:
+        try:
+            future.set_result(context.run(step.run, tick))
+        except BaseException as error:
+            future.set_exception(error)
+        self._finished.put(future)
+
+    def _go_on(self) -> None:
+        """Have a thread take what waits."""
+        if self._waiting:
+            # No pool: the process would not end before its last step has.
+            Thread(target=_take_all, args=(self._waiting,), daemon=True).start()
+
+    def _wait(self, over: Event) -> None:
+        """Wait until all have finished or the tick is over; runs to launch end it soon."""
+        left = {future for _, future in self._running.values()}
+        until_s = steady_clock() + TICK_S
+        while left and (left_s := until_s - steady_clock()) > 0:
+            try:
+                future = self._finished.get(timeout=min(left_s, PATIENCE_S))
+            except Empty:
+                self._go_on()
+                continue
+            left.discard(future)
+            if not over.is_set() and _asks_for_runs(future):
+                over.set()
+                until_s = min(until_s, steady_clock() + LAST_CALL_S)
+        over.set()
+
+    def _result(self, cursors: Mapping[str, str]) -> dg.SensorResult:
+        """Return what the finished steps left, and a line for each step.
+
+        Raises:
+            StepFailed: a step did, and no other left anything that would be lost with the tick.
+        """
+        outcomes: dict[Step, Outcome] = {}
+        failed = False
+        for number, step in enumerate(self._steps):
+            if number not in self._running:
+                continue
+            began_s, future = self._running[number]
+            if not future.done():
+                line = f"still at work after {self._clock() - began_s:.0f} s: {step.waits_for()}"
+                outcomes[step] = Outcome(line, trouble=True)
+                continue
+            del self._running[number]
+            if error := future.exception():
+                failed = True
+                # The frames alone: a message of foreign code may hold what it was given.
+                frames = "".join(format_tb(error.__traceback__))
+                _LOG.error("Step %s of %s failed in:\n%s", step.name, step.stream.name, frames)
+                outcomes[step] = Outcome(f"failed ({sentence_of(error)})", trouble=True)
+            else:
+                outcomes[step] = future.result()
+        text = _explanation(outcomes)
+        requests = [each for outcome in outcomes.values() for each in outcome.run_requests]
+        left = {
+            step.place: outcome.cursor
+            for step, outcome in outcomes.items()
+            if outcome.cursor is not None and outcome.cursor != cursors.get(step.place)
+        }
+        if failed and not requests and not left:
+            raise StepFailed(text)
+        places = {step.place for step in self._steps}
+        texts = {place: text for place, text in {**cursors, **left}.items() if place in places}
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else text,
+            cursor=json.dumps(texts, separators=(",", ":")) if texts else None,
+        )
+
+
+def _take_all(waiting: deque[Callable[[], object]]) -> None:
+    while waiting:
+        try:
+            do = waiting.popleft()
+        except IndexError:
+            return  # another thread took the last one
+        do()
+
+
+def _asks_for_runs(future: Future[Outcome]) -> bool:
+    return future.exception() is None and bool(future.result().run_requests)
+
+
+def _explanation(outcomes: Mapping[Step, Outcome]) -> str:
+    """Return a line for each step; what went wrong comes first, since not all may fit."""
+    ordered = sorted(outcomes.items(), key=lambda each: not each[1].trouble)
+    text = "\n".join(f"{step.place}: {outcome.line}" for step, outcome in ordered)
+    if len(text) > EXPLANATION_MAX:
+        return f"{text[:EXPLANATION_MAX]} …"
+    return text or "No step is due."
+
+
+def cursors_in(cursor: str | None) -> dict[str, str]:
+    """Return the cursors of the steps; an unreadable cursor counts as none."""
+    try:
+        cursors = json.loads(cursor or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(cursors, dict):
+        return {}
+    return {place: text for place, text in cursors.items() if isinstance(text, str)}
+
+
+_OPENED: list[tuple[object, dg.DagsterInstance]] = []
+_OPENING = Lock()
+
+
+def opened_instance(context: dg.SensorEvaluationContext) -> dg.DagsterInstance:
+    """Return Dagster's instance, opened at the first call of this process.
+
+    `context.instance` opens one for every tick, which is three quarters of an idle tick's costs.
+    """
+    ref = context.instance_ref
+    if ref is None:
+        return context.instance
+    with _OPENING:
+        for of_ref, instance in _OPENED:
+            if of_ref == ref:
+                return instance
+        _OPENED.append((ref, dg.DagsterInstance.from_ref(ref)))
+        return _OPENED[-1][1]

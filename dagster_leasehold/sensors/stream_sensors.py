@@ -1,0 +1,113 @@
+"""The two sensors of some streams: one launches runs, the other does everything else.
+
+They are two because launching may not wait: a tick that publishes or asks a slow source takes its
+time. Both are named after the first of their streams, which no other sensor has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import dagster as dg
+
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.log_asset import log_asset_key
+from dagster_leasehold.assets.partitions import asset_key, automation_job, definition_name
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.sensors import EVERY_LOOP_S
+from dagster_leasehold.sensors.compaction import compaction_step
+from dagster_leasehold.sensors.janitor import janitor_step
+from dagster_leasehold.sensors.on_commit import on_commit_step
+from dagster_leasehold.sensors.outbox import outbox_step
+from dagster_leasehold.sensors.publish import publish_step
+from dagster_leasehold.sensors.rebalance import rebalance_step
+from dagster_leasehold.sensors.shard_list import shard_list_step
+from dagster_leasehold.sensors.steps import Step, StreamSteps, opened_instance
+
+
+def build_launching_sensor(
+    streams: Sequence[ShardStream],
+    deployment: Deployment,
+    jobs: Sequence[dg.JobDefinition],
+    clock: Clock = steady_clock,
+) -> dg.SensorDefinition:
+    """Return the sensor `<stream>_rebalance`, which plans and launches runs.
+
+    Args:
+        streams: at least one.
+        deployment: of the nodes.
+        jobs: that consume and compact the streams.
+        clock: monotonic seconds.
+    """
+    steps = [rebalance_step(stream, deployment, clock) for stream in streams]
+    steps += [compaction_step(stream, deployment, clock) for stream in streams if stream.compact]
+    nodes = "its nodes" if deployment.agents else ", ".join(deployment.nodes)
+    alive = "" if deployment.agents else f"Keeps {nodes} alive. "
+    return _sensor(
+        f"{definition_name(streams[0])}_rebalance",
+        f"{alive}Shares the shards of {_listed(streams)} with the other nodes of their groups, and "
+        f"launches runs for those that {nodes} hold, and runs that merge small files.",
+        steps,
+        clock,
+        jobs=[*jobs, *(automation_job(stream) for stream in streams)],
+    )
+
+
+def build_housekeeping_sensor(
+    streams: Sequence[ShardStream], deployment: Deployment, clock: Clock = steady_clock
+) -> dg.SensorDefinition:
+    """Return the sensor `<stream>_housekeeping`, which launches nothing.
+
+    Args:
+        streams: at least one.
+        deployment: of the nodes.
+        clock: monotonic seconds.
+    """
+    steps: list[Step] = []
+    for stream in streams:
+        steps.append(publish_step(stream, deployment, clock))
+        if stream.on_commit is not None:
+            steps.append(on_commit_step(stream, deployment, clock=clock))
+        steps.append(shard_list_step(stream, deployment, clock))
+        steps.append(janitor_step(stream, deployment, clock))
+        steps.append(outbox_step(stream, deployment, clock))
+    keys = [key for stream in streams for key in (asset_key(stream), log_asset_key(stream))]
+    return _sensor(
+        f"{definition_name(streams[0])}_housekeeping",
+        f"For {_listed(streams)}: publishes what was committed, calls the hooks on commits, adds a "
+        "partition for each new shard, cleans up after runs that died and reports what they "
+        "committed, and deletes old rows of history and output that has expired.",
+        steps,
+        clock,
+        asset_selection=dg.AssetSelection.assets(*keys),
+    )
+
+
+def _sensor(
+    name: str,
+    description: str,
+    steps: Sequence[Step],
+    clock: Clock,
+    *,
+    jobs: Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition] | None = None,
+    asset_selection: dg.AssetSelection | None = None,
+) -> dg.SensorDefinition:
+    at_work = StreamSteps(steps, clock)
+
+    @dg.sensor(
+        name=name,
+        jobs=jobs,
+        asset_selection=asset_selection,
+        minimum_interval_seconds=EVERY_LOOP_S,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=description,
+    )
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return at_work.tick(opened_instance(context), context.cursor)
+
+    return sensor
+
+
+def _listed(streams: Sequence[ShardStream]) -> str:
+    return ", ".join(stream.name for stream in streams)
