@@ -133,6 +133,7 @@ class Publication:
             output goes into no table, and its columns alone are known.
         node: who has the turn, or None.
         incarnation: of that node; empty where there is none.
+        run: took the turn, or took the last one; empty where a sensor or a command did.
         table: the table's name; None until the first turn.
         columns: see `TableColumns`.
         number: how many publications there were.
@@ -149,6 +150,7 @@ class Publication:
     epoch: int = 0
     node: NodeName | None = None
     incarnation: str = ""
+    run: str = ""
     table: TableName | None = None
     columns: TableColumns = TableColumns()
     number: int = 0

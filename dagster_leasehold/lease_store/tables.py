@@ -306,6 +306,7 @@ publication = sa.Table(
     # Empty where nobody is publishing: the account of a running node may not delete rows.
     name_column("worker_instance"),
     name_column("incarnation"),
+    name_column("run"),
     # 0 until somebody publishes for the first time: only the columns mean anything then.
     sa.Column("epoch", sa.BigInteger, nullable=False),
     name_column("catalog_name", nullable=True),

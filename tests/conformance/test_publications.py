@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -62,6 +63,21 @@ def test_one_node_has_the_turn(world: World, tenures: list[Tenure]) -> None:
     row = world.store.publication(world.key)
     assert row is not None
     assert (row.node, row.epoch, row.table) == (B, again.epoch + 1, b.table)
+
+
+def test_of_two_processes_of_a_node_one_takes_the_turn(world: World, tenures: list[Tenure]) -> None:
+    """Both have seen the same epoch; the later one fences nobody."""
+    table = Publisher(world).table
+    take = partial(world.store.take_publish_turn, world.key, A, "a-1", table)
+    first = take(run="first", seen_epoch=0)
+    assert isinstance(first, PublishTurn)
+    assert take(run="second", seen_epoch=0) == TurnTaken(A)
+    row = world.store.publication(world.key)
+    assert row is not None
+    assert (row.node, row.run, row.epoch) == (A, "first", first.epoch)
+    # It knows that the first one has ended.
+    assert take(run="second", seen_epoch=first.epoch) == PublishTurn(world.key, A, first.epoch + 1)
+    assert world.store.end_publish_turn(first) == TurnOver()
 
 
 def test_who_publishes_once_needs_no_node(world: World, tenures: list[Tenure]) -> None:

@@ -18,15 +18,18 @@ from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.folder_owner import owned
+from dagster_leasehold.assets.output.table.publish_rounds import PublishingRun, PublishRounds
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
-from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Node, Timing
+from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.member import Member
+from dagster_leasehold.lease_store.store import LeaseStore
 
 _LOG = logging.getLogger(__name__)
+EVENTS = "Dagster's storage to take events"
 
 
 def consume_shards(
@@ -61,8 +64,8 @@ def consume_shards(
     """
     store = deployment.store()
     pulse = store.pulse(stream.key)
-    timeout_s = pulse.group.timeout_s
-    timing = Timing(timeout_s=timeout_s, beat_s=timeout_s * BEAT_FRACTION_MAX)
+    nodes = {node: incarnation}
+    rounds = PublishRounds(stream, deployment, nodes.copy, time.monotonic, run, ended)
     started_s = time.monotonic()
     with (
         StallGuard(stream.stall_limit_s, time.monotonic) as guard,
@@ -75,7 +78,8 @@ def consume_shards(
             ended=ended,
             starved_after_s=starved_after_s,
         ) as on_spark,
-        Member(store, stream.key, Node(node, 0, incarnation), timing) as heartbeat,
+        _member(store, pulse.group, Node(node, 0, incarnation)) as heartbeat,
+        PublishingRun(rounds) as publishing,
     ):
         folder = owned(store, deployment.output_folder(stream.key))
         sweeper, apart = _guarded_sweepers(stream, on_spark, folder, heartbeat, guard)
@@ -89,16 +93,31 @@ def consume_shards(
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
-            after_commit=lambda commits: guard.call(
-                "Dagster's storage to take events", lambda: after_commit(commits)
-            ),
-            between_batches=lambda: guard.call("Dagster's storage to take events", between_batches),
+            after_commit=_commit_news(publishing, guard, after_commit),
+            between_batches=lambda: guard.call(EVENTS, between_batches),
             bootstrap=bootstrap_cursors(pulse, node),
             follow=follow and _guarded(follow, guard),
             unfinished_by=on_spark.succeed,
         )
         reports = consumer.consume(shards)
     return list(reports.values()), time.monotonic() - started_s
+
+
+def _member(store: LeaseStore, group: Group, node: Node) -> Member:
+    timing = Timing(timeout_s=group.timeout_s, beat_s=group.timeout_s * BEAT_FRACTION_MAX)
+    return Member(store, group.key, node, timing)
+
+
+def _commit_news(
+    publishing: PublishingRun, guard: StallGuard, report: Callable[[Sequence[BatchCommit]], None]
+) -> Callable[[Sequence[BatchCommit]], None]:
+    """Return what is called after a commit: it is published, and reported under guard."""
+
+    def committed(commits: Sequence[BatchCommit]) -> None:
+        publishing.committed()
+        guard.call(EVENTS, lambda: report(commits))
+
+    return committed
 
 
 def _guarded_sweepers(

@@ -92,7 +92,14 @@ class Publications(Turns):
     # -- the turn -------------------------------------------------------------------------------
 
     def take_publish_turn(
-        self, key: GroupKey, node: NodeName | None, incarnation: str, table: TableName
+        self,
+        key: GroupKey,
+        node: NodeName | None,
+        incarnation: str,
+        table: TableName,
+        *,
+        run: str = "",
+        seen_epoch: int | None = None,
     ) -> PublishTurn | TurnTaken | PublishesElsewhere:
         """Take the turn to publish a group's output to a table, as a live node or as no node.
 
@@ -101,7 +108,16 @@ class Publications(Turns):
         Condition: the turn is free, or is this node's, or its node is not alive any more under
         the incarnation that took it; and the group has published to no other table, nor another
         group to this one. The epoch rises each time, so that taking it again fences an earlier
-        turn of the same node.
+        turn of the same node. A node may have several processes that publish: each names the epoch
+        that it saw, and takes nothing that another one has taken since.
+
+        Args:
+            key: of the group.
+            node: takes the turn; None for no node.
+            incarnation: under which the node is alive.
+            table: to which the group publishes.
+            run: in which the node publishes; empty for a sensor or a command.
+            seen_epoch: of the last turn, as the caller knows it; None takes whatever it is.
         """
 
         def work(rows: Rows) -> PublishTurn | TurnTaken | PublishesElsewhere:
@@ -115,8 +131,10 @@ class Publications(Turns):
             epoch = next_epoch(rows, own, node, incarnation)
             if isinstance(epoch, TurnTaken):
                 return rows.abandon(epoch)
+            if seen_epoch not in (None, epoch - 1):
+                return rows.abandon(TurnTaken(own.node if own else None))
             taken = replace(own or Publication(key), table=table, node=node, epoch=epoch)
-            _put(rows, own, replace(taken, incarnation=incarnation if node else ""))
+            _put(rows, own, replace(taken, incarnation=incarnation if node else "", run=run))
             return PublishTurn(key, node, epoch)
 
         # After a lost reply the turn is taken again.

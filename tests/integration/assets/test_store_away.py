@@ -13,10 +13,10 @@ import pytest
 from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
+from dagster_leasehold.assets.output.table.publish_rounds import PublishRounds
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.group_rows import Timing
-from dagster_leasehold.sensors.publish import PublishRounds
 from tests.integration.assets.test_other_catalog import Scene
 from tests.object_store import ENVIRONMENT, new_bucket, serve
 from tests.ports import free_port
@@ -36,12 +36,17 @@ def rounds(publishing: Publishing) -> PublishRounds:
         lambda _: world.place,
         catalog=publishing.catalog,
     )
-    return PublishRounds(world.stream, deployment, lambda: world.now_s)
+    return PublishRounds(
+        world.stream,
+        deployment,
+        lambda: {row.name: row.incarnation for row in world.store.pulse(world.key).nodes},
+        lambda: world.now_s,
+    )
 
 
 def tick(rounds: PublishRounds, world: World) -> str:
     world.now_s += 600.0
-    return rounds.tick("")[0]
+    return rounds.tick()[0]
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 
 import dagster as dg
 import pytest
@@ -16,14 +17,22 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import PublicationRefused
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.output.table.comparison import Comparison, TableComparison
+from dagster_leasehold.assets.output.table.publish_rounds import (
+    HELD_MAX_S,
+    PublishingRun,
+    PublishRounds,
+    waits_for_publication,
+)
+from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.sensors.publish import PublishRounds
+from dagster_leasehold.sensors.publish import TICK_EARLY_S, TableWatch
 from tests.table_engines import duckdb_query
 from tests.unit.assets.consumption_world import NODE, OTHER
 from tests.unit.assets.output.table.publishing_world import Publishing
+from tests.unit.assets.spark_doubles import until
 
 
 @dataclass
@@ -33,6 +42,7 @@ class Scene:
     publishing: Publishing
     now_s: float = 0.0
     rounds: dict[NodeName, PublishRounds] = field(default_factory=dict)
+    watches: dict[NodeName, TableWatch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         world = self.publishing.world
@@ -42,12 +52,22 @@ class Scene:
                 lambda: world.store, (node,), Timing(), lambda _: output_place(world.output)
             )
             self.rounds[node] = PublishRounds(
-                stream, deployment, lambda: self.now_s, jitter=lambda: 0.0
+                stream,
+                deployment,
+                lambda node=node: {
+                    row.name: row.incarnation
+                    for row in world.store.pulse(world.key).nodes
+                    if row.name == node and row.member
+                },
+                lambda: self.now_s,
+                early_s=TICK_EARLY_S,
+                jitter=lambda: 0.0,
             )
+            self.watches[node] = TableWatch(self.rounds[node])
 
     def tick(self, node: NodeName = NODE) -> str:
         self.now_s += 1.0
-        line, _ = self.rounds[node].tick("")
+        line, _ = self.rounds[node].tick()
         return line
 
     def consume(self, records: int = 1) -> None:
@@ -111,11 +131,11 @@ def test_a_tick_names_the_table_and_its_snapshot(scene: Scene) -> None:
 
 def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> None:
     """Goal: an observation holds what is to be seen of the table; many snapshots make few."""
-    rounds, shown = scene.rounds[NODE], []
+    shown = list[dg.AssetObservation]()
     with dg.DagsterInstance.ephemeral() as instance:
 
         def observe() -> list[dg.AssetObservation]:
-            observed = rounds.observed(instance)
+            observed = scene.watches[NODE].observed(instance)
             for each in observed:
                 instance.report_runless_asset_event(each)
             return observed
@@ -138,7 +158,7 @@ def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> No
         scene.now_s += 300.0
         assert observe() == []
         # A restarted server asks Dagster what it was told last.
-        rounds._observed = None
+        scene.watches[NODE]._observed = None
         scene.now_s += 300.0
         assert observe() == []
 
@@ -146,7 +166,7 @@ def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> No
 def checked(scene: Scene, instance: dg.DagsterInstance) -> list[str | None]:
     """Store what the sensor reports of the check an hour after the last time; return it."""
     scene.now_s += 3_600.0
-    evaluations = scene.rounds[NODE].checked(instance)
+    evaluations = scene.watches[NODE].checked(instance)
     for each in evaluations:
         instance.report_runless_asset_event(each)
     return [each.description for each in evaluations]
@@ -155,7 +175,6 @@ def checked(scene: Scene, instance: dg.DagsterInstance) -> list[str | None]:
 def test_the_outcome_of_the_check_is_stored_when_it_changes_and_once_a_day(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rounds = scene.rounds[NODE]
     agree = ["Table and ledger agree, file by file."]
     with dg.DagsterInstance.ephemeral() as instance:
         assert checked(scene, instance) == [], "before there is a table"
@@ -166,14 +185,14 @@ def test_the_outcome_of_the_check_is_stored_when_it_changes_and_once_a_day(
         differences = Comparison(5, ("The file a of 3 records is missing in the table.",))
         with monkeypatch.context() as patched:
             patched.setattr(TableComparison, "compare", lambda _: differences)
-            assert rounds.checked(instance) == [], "within the hour it is not made"
+            assert scene.watches[NODE].checked(instance) == [], "within the hour it is not made"
             (shown,) = checked(scene, instance)
             assert shown is not None
             assert shown.endswith("1. The file a of 3 records is missing in the table.")
             assert checked(scene, instance) == []
         assert checked(scene, instance) == agree
         assert checked(scene, instance) == []
-        rounds.now = lambda: datetime.now(UTC) + timedelta(days=1)
+        scene.watches[NODE].now = lambda: datetime.now(UTC) + timedelta(days=1)
         assert checked(scene, instance) == agree
 
 
@@ -182,7 +201,6 @@ def test_a_comparison_that_fails_is_tried_again_and_fails_nothing_else(
 ) -> None:
     scene.consume()
     scene.tick()
-    rounds = scene.rounds[NODE]
     with dg.DagsterInstance.ephemeral() as instance:
         with monkeypatch.context() as patched:
 
@@ -190,20 +208,125 @@ def test_a_comparison_that_fails_is_tried_again_and_fails_nothing_else(
                 raise OSError("the catalog is away")
 
             patched.setattr(TableComparison, "compare", away)
-            assert rounds.checked(instance) == []
-        assert rounds.checked(instance) == [], "it waits"
+            assert scene.watches[NODE].checked(instance) == []
+        assert scene.watches[NODE].checked(instance) == [], "it waits"
         scene.consume()
         scene.now_s += 5.0
         assert scene.tick().startswith("Published")
-        assert len(rounds.checked(instance)) == 1
+        assert len(scene.watches[NODE].checked(instance)) == 1
 
 
-def test_two_deployments_take_turns(scene: Scene) -> None:
-    for number in range(6):
+def test_two_deployments_make_one_snapshot_an_interval(scene: Scene) -> None:
+    """Method: both tick each second; each knows of the other only what the store says."""
+    published = 0
+    for _ in range(60):
         scene.consume()
-        scene.now_s += 5.0
-        assert scene.tick((NODE, OTHER)[number % 2]).startswith("Published")
+        for node in (NODE, OTHER):
+            line, trouble = scene.rounds[node].tick()
+            published += line.startswith("Published")
+            assert not trouble
+        scene.now_s += 1.0
+    assert 10 <= published <= 60 / 5 + 2
+    scene.rounds[OTHER].nodes = dict
+    scene.now_s += 10.0
+    assert scene.tick().startswith("Published"), "whoever is left goes on"
     assert scene.publishing.published() == scene.publishing.committed()
+
+
+class Runs:
+    """Two runs of one node that publish, and what they know of each other's end."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.over = scene, set[str]()
+        world, sensor = scene.publishing.world, scene.rounds[NODE]
+        self.store, self.key = world.store, world.key
+        stream = replace(world.stream, table=TableSettings(publish_interval_s=0.0))
+        self.first, self.second = (
+            PublishRounds(
+                stream,
+                sensor.deployment,
+                sensor.nodes,
+                lambda: scene.now_s,
+                run=run,
+                ended=self.over.__contains__,
+            )
+            for run in ("first", "second")
+        )
+
+    def all_is_published(self) -> bool:
+        publication = self.store.publication(self.key)
+        return publication is not None and not waits_for_publication(
+            self.store, self.key, publication
+        )
+
+    def leave_turn(self) -> None:
+        """The first run takes the turn and is killed."""
+        with pytest.MonkeyPatch.context() as patch:
+
+            def killed(*_: object) -> None:
+                raise KeyboardInterrupt
+
+            patch.setattr(Publisher, "publish", killed)
+            patch.setattr(self.store, "end_publish_turn", lambda turn: None)
+            with pytest.raises(KeyboardInterrupt):
+                self.first.tick()
+
+
+def test_a_run_leaves_the_turn_to_another_run_of_its_node(scene: Scene) -> None:
+    runs = Runs(scene)
+    scene.consume()
+    runs.leave_turn()
+    assert runs.second.tick()[0].startswith("Node a publishes; 6 committed batches")
+    assert scene.tick().startswith("Node a publishes; "), "so does the sensor"
+    runs.over.add("first")
+    assert runs.second.tick()[0].startswith("Published 6 batches")
+    assert runs.first.tick()[0].startswith("Everything that is committed is published.")
+
+
+def test_a_turn_whose_run_nobody_knows_is_taken_over_in_the_end(scene: Scene) -> None:
+    runs = Runs(scene)
+    scene.consume()
+    runs.leave_turn()
+    runs.second.tick()
+    scene.now_s += HELD_MAX_S - 1.0
+    assert runs.second.tick()[0].startswith("Node a publishes; ")
+    scene.now_s += 1.0
+    assert runs.second.tick()[0].startswith("Published 6 batches")
+
+
+def test_a_run_publishes_what_it_commits_beside_its_batches(scene: Scene) -> None:
+    runs = Runs(scene)
+    with PublishingRun(runs.first) as publishing:
+        for _ in range(3):
+            scene.consume()
+            publishing.committed()
+            assert until(runs.all_is_published)
+        scene.consume()
+        publishing.committed()
+    assert scene.publishing.published() == scene.publishing.committed(), "its last batch as well"
+    publication = runs.store.publication(runs.key)
+    assert publication is not None
+    assert publication.node is None
+
+
+def test_a_run_goes_on_while_the_catalog_is_away(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(scene)
+    refused = Event()
+
+    def away(*_: object) -> None:
+        refused.set()
+        raise OSError("the disk is away")
+
+    with PublishingRun(runs.first) as publishing:
+        with monkeypatch.context() as patched:
+            patched.setattr(LeaseDatabaseCatalog, "publish", away)
+            scene.consume()
+            publishing.committed()
+            assert refused.wait(30)
+        scene.now_s += 600.0
+        assert until(runs.all_is_published)
 
 
 def test_an_idle_tick_costs_two_statements(scene: Scene) -> None:
@@ -226,7 +349,7 @@ def test_a_publication_that_fails_is_tried_again_later(
             raise OSError("the disk is away")
 
         patched.setattr(LeaseDatabaseCatalog, "publish", away)
-        line, trouble = scene.rounds[NODE].tick("")
+        line, trouble = scene.rounds[NODE].tick()
         assert trouble
         assert "the disk is away" in line
         assert "; 6 committed batches with 21 records wait since " in line
@@ -244,7 +367,7 @@ def test_a_catalog_that_refuses_is_asked_once_a_wait_and_people_see_it(
     """Goal: an hour of refusals is a few attempts, further apart each time, and with jitter."""
     attempts, rounds = list[float](), scene.rounds[NODE]
     parts = iter([0.9, 0.1] * 100)
-    rounds._steps.jitter = lambda: next(parts)
+    rounds.steps.jitter = lambda: next(parts)
 
     def refused(*_: object) -> None:
         attempts.append(scene.now_s)
@@ -253,7 +376,7 @@ def test_a_catalog_that_refuses_is_asked_once_a_wait_and_people_see_it(
     scene.consume()
     with monkeypatch.context() as patched:
         patched.setattr(LeaseDatabaseCatalog, "publish", refused)
-        first, trouble = rounds.tick("")
+        first, trouble = rounds.tick()
         assert trouble
         assert "publishing failed (Catalog lake refused a publication.)" in first
         for _ in range(3_600):
@@ -269,7 +392,8 @@ def test_a_catalog_that_refuses_is_asked_once_a_wait_and_people_see_it(
 
 def test_without_a_live_node_nothing_is_published(scene: Scene) -> None:
     scene.consume()
-    line, _ = scene.rounds[NODE].tick("another address")
+    scene.rounds[NODE].nodes = dict
+    line, _ = scene.rounds[NODE].tick()
     assert line.startswith(
         "No node that this deployment serves is alive in the group; 6 committed batches with 21 "
         "records wait since "

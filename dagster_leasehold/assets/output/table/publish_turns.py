@@ -69,10 +69,13 @@ def turn_of(
     key: GroupKey,
     name: TableName,
     nodes: Mapping[NodeName, str] | Mapping[None, str],
+    *,
+    run: str = "",
+    seen_epoch: int | None = None,
 ) -> PublishTurn | PublishReport:
     """Take the turn as one of these nodes, by name and incarnation, or as none; or say why not."""
     for node, incarnation in nodes.items():
-        turn = store.take_publish_turn(key, node, incarnation, name)
+        turn = store.take_publish_turn(key, node, incarnation, name, run=run, seen_epoch=seen_epoch)
         if isinstance(turn, PublishTurn):
             return turn
         if isinstance(turn, PublishesElsewhere):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.errors import PublicationRefused
+from dagster_leasehold.assets.output.table.publish_rounds import waits_for_publication
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
-from dagster_leasehold.sensors.publish import waits_for_publication
+from dagster_leasehold.lease_store.publication_rows import Publication, PublishTurn
 from tests.failpoints import Failpoint
 from tests.table_engines import duckdb_files_read, pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
@@ -45,7 +45,7 @@ def die_at(point: Failpoint, monkeypatch: pytest.MonkeyPatch) -> None:
 def look(publishing: Publishing) -> bool:
     """The look of the sensor at what waits."""
     store, key = publishing.store, publishing.world.key
-    return waits_for_publication(store, key, store.publication(key))
+    return waits_for_publication(store, key, store.publication(key) or Publication(key))
 
 
 def test_committed_batches_are_published_and_then_nothing_is_left(publishing: Publishing) -> None:

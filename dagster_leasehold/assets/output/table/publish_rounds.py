@@ -1,0 +1,267 @@
+"""The publishing of a stream's committed output: at most once an interval, whoever does it.
+
+Runs publish what was committed as soon as the interval is over, each in a thread of its own, and
+the sensor what they leave. They know of each other by the number of publications: whoever sees
+that it has risen waits for the rest of the interval. So a table gets one snapshot an interval,
+however many nodes commit to it.
+
+Nothing waits for it: runs go on committing while the catalog or the store of the table is away, and
+what was committed meanwhile is published afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from random import random
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Self
+
+from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.publication_rows import Publication, PublicationLag, PublishTurn
+from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.times import utc_now
+
+if TYPE_CHECKING:
+    from dagster_leasehold.assets.output.table.publish_turns import PublishReport
+    from dagster_leasehold.assets.output.table.publisher import Publisher
+
+_LOG = logging.getLogger(__name__)
+
+TURN_BUDGET_S = 20.0
+"""The time after which a turn begins no further publication, in seconds: others may wait for it."""
+CLEANING_EVERY_S = 3_600.0
+"""The time between two looks for metadata that nothing names any more, in seconds."""
+HELD_MAX_S = 300.0
+"""The time after which a turn of one's own node counts as left behind, in seconds."""
+LOOK_AGAIN_S = 1.0
+"""The time between two looks of a run at what could not be published, in seconds."""
+LEAVE_S = 5.0
+"""The longest time that a run waits at its end for the publication that it is at, in seconds."""
+PUBLISHING = "publishing"
+
+Nodes = Callable[[], Mapping[NodeName, str]]
+"""Returns the nodes as which a process may publish, with the incarnation of each."""
+
+
+@dataclass
+class PublishRounds:
+    """The publishing of one stream from one process.
+
+    Attributes:
+        stream: the declaration.
+        deployment: the lease store, the output folder and the catalog.
+        nodes: asked for when something is to be published.
+        clock: monotonic seconds.
+        run: that publishes; empty for the sensor, which also removes metadata that nothing names.
+        ended: tells if another run is known to have ended.
+        now: the wall clock, by which the interval counts since another process published.
+        early_s: a tick may come so much early: left to the next one, the interval would double.
+        jitter: gives the part in [0, 1) by which a wait after a failure is shortened, so that
+            publishers that were refused together are not refused together again.
+        steps: what fails, and when it is tried again.
+        snapshot: the table's newest one, as far as this process knows.
+        left: False once everything that is committed is known to be published.
+    """
+
+    stream: ShardStream
+    deployment: Deployment
+    nodes: Nodes
+    clock: Clock
+    run: str = ""
+    ended: Callable[[str], bool] = lambda _: False
+    now: Callable[[], datetime] = utc_now
+    early_s: float = 0.0
+    jitter: Callable[[], float] = random
+    steps: FailingSteps = field(init=False)
+    snapshot: int | None = None
+    left: bool = True
+    _publisher: Publisher | None = None
+    _number: int = 0
+    _due_s: float = -math.inf
+    _cleaning_due_s: float = -math.inf
+    _held: tuple[int, float] = (0, 0.0)
+
+    def __post_init__(self) -> None:
+        self.steps = FailingSteps(self.clock, jitter=self.jitter)
+
+    @property
+    def wait_s(self) -> float:
+        """The time until the interval is over, in seconds."""
+        return max(0.0, self._due_s - self.early_s - self.clock())
+
+    def tick(self) -> tuple[str, bool]:
+        """Publish what waits, once the interval is over; return one line, and True for a trouble.
+
+        Raises:
+            LeaseholdError: the lease store does not answer.
+        """
+        if wait_s := self.wait_s:
+            return f"The next publication is due in {wait_s:.0f} s.", False
+        store, key = self.deployment.store(), self.stream.key
+        publication = store.publication(key) or Publication(key)
+        self.snapshot = publication.snapshot
+        if publication.number != self._number:
+            self._number = publication.number
+            self._due_s = self.clock() + self._rest_of_interval_s(publication)
+            if wait_s := self.wait_s:
+                line = f"Another process publishes; the next publication is due in {wait_s:.0f} s."
+                return f"{line}{self._place()}", False
+        self.left = waits_for_publication(store, key, publication)
+        cleaning = not self.run and publication.number and self.clock() >= self._cleaning_due_s
+        if not self.left and not cleaning:
+            return f"Everything that is committed is published.{self._place()}", False
+        self.steps.begin()
+        if self.steps.wait_s(PUBLISHING):
+            line, trouble = "; ".join(self.steps.notes), False
+        else:
+            turn = self.steps.attempt(PUBLISHING, lambda: self._turn(store, publication), None)
+            if turn is not None and turn.snapshot is not None:
+                self.snapshot = turn.snapshot
+                self.left = turn.more
+                return f"{turn}{self._place()}", bool(turn.rejected)
+            line = "; ".join(self.steps.notes) if turn is None else str(turn).rstrip(".")
+            if trouble := turn is None:
+                self._due_s = -math.inf  # the step's own wait counts
+        return f"{line}; {PublicationLag.of(store.publication_lag(key))}.", trouble
+
+    def _rest_of_interval_s(self, publication: Publication) -> float:
+        """Return the rest of the interval since another process published.
+
+        It counts by the wall clock. One that is wrong costs an interval, or a snapshot too many.
+        """
+        interval_s = self.stream.table.publish_interval_s
+        since = timedelta() if publication.at is None else self.now() - publication.at
+        return min(interval_s, max(0.0, interval_s - since.total_seconds()))
+
+    def _place(self) -> str:
+        """Return the sentence on the table's newest snapshot; empty where there is none."""
+        table = self.stream.table.table_name(self.deployment.catalog.name, self.stream.key)
+        return "" if self.snapshot is None else f" Snapshot {self.snapshot} of {table}."
+
+    def _turn(self, store: LeaseStore, before: Publication) -> PublishReport:
+        """Take the turn and publish until nothing is left, or the turn has had its time.
+
+        A publication holds a bounded number of batches; what is left of a large backlog needs no
+        wait, since each snapshot of it is of other batches.
+        """
+        # PyIceberg takes a third of a second to load, and is not needed where nothing waits.
+        from dagster_leasehold.assets.output.table.group_table import build_publisher
+        from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
+
+        key, settings, catalog = self.stream.key, self.stream.table, self.deployment.catalog
+        nodes, holder = dict(self.nodes()), before.node
+        if holder is not None and nodes.get(holder) == before.incarnation:
+            # Another process of the node is at it, or has died over it.
+            if not self._left_behind(before):
+                return PublishReport(explanation=f"Node {holder} publishes.")
+            nodes = {holder: before.incarnation}
+        name = settings.table_name(catalog.name, key)
+        turn = turn_of(store, key, name, nodes, run=self.run, seen_epoch=before.epoch)
+        if not isinstance(turn, PublishTurn):
+            return turn
+        if self._publisher is None:
+            self._publisher = build_publisher(
+                store=store,
+                key=key,
+                settings=settings,
+                catalog=catalog,
+                place=self.deployment.output_folder(key),
+            )
+        began_s, interval_s = self.clock(), settings.publish_interval_s
+        # Counted from when it was due: after a tick that came late, the next one may be in time.
+        in_time = began_s - self._due_s < interval_s
+        self._due_s = (self._due_s if in_time else began_s) + interval_s
+        try:
+            report = self._publisher.publish(turn)
+            while report.more and self.clock() - began_s < TURN_BUDGET_S:
+                report = report.and_then(self._publisher.publish(turn))
+            if not self.run and self.clock() >= self._cleaning_due_s:
+                self._cleaning_due_s = self.clock() + CLEANING_EVERY_S
+                age = timedelta(seconds=self.stream.vacuum_after_s)
+                self._publisher.remove_orphans(turn, older_than=age)
+        finally:
+            store.end_publish_turn(turn)
+        after = store.publication(key)
+        self._number = self._number if after is None else after.number
+        return report
+
+    def _left_behind(self, before: Publication) -> bool:
+        """Return True if nobody is at a turn that one of the own nodes has."""
+        if before.run == self.run or (before.run and self.ended(before.run)):
+            return True
+        epoch, since_s = self._held
+        if epoch != before.epoch:
+            self._held = before.epoch, self.clock()
+            return False
+        return self.clock() - since_s >= HELD_MAX_S
+
+
+def waits_for_publication(store: Publications, key: GroupKey, publication: Publication) -> bool:
+    """Return True if something committed is not published; one statement, however old it is."""
+    if publication.changes_pending or publication.pending:
+        return True
+    return bool(store.unpublished(key, limit=1))
+
+
+class PublishingRun:
+    """A thread in which a run publishes what it commits, beside its batches.
+
+    Example:
+        >>> with PublishingRun(rounds) as publishing:   # doctest: +SKIP
+        ...     publishing.committed()
+    """
+
+    def __init__(self, rounds: PublishRounds) -> None:
+        self._rounds = rounds
+        self._committed = Event()
+        self._over = False
+        self._thread = Thread(target=self._publish, name="publishing", daemon=True)
+
+    def committed(self) -> None:
+        """Have what was just committed published once the interval is over."""
+        self._committed.set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over = True
+        self._committed.set()
+        self._thread.join(LEAVE_S)
+
+    def _publish(self) -> None:
+        rounds, last_line = self._rounds, ""
+        while True:
+            self._committed.wait()
+            self._committed.clear()
+            rounds.left = True
+            while rounds.left:
+                try:
+                    line, trouble = rounds.tick()
+                except LeaseholdError as error:
+                    line, trouble = str(error), True
+                if trouble and line != last_line:
+                    _LOG.warning("%s", line)
+                    last_line = line
+                if self._over:
+                    return
+                if rounds.left:
+                    self._rest(rounds.wait_s or LOOK_AGAIN_S)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait for some seconds, or for the end of the run."""
+        until_s = steady_clock() + seconds
+        while not self._over and (left_s := until_s - steady_clock()) > 0:
+            self._committed.wait(left_s)
+            self._committed.clear()
