@@ -17,6 +17,7 @@ from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.spark.spark_session import NO_CONF
+from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -47,6 +48,8 @@ def stream_of(home: Path, transform: AnyTransform = None) -> ShardStream:
         source=LocalLog.open(home / "log"),
         transform=transform,
         limits=Limits(records_max=12),
+        # What a run has committed is published when it has ended: only that can be replayed.
+        table=TableSettings(publish_interval_s=0.0),
     )
 
 
