@@ -40,6 +40,7 @@ class IdleShard:
     """A shard that a served node may consume and that no run has open.
 
     Attributes:
+        epoch: of its last tenure: it rises when a run opens the shard.
         blocked: it needs runs of its own, since those that served it hang or crash.
         suspicion: what their failures tell of its next records, or None.
     """
@@ -48,6 +49,7 @@ class IdleShard:
     node: NodeName
     check_point: str | None
     bounds: ShardBounds
+    epoch: int = 0
     blocked: bool = False
     suspicion: Suspicion | None = None
 
@@ -90,38 +92,50 @@ def work_left(
 
 @dataclass(slots=True)
 class _Attempt:
+    node: NodeName
     place: Place
+    epoch: int
     at_s: float
     turn: int
     fruitless: int = 0
+    unbegun: int = 0
 
 
 @dataclass(slots=True)
 class LaunchHistory:
     """A memory of the last launch for each shard, and of launches that changed nothing.
 
-    A place is what `IdleShard.place` says, or the checkpoint alone.
-
     A shard whose runs commit nothing (a transform that raises, a damaged log) is launched again
-    after 10 s, then 20 s, up to 300 s, so that it does not keep its node busy for nothing.
+    after 10 s, then 20 s, up to 300 s, so that it does not keep its node busy for nothing. A run
+    that never opened it, since it found no code server, is no such run: the next one is launched at
+    once, and later ones after the same waits. Another node that gets the shard waits for nothing.
     """
 
     _attempts: dict[ShardId, _Attempt] = field(default_factory=dict)
     _turn: int = 0
 
-    def wait_s(self, shard: ShardId, place: Place, now_s: float) -> float:
+    def wait_s(self, idle: IdleShard, now_s: float) -> float:
         """Return the seconds until the shard may be launched again; 0 if it may now."""
-        attempt = self._attempts.get(shard)
-        if attempt is None or attempt.place != place:
+        attempt = self._attempts.get(idle.shard)
+        if attempt is None or not self.tried(idle):
             return 0.0
-        pause_s = retry_wait_s(attempt.fruitless + 1, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+        failures = attempt.fruitless + 1 if idle.epoch != attempt.epoch else attempt.unbegun
+        if not failures:
+            return 0.0
+        pause_s = retry_wait_s(failures, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
         return max(0.0, attempt.at_s + pause_s - now_s)
 
-    def fruitless(self, shard: ShardId, place: Place) -> int:
-        """Return the number of launches in a row that left the shard at this place."""
-        attempt = self._attempts.get(shard)
-        stuck = attempt is not None and attempt.place == place
-        return attempt.fruitless + 1 if attempt is not None and stuck else 0
+    def fruitless(self, idle: IdleShard) -> int:
+        """Return the number of runs in a row that opened the shard and left it at this place."""
+        attempt = self._attempts.get(idle.shard)
+        if attempt is None or attempt.place != idle.place:
+            return 0
+        return attempt.fruitless + (idle.epoch != attempt.epoch)
+
+    def tried(self, idle: IdleShard) -> bool:
+        """Return True if a launch, or an offer to a run, has left its node's shard where it is."""
+        attempt = self._attempts.get(idle.shard)
+        return attempt is not None and (attempt.node, attempt.place) == (idle.node, idle.place)
 
     def turn(self, shard: ShardId) -> int:
         """Return the turn at which the shard was last served; 0 if it never was."""
@@ -137,14 +151,17 @@ class LaunchHistory:
         for shard in shards:
             self._attempts.pop(shard, None)
 
-    def note(self, launch: Launch, places: Mapping[ShardId, Place], now_s: float) -> None:
+    def note(self, launch: Launch, shards: Mapping[ShardId, IdleShard], now_s: float) -> None:
         """Remember a launch; its shards go to the end of the queue."""
         self._turn += 1
         for shard in launch.shards:
-            before, place = self._attempts.get(shard), places[shard]
-            stuck = before is not None and before.place == place
-            fruitless = before.fruitless + 1 if before and stuck else 0
-            self._attempts[shard] = _Attempt(place, now_s, self._turn, fruitless)
+            before, idle, unbegun = self._attempts.get(shard), shards[shard], 0
+            if before and self.tried(idle) and before.epoch == idle.epoch:
+                unbegun = before.unbegun + 1
+            fruitless = self.fruitless(idle)
+            self._attempts[shard] = _Attempt(
+                idle.node, idle.place, idle.epoch, now_s, self._turn, fruitless, unbegun
+            )
 
 
 def choose_launches(
@@ -166,7 +183,7 @@ def choose_launches(
     """
 
     def share(idle: IdleShard) -> int:
-        fruitless = history.fruitless(idle.shard, idle.place)
+        fruitless = history.fruitless(idle)
         return max(1, shards_per_run >> 2 * fruitless)
 
     by_node: dict[NodeName, list[IdleShard]] = {}

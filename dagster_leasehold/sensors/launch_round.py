@@ -146,9 +146,9 @@ class LaunchRounds:
         ready = [idle for idle in ready if idle.shard not in queued]
         if queued:
             notes.append(f"{_count(len(queued))} left to runs for single partitions")
-        places = {idle.shard: idle.place for idle in ready}
+        by_shard = {idle.shard: idle for idle in ready}
         for launch in launches:
-            self._history.note(launch, places, self.clock())
+            self._history.note(launch, by_shard, self.clock())
             notes.append(f"launched a run for {_count(len(launch.shards))} of {launch.node}")
         if launches:
             failpoints.reach("before_launch")
@@ -175,20 +175,17 @@ class LaunchRounds:
         able = [
             idle
             for idle in ready
-            if idle.shard not in starting
-            and not idle.blocked
-            and not self._history.fruitless(idle.shard, idle.place)
+            if idle.shard not in starting and not idle.blocked and not self._history.tried(idle)
         ]
         offers, waiting = self._following.share(able, apart=apart)
         asked = [shard for shards in offers.values() for shard in shards]
         queued = queued_shards(instance, self.stream, asked) if asked else set[ShardId]()
-        places = {idle.shard: idle.place for idle in ready}
-        nodes = {idle.shard: idle.node for idle in ready}
+        by_shard = {idle.shard: idle for idle in ready}
         for run_id, offered in offers.items():
             if shards := [shard for shard in offered if shard not in queued]:
                 self._following.offer(instance, run_id, shards)
-                launch = Launch(nodes[shards[0]], tuple(shards))
-                self._history.note(launch, places, self.clock())
+                launch = Launch(by_shard[shards[0]].node, tuple(shards))
+                self._history.note(launch, by_shard, self.clock())
                 notes.append(f"{_count(len(shards))} of {launch.node} joined run {run_id}")
         if waiting:
             notes.append(f"{_count(len(waiting))} left for a run that is starting")
@@ -261,12 +258,13 @@ class LaunchRounds:
                 idle[shard],
                 places[shard],
                 bounds[shard],
+                rows[shard].consumer_epoch,
                 rows[shard].blocked,
                 rows[shard].suspicion,
             )
             for shard in unread
         ]
-        able = [i for i in each if not self._history.wait_s(i.shard, i.place, self.clock())]
+        able = [i for i in each if not self._history.wait_s(i, self.clock())]
         if waiting := len(unread) - len(able):
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
         # One record that is due pulls along whatever else its node has to read.

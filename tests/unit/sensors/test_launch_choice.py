@@ -27,8 +27,14 @@ def bounds(begin: str = "0", end: str = "10", *, finished: bool = False) -> Shar
     return ShardBounds(begin, end, finished)
 
 
-def idle(shard: int, node: NodeName = A, check_point: str | None = "3") -> IdleShard:
-    return IdleShard(ShardId(str(shard)), node, check_point, bounds())
+def idle(
+    shard: int, node: NodeName = A, check_point: str | None = "3", epoch: int = 0
+) -> IdleShard:
+    return IdleShard(ShardId(str(shard)), node, check_point, bounds(), epoch)
+
+
+def note(history: LaunchHistory, launch: Launch, ready: list[IdleShard], now_s: float) -> None:
+    history.note(launch, {each.shard: each for each in ready}, now_s)
 
 
 def blocked(shard: int, suspicion: Suspicion | None = None) -> IdleShard:
@@ -77,10 +83,10 @@ def test_a_shard_at_which_every_run_hangs_soon_stands_alone():
     history, at, now_s = LaunchHistory(), dict.fromkeys(range(64), "0"), 0.0
     launches_of_seven: list[int] = []
     while not launches_of_seven or launches_of_seven[-1] > 1:
-        ready = [idle(n, check_point=at[n]) for n in range(64)]
-        due = [each for each in ready if not history.wait_s(each.shard, each.check_point, now_s)]
+        ready = [idle(n, check_point=at[n], epoch=int(now_s)) for n in range(64)]
+        due = [each for each in ready if not history.wait_s(each, now_s)]
         for launch in choose_launches(due, history=history, runs_active={}, shards_per_run=64):
-            history.note(launch, {ShardId(str(n)): at[n] for n in at}, now_s)
+            note(history, launch, ready, now_s)
             if "7" in launch.shards:
                 launches_of_seven.append(len(launch.shards))
             else:
@@ -88,10 +94,10 @@ def test_a_shard_at_which_every_run_hangs_soon_stands_alone():
         now_s += RETRY_MAX_S
     assert launches_of_seven == [64, 16, 4, 1]
     for _ in range(8):
-        ready = [idle(n, check_point=at[n]) for n in range(64)]
+        ready = [idle(n, check_point=at[n], epoch=int(now_s)) for n in range(64)]
         launches = choose_launches(ready, history=history, runs_active={}, shards_per_run=64)
         for launch in launches:
-            history.note(launch, {ShardId(str(n)): at[n] for n in at}, now_s)
+            note(history, launch, ready, now_s)
             assert "7" not in launch.shards or len(launch.shards) == 1
             at |= {int(shard): at[int(shard)] + "1" for shard in launch.shards if shard != "7"}
         now_s += RETRY_MAX_S
@@ -115,18 +121,17 @@ def test_a_blocked_shard_has_a_run_of_its_own_and_never_takes_the_last_place_of_
 
 
 def test_a_search_that_gets_on_waits_for_nothing_and_a_shard_that_is_held_waits_longer_each_time():
-    history, shard = LaunchHistory(), ShardId("0")
+    history, launch = LaunchHistory(), Launch(A, (ShardId("0"),))
     suspicion = Suspicion(failure="it hangs").within(64)
     while suspicion.records > 1:
         suspicion = suspicion.within(suspicion.records // 2)
-        place = blocked(0, suspicion).place
-        assert history.wait_s(shard, place, 0.0) == 0.0
-        history.note(Launch(A, (shard,)), {shard: place}, 0.0)
-    held = replace(suspicion, alone=True, held=True)
-    for wait_s in (RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S):
-        place = blocked(0, held).place
-        history.note(Launch(A, (shard,)), {shard: place}, 0.0)
-        assert history.wait_s(shard, place, 0.0) == wait_s
+        searched = blocked(0, suspicion)
+        assert history.wait_s(searched, 0.0) == 0.0
+        note(history, launch, [searched], 0.0)
+    held = blocked(0, replace(suspicion, alone=True, held=True))
+    for epoch, wait_s in enumerate((RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S)):
+        note(history, launch, [replace(held, epoch=epoch)], 0.0)
+        assert history.wait_s(replace(held, epoch=epoch + 1), 0.0) == wait_s
 
 
 def test_a_node_gets_no_more_runs_than_it_may_have():
@@ -149,40 +154,62 @@ def test_every_shard_is_served_once_before_any_is_served_twice(shards: int, per_
         (launch,) = choose_launches(
             ready, history=history, runs_active={}, shards_per_run=per_run, runs_per_node=1
         )
-        history.note(launch, dict.fromkeys(launch.shards, "3"), 0.0)
+        note(history, launch, ready, 0.0)
         served.extend(launch.shards)
     assert len(set(served[:shards])) == shards
 
 
 def test_a_shard_without_progress_waits_longer_each_time_and_progress_forgives():
-    history, shard = LaunchHistory(), ShardId("0")
+    history, launch = LaunchHistory(), Launch(A, (ShardId("0"),))
     now, waits = 0.0, []
-    for _ in range(8):
-        history.note(Launch(A, (shard,)), {shard: "3"}, now)
-        waits.append(history.wait_s(shard, "3", now))
+    for epoch in range(8):
+        note(history, launch, [idle(0, epoch=epoch)], now)
+        opened = idle(0, epoch=epoch + 1)
+        waits.append(history.wait_s(opened, now))
         now += waits[-1]
-        assert history.wait_s(shard, "3", now) == 0.0
+        assert history.wait_s(opened, now) == 0.0
     assert waits[:3] == [RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S]
     assert waits[-1] == RETRY_MAX_S
-    assert history.wait_s(shard, "4", now - 1) == 0.0
-    history.note(Launch(A, (shard,)), {shard: "4"}, now)
-    assert history.wait_s(shard, "4", now) == RETRY_FIRST_S
+    moved = idle(0, check_point="4", epoch=9)
+    assert history.wait_s(moved, now - 1) == 0.0
+    note(history, launch, [moved], now)
+    assert history.wait_s(replace(moved, epoch=10), now) == RETRY_FIRST_S
+
+
+def test_a_launch_that_never_began_is_made_again_at_once_and_then_after_longer_and_longer():
+    """No run has opened the shard since: the first one found no code server, say."""
+    history, launch, shard = LaunchHistory(), Launch(A, (ShardId("0"),)), idle(0, epoch=4)
+    waits: list[float] = []
+    for _ in range(4):
+        note(history, launch, [shard], 0.0)
+        waits.append(history.wait_s(shard, 0.0))
+    assert waits == [0.0, RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S]
+    assert history.fruitless(shard) == 0, "it says nothing about the records"
+    assert history.wait_s(idle(0, epoch=5), 0.0) == RETRY_FIRST_S, "now a run has"
+
+
+def test_a_node_that_takes_a_shard_over_waits_for_nothing():
+    history, launch = LaunchHistory(), Launch(A, (ShardId("0"),))
+    note(history, launch, [idle(0)], 0.0)
+    assert history.wait_s(idle(0, epoch=1), 0.0) == RETRY_FIRST_S
+    assert history.wait_s(idle(0, B, epoch=1), 0.0) == 0.0
+    assert history.fruitless(idle(0, B, epoch=1)) == 1, "its runs are shared with few others"
 
 
 def test_a_shard_that_is_stuck_for_years_waits_five_minutes_each_time():
     """Goal: no count of launches in vain is too high; a year has 105,120 waits of 5 minutes."""
-    history, shard = LaunchHistory(), ShardId("0")
+    history, launch = LaunchHistory(), Launch(A, (ShardId("0"),))
     now = 0.0
-    for _ in range(105_120):
-        history.note(Launch(A, (shard,)), {shard: "3"}, now)
-        now += history.wait_s(shard, "3", now)
-    history.note(Launch(A, (shard,)), {shard: "3"}, now)
-    assert history.wait_s(shard, "3", now) == RETRY_MAX_S
+    for epoch in range(105_120):
+        history.note(launch, {ShardId("0"): idle(0, epoch=epoch)}, now)
+        now += history.wait_s(idle(0, epoch=epoch + 1), now)
+    note(history, launch, [idle(0, epoch=105_120)], now)
+    assert history.wait_s(idle(0, epoch=105_121), now) == RETRY_MAX_S
 
 
 def test_a_shard_that_is_over_is_forgotten():
     history, shard = LaunchHistory(), ShardId("0")
-    history.note(Launch(A, (shard, ShardId("1"))), {shard: "3", ShardId("1"): "3"}, 0.0)
+    note(history, Launch(A, (shard, ShardId("1"))), [idle(0), idle(1)], 0.0)
     history.keep({ShardId("1")})
     assert history.turn(shard) == 0
     assert history.turn(ShardId("1")) == 1
