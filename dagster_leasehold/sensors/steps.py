@@ -127,11 +127,15 @@ class StreamSteps:
     Args:
         steps: of all its streams.
         clock: monotonic seconds.
+
+    Attributes:
+        explanation: of the last tick: a line for each step.
     """
 
     def __init__(self, steps: Sequence[Step], clock: Clock) -> None:
         self._steps = steps
         self._clock = clock
+        self.explanation = ""
         self._due_s: dict[int, float] = {}
         self._running: dict[int, tuple[float, Future[Outcome]]] = {}
         self._waiting: deque[Callable[[], object]] = deque()
@@ -214,7 +218,7 @@ class StreamSteps:
                 outcomes[step] = Outcome(f"failed ({sentence_of(error)})", trouble=True)
             else:
                 outcomes[step] = future.result()
-        text = _explanation(outcomes)
+        text = self.explanation = _explanation(outcomes)
         requests = [each for outcome in outcomes.values() for each in outcome.run_requests]
         left = {
             step.place: outcome.cursor

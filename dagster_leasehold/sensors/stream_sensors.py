@@ -104,7 +104,11 @@ def _sensor(
         description=description,
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        return at_work.tick(opened_instance(context), context.cursor)
+        result = at_work.tick(opened_instance(context), context.cursor)
+        if result.run_requests:
+            # A tick that asks for runs shows no reason; its log does.
+            context.log.info(at_work.explanation)
+        return result
 
     return sensor
 
