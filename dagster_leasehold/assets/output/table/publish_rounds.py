@@ -14,8 +14,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from random import random
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Self
@@ -225,7 +227,9 @@ class PublishingRun:
         self._rounds = rounds
         self._committed = Event()
         self._over = False
-        self._thread = Thread(target=self._publish, name="publishing", daemon=True)
+        # Its spans are those of the run.
+        work = partial(copy_context().run, self._publish)
+        self._thread = Thread(target=work, name="publishing", daemon=True)
 
     def committed(self) -> None:
         """Have what was just committed published once the interval is over."""
