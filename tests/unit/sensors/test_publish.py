@@ -14,7 +14,8 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.errors import PublicationRefused
+from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
+from dagster_leasehold.assets.output.table import group_table
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.output.table.comparison import Comparison, TableComparison
 from dagster_leasehold.assets.output.table.publish_rounds import (
@@ -292,6 +293,24 @@ def test_a_turn_whose_run_nobody_knows_is_taken_over_in_the_end(scene: Scene) ->
     assert runs.second.tick()[0].startswith("Node a publishes; ")
     scene.now_s += 1.0
     assert runs.second.tick()[0].startswith("Published 6 batches")
+
+
+def test_a_run_that_cannot_open_the_catalog_holds_no_turn(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its host has no way to the catalog; the deployment's own has one."""
+    runs = Runs(scene)
+    scene.consume()
+    with monkeypatch.context() as patched:
+
+        def away(**_: object) -> None:
+            raise TableUnavailable("Catalog lake cannot be reached.")
+
+        patched.setattr(group_table, "build_publisher", away)
+        line, trouble = runs.first.tick()
+        assert trouble
+        assert line.startswith("publishing failed (Catalog lake cannot be reached.)")
+    assert scene.tick().startswith("Published 6 batches")
 
 
 def test_a_run_publishes_what_it_commits_beside_its_batches(scene: Scene) -> None:

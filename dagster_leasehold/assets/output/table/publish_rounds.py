@@ -167,10 +167,6 @@ class PublishRounds:
             if not self._left_behind(before):
                 return PublishReport(explanation=f"Node {holder} publishes.")
             nodes = {holder: before.incarnation}
-        name = settings.table_name(catalog.name, key)
-        turn = turn_of(store, key, name, nodes, run=self.run, seen_epoch=before.epoch)
-        if not isinstance(turn, PublishTurn):
-            return turn
         if self._publisher is None:
             self._publisher = build_publisher(
                 store=store,
@@ -179,6 +175,10 @@ class PublishRounds:
                 catalog=catalog,
                 place=self.deployment.output_folder(key),
             )
+        name = settings.table_name(catalog.name, key)
+        turn = turn_of(store, key, name, nodes, run=self.run, seen_epoch=before.epoch)
+        if not isinstance(turn, PublishTurn):
+            return turn
         began_s, interval_s = self.clock(), settings.publish_interval_s
         # Counted from when it was due: after a tick that came late, the next one may be in time.
         in_time = began_s - self._due_s < interval_s
