@@ -88,7 +88,7 @@ def table_observation(
 
 
 def observed_snapshot(instance: dg.DagsterInstance, stream: ShardStream) -> int | None:
-    """Return the snapshot of the newest observation of a stream's table; None if there is none."""
+    """Return the id of the table's snapshot that Dagster was last told of, or None."""
     newest = instance.fetch_observations(asset_key(stream), limit=1).records
     event = newest[0].asset_observation if newest else None
     snapshot = None if event is None else event.metadata.get(SNAPSHOT)

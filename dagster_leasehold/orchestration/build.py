@@ -52,7 +52,9 @@ def build_definitions(
     *,
     hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
-    """Return the assets, checks, jobs and schedule of each stream, and two sensors for all of them.
+    """Return all that Dagster loads for some streams.
+
+    Each stream has its assets, checks, jobs and schedule; two sensors serve all of them.
 
     They merge with those of other calls and with a project's own (`dg.Definitions.merge`): their
     resources have keys of their own, and the executor of the code location is left to the project.

@@ -74,8 +74,7 @@ class ActiveRuns:
     """
 
     instance: dg.DagsterInstance
-    _all: list[DagsterRun] | None = None
-    _read: bool = False
+    _page: Sequence[DagsterRun] | None = None
     _lock: Lock = field(default_factory=Lock)
 
     def of(self, stream: ShardStream) -> list[ActiveRun]:
@@ -94,16 +93,14 @@ class ActiveRuns:
     def _runs_of(self, stream: ShardStream) -> list[DagsterRun]:
         job = names.consume_job_name(stream)
         with self._lock:
-            if not self._read:
-                page = self.instance.get_runs(
+            if self._page is None:
+                self._page = self.instance.get_runs(
                     dg.RunsFilter(statuses=ACTIVE), limit=RUNS_OF_ALL_MAX + 1
                 )
-                self._all = list(page) if len(page) <= RUNS_OF_ALL_MAX else None
-                self._read = True
-        if self._all is not None:
+        if len(self._page) <= RUNS_OF_ALL_MAX:
             return [
                 run
-                for run in self._all
+                for run in self._page
                 if run.tags.get(names.STREAM_TAG) == stream.name or run.job_name == job
             ]
         filters = (

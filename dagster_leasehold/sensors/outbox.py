@@ -109,9 +109,10 @@ def outbox_step(stream: ShardStream, deployment: Deployment, clock: Clock = stea
         store = deployment.store()
         pending = store.pending_events(stream.key)
         orphaned = left_behind(tick.instance, stream, store, pending)
+        due = [event for event in orphaned if not steps.wait_s(_step(event.shard))]
         by_shard: dict[str, list[OutboxEvent]] = {}
-        for event in orphaned[:EVENTS_PER_TICK_MAX]:
-            by_shard.setdefault(f"reporting shard {event.shard}", []).append(event)
+        for event in due[:EVENTS_PER_TICK_MAX]:
+            by_shard.setdefault(_step(event.shard), []).append(event)
         report = partial(_report, tick.instance, stream, store)
         reported = steps.attempt_all(by_shard, report)
         shards = [shard for each in reported for shard in each.shards]
@@ -129,10 +130,14 @@ def outbox_step(stream: ShardStream, deployment: Deployment, clock: Clock = stea
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """The number of rows that were reported, and the shard of each materialization."""
+    """Reported rows of the outbox: their number, and the shard of each materialization."""
 
     rows: int
     shards: list[ShardId]
+
+
+def _step(shard: ShardId) -> str:
+    return f"reporting shard {shard}"
 
 
 def _report(

@@ -1,10 +1,11 @@
-"""The step that publishes what runs have left, and tells Dagster of the table."""
+"""The step `publish`: it publishes what no run has published, and reports on the table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache, partial
 
 import dagster as dg
 
@@ -98,26 +99,22 @@ class TableWatch:
 
 def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
     """Return the step `publish`; `clock` gives monotonic seconds."""
-    instances: list[dg.DagsterInstance] = []
 
-    def nodes() -> dict[NodeName, str]:
-        address = instance_address(instances[0])
-        own = deployment.own(deployment.store().pulse(stream.key).nodes, address)
-        return {node.name: node.incarnation for node in own}
+    @cache
+    def watch_with(instance: dg.DagsterInstance) -> TableWatch:
+        def nodes() -> dict[NodeName, str]:
+            address = instance_address(instance)
+            own = deployment.own(deployment.store().pulse(stream.key).nodes, address)
+            return {node.name: node.incarnation for node in own}
 
-    rounds = PublishRounds(
-        stream,
-        deployment,
-        nodes,
-        clock,
-        ended=lambda run: run_ended(instances[0], run),
-        early_s=TICK_EARLY_S,
-    )
-    watch = TableWatch(rounds)
+        ended = partial(run_ended, instance)
+        return TableWatch(
+            PublishRounds(stream, deployment, nodes, clock, ended=ended, early_s=TICK_EARLY_S)
+        )
 
     def work(tick: Tick) -> Outcome:
-        instances[:] = [tick.instance]
-        line, trouble = rounds.tick()
+        watch = watch_with(tick.instance)
+        line, trouble = watch.rounds.tick()
         events = watch.observed(tick.instance)
         # What failed a moment ago, and took its time, is not asked again in the same tick.
         for event in [*events, *([] if trouble else watch.checked(tick.instance))]:

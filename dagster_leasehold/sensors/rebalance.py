@@ -116,7 +116,7 @@ def rebalance_step(
     clock: Clock = steady_clock,
     wait: Wait | None = None,
 ) -> Step:
-    """Return the step `rebalance`, which plans who holds the stream's shards and launches runs.
+    """Return the step `rebalance`: it decides which node holds which shard, and launches runs.
 
     Its memory lives in the code server's process. Its cursor carries the part that a restarted
     server must know: under which incarnation its nodes are alive, and since when others are not.

@@ -23,7 +23,7 @@ from dagster_leasehold.sensors.launch_choice import LOOK_S
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
 
 Wait = Callable[[float], object]
-"""Waits for some seconds; returns True if there is nothing to wait for any more."""
+"""Waits for some seconds, and returns True if the tick has ended meanwhile."""
 
 WATCH_S = 4.0
 """The time from the beginning of a tick to its end, in seconds: less than to the next one."""

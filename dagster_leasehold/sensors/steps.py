@@ -9,7 +9,6 @@ belongs to the tick after that, which does not start it anew.
 from __future__ import annotations
 
 import json
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,18 +17,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
-from traceback import format_tb
 
 import dagster as dg
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
+from dagster_leasehold.lease_store.rules.failing_steps import log_frames, sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors.active_runs import ActiveRuns
-
-_LOG = logging.getLogger(__name__)
 
 TICK_S = 4.5
 """The longest time of a tick, in seconds: less than to the next one, which is 5 s later."""
@@ -194,7 +190,7 @@ class StreamSteps:
         over.set()
 
     def _result(self, cursors: Mapping[str, str]) -> dg.SensorResult:
-        """Return what the finished steps left, and a line for each step.
+        """Return the runs and cursors of the steps that have finished, and a line for each step.
 
         Raises:
             StepFailed: a step did, and no other left anything that would be lost with the tick.
@@ -212,9 +208,7 @@ class StreamSteps:
             del self._running[number]
             if error := future.exception():
                 failed = True
-                # The frames alone: a message of foreign code may hold what it was given.
-                frames = "".join(format_tb(error.__traceback__))
-                _LOG.error("Step %s of %s failed in:\n%s", step.name, step.stream.name, frames)
+                log_frames(step.place, error)
                 outcomes[step] = Outcome(f"failed ({sentence_of(error)})", trouble=True)
             else:
                 outcomes[step] = future.result()
@@ -274,7 +268,7 @@ _OPENING = Lock()
 
 
 def opened_instance(context: dg.SensorEvaluationContext) -> dg.DagsterInstance:
-    """Return Dagster's instance, opened at the first call of this process.
+    """Return Dagster's instance, which this process opens once and keeps.
 
     `context.instance` opens one for every tick, which is three quarters of an idle tick's costs.
     """

@@ -14,7 +14,7 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partitions import asset_key, automation_job, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.compaction import compaction_step
 from dagster_leasehold.sensors.janitor import janitor_step
@@ -27,10 +27,7 @@ from dagster_leasehold.sensors.steps import Step, StreamSteps, opened_instance
 
 
 def build_launching_sensor(
-    streams: Sequence[ShardStream],
-    deployment: Deployment,
-    jobs: Sequence[dg.JobDefinition],
-    clock: Clock = steady_clock,
+    streams: Sequence[ShardStream], deployment: Deployment, jobs: Sequence[dg.JobDefinition]
 ) -> dg.SensorDefinition:
     """Return the sensor `<stream>_rebalance`, which plans and launches runs.
 
@@ -38,10 +35,9 @@ def build_launching_sensor(
         streams: at least one.
         deployment: of the nodes.
         jobs: that consume and compact the streams.
-        clock: monotonic seconds.
     """
-    steps = [rebalance_step(stream, deployment, clock) for stream in streams]
-    steps += [compaction_step(stream, deployment, clock) for stream in streams if stream.compact]
+    steps = [rebalance_step(stream, deployment) for stream in streams]
+    steps += [compaction_step(stream, deployment) for stream in streams if stream.compact]
     nodes = "its nodes" if deployment.agents else ", ".join(deployment.nodes)
     alive = "" if deployment.agents else f"Keeps {nodes} alive. "
     return _sensor(
@@ -49,29 +45,27 @@ def build_launching_sensor(
         f"{alive}Shares the shards of {_listed(streams)} with the other nodes of their groups, and "
         f"launches runs for those that {nodes} hold, and runs that merge small files.",
         steps,
-        clock,
         jobs=[*jobs, *(automation_job(stream) for stream in streams)],
     )
 
 
 def build_housekeeping_sensor(
-    streams: Sequence[ShardStream], deployment: Deployment, clock: Clock = steady_clock
+    streams: Sequence[ShardStream], deployment: Deployment
 ) -> dg.SensorDefinition:
     """Return the sensor `<stream>_housekeeping`, which launches nothing.
 
     Args:
         streams: at least one.
         deployment: of the nodes.
-        clock: monotonic seconds.
     """
     steps: list[Step] = []
     for stream in streams:
-        steps.append(publish_step(stream, deployment, clock))
+        steps.append(publish_step(stream, deployment))
         if stream.on_commit is not None:
-            steps.append(on_commit_step(stream, deployment, clock=clock))
-        steps.append(shard_list_step(stream, deployment, clock))
-        steps.append(janitor_step(stream, deployment, clock))
-        steps.append(outbox_step(stream, deployment, clock))
+            steps.append(on_commit_step(stream, deployment))
+        steps.append(shard_list_step(stream, deployment))
+        steps.append(janitor_step(stream, deployment))
+        steps.append(outbox_step(stream, deployment))
     keys = [key for stream in streams for key in (asset_key(stream), log_asset_key(stream))]
     return _sensor(
         f"{definition_name(streams[0])}_housekeeping",
@@ -79,7 +73,6 @@ def build_housekeeping_sensor(
         "partition for each new shard, cleans up after runs that died and reports what they "
         "committed, and deletes old rows of history and output that has expired.",
         steps,
-        clock,
         asset_selection=dg.AssetSelection.assets(*keys),
     )
 
@@ -88,12 +81,11 @@ def _sensor(
     name: str,
     description: str,
     steps: Sequence[Step],
-    clock: Clock,
     *,
     jobs: Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition] | None = None,
     asset_selection: dg.AssetSelection | None = None,
 ) -> dg.SensorDefinition:
-    at_work = StreamSteps(steps, clock)
+    at_work = StreamSteps(steps, steady_clock)
 
     @dg.sensor(
         name=name,

@@ -58,6 +58,16 @@ def sentence_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def log_frames(step: str, error: BaseException) -> None:
+    """Log where a step failed, if nobody foresaw the error.
+
+    The frames alone: a message of foreign code may hold what it was given.
+    """
+    if not isinstance(error, errors.LeaseholdError):
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        _LOG.warning("%s failed in:\n%s", step, frames)
+
+
 @dataclass(slots=True)
 class _Failure:
     count: int
@@ -229,7 +239,4 @@ class FailingSteps:
         again = f"tried again in {wait_s:.0f} s" if wait_s else "tried again in the next round"
         self._notes.append(f"{step} failed ({sentence}), {again}")
         _LOG.warning("%s failed (%s), %s", step, sentence, again)
-        if not isinstance(error, errors.LeaseholdError):
-            # The frames alone: a message of foreign code may hold what it was given.
-            frames = "".join(traceback.format_tb(error.__traceback__))
-            _LOG.warning("%s failed in:\n%s", step, frames)
+        log_frames(step, error)

@@ -15,7 +15,7 @@ CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def entries_of(sensor: Step | dg.SensorDefinition) -> int:
-    """Count the entries of all containers that are reachable from a step, or a sensor's function.
+    """Count the entries of all containers that a step, or a sensor's function, refers to.
 
     Followed are closures, containers and objects of the project's own classes; a store, a source
     and a Dagster instance are none of them.

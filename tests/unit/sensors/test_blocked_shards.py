@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import dagster as dg
-import pytest
 from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.consuming.run_requests import FINISH_TAG, TAKE_TAG
 from dagster_leasehold.lease_store.ledger_rows import Intent
 from tests.unit.sensors.test_following_runs import A, FollowingScene
 from tests.unit.sensors.test_rebalance import served
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as dagster_instance:
-        yield dagster_instance
 
 
 def begun(instance: dg.DagsterInstance) -> FollowingScene:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import dagster as dg
-import pytest
 from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.consuming.run_requests import (
@@ -22,12 +20,6 @@ from tests.unit.sensors.test_rebalance import Scene, served
 
 A = NodeName("a")
 TICK_S = 5.0
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as dagster_instance:
-        yield dagster_instance
 
 
 class FollowingScene(Scene):

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from logging import getLogger
 
@@ -104,12 +103,6 @@ class Launcher:
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as target:
-        yield target
 
 
 @pytest.fixture(params=[False, True], ids=["sensor-beats", "agents-beat"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -22,12 +21,6 @@ from tests.unit.sensors.test_following_runs import TICK_S, A, FollowingScene
 HELD = replace(Suspicion(failure="It hangs.").within(1, alone=True), held=True)
 ONE = ShardId("1")
 REFUSED = "The transform of orders.eu raised ValueError: no price."
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as dagster_instance:
-        yield dagster_instance
 
 
 def begun(instance: dg.DagsterInstance) -> FollowingScene:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -29,12 +28,6 @@ LOCAL, ZERO = NodeName("local"), ShardId("0")
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as dagster_instance:
-        yield dagster_instance
-
-
 def commit_batches(
     store: MemoryStore, stream: ShardStream, run: str, count: int, *, address: str = ""
 ) -> None:
@@ -53,6 +46,18 @@ def commit_batches(
         statistics = BatchStatistics(10, 100, 9, 1, AT, AT)
         commit = BatchCommit(tenure, sequence, start, end, f"at-{sequence}", (), statistics)
         assert isinstance(store.commit([commit])[ZERO], Changed)
+
+
+def commit_one(store: MemoryStore, stream: ShardStream, run: str, shard: ShardId) -> None:
+    """Add a shard to the group, and commit a batch of 5 records to it."""
+    key = stream.key
+    store.sync_shards(key, [ShardListing(ZERO), ShardListing(shard)], observer="test")
+    store.claim(key, {shard: (LOCAL, 0)}, observer="test", reason="test")
+    opened = store.open_tenure(key, shard, LOCAL, run)
+    assert isinstance(opened, Opened)
+    store.record_intents([Intent(opened.tenure, 0, "0", "5")])
+    commit = BatchCommit(opened.tenure, 0, "0", "5", "at", (), BatchStatistics(5, 50, 5, 0))
+    assert isinstance(store.commit([commit])[shard], Changed)
 
 
 def materialized(
@@ -166,14 +171,7 @@ def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypat
     stream, _ = scripted_stream(2)
     deployment, store = memory_deployment()
     commit_batches(store, stream, "dead", 2)
-    other = ShardId("1")
-    store.sync_shards(stream.key, [ShardListing(ZERO), ShardListing(other)], observer="test")
-    store.claim(stream.key, {other: (LOCAL, 0)}, observer="test", reason="test")
-    opened = store.open_tenure(stream.key, other, LOCAL, "dead")
-    assert isinstance(opened, Opened)
-    store.record_intents([Intent(opened.tenure, 0, "0", "5")])
-    commit = BatchCommit(opened.tenure, 0, "0", "5", "at", (), BatchStatistics(5, 50, 5, 0))
-    assert isinstance(store.commit([commit])[other], Changed)
+    commit_one(store, stream, "dead", ShardId("1"))
     now_s = [0.0]
     step = outbox_step(stream, deployment, lambda: now_s[0])
 
@@ -192,3 +190,24 @@ def test_a_row_that_cannot_be_read_holds_back_no_other_shard(instance, monkeypat
     now_s[0] += 5
     run_step(step, instance)
     assert [event.partition for event in materialized(instance, stream)] == ["0", "1"]
+
+
+def test_a_shard_that_cannot_be_reported_takes_no_place_from_the_others(instance, monkeypatch):
+    """Goal: more of its rows than a tick reports, and older ones, come first in the outbox."""
+    monkeypatch.setattr("dagster_leasehold.sensors.outbox.EVENTS_PER_TICK_MAX", 2)
+    stream, _ = scripted_stream(2)
+    deployment, store = memory_deployment()
+    commit_batches(store, stream, "dead", 3)
+    commit_one(store, stream, "dead", ShardId("1"))
+    step = outbox_step(stream, deployment, lambda: 0.0)
+
+    def broken(stream: ShardStream, committed: CommittedRange):
+        if committed.shard == ZERO:
+            raise ZeroDivisionError("unforeseen")
+        return materialization_of(stream, committed)
+
+    monkeypatch.setattr("dagster_leasehold.sensors.outbox.materialization_of", broken)
+    run_step(step, instance)
+    assert materialized(instance, stream) == []
+    run_step(step, instance)
+    assert [event.partition for event in materialized(instance, stream)] == ["1"]

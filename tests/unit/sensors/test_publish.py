@@ -158,7 +158,7 @@ def test_the_table_is_observed_now_and_then_while_it_changes(scene: Scene) -> No
         assert last.metadata["dagster/row_count"].value == 160
         scene.now_s += 300.0
         assert observe() == []
-        # A restarted server asks Dagster what it was told last.
+        # After a restart, Dagster knows which snapshot it was told of.
         scene.watches[NODE]._observed = None
         scene.now_s += 300.0
         assert observe() == []

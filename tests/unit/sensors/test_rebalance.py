@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import dagster as dg
@@ -85,12 +85,6 @@ class Scene:
     def row(self, shard: str):
         rows = self.store.snapshot(self.stream.key).shards
         return next(row for row in rows if row.shard == shard)
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as dagster_instance:
-        yield dagster_instance
 
 
 def served(request: dg.RunRequest) -> tuple[str, set[str]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import dagster as dg
-import pytest
 from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.partitions import NODE_TAG, asset_key
@@ -14,12 +11,6 @@ from dagster_leasehold.sensors.launch_choice import work_left
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import A, Scene, served
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as dagster_instance:
-        yield dagster_instance
 
 
 def test_what_nobody_foresaw_of_one_shard_stops_no_other(instance, monkeypatch):

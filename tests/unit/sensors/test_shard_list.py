@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import dagster as dg
-import pytest
 
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -11,12 +8,6 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.sensors.shard_list import TICKS_BETWEEN_REPEATS, shard_list_step
 from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as dagster_instance:
-        yield dagster_instance
 
 
 def partitions(instance: dg.DagsterInstance) -> list[str]:

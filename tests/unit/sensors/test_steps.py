@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import Event
 
 import dagster as dg
@@ -26,12 +26,6 @@ from tests.unit.sensors.streams import scripted_stream
 
 ORDERS, CLICKS = (scripted_stream(1, name)[0] for name in ("orders", "clicks"))
 REQUEST = dg.RunRequest(job_name="consume_orders")
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as ephemeral:
-        yield ephemeral
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Self
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.publication_rows import Publication, PublicationLag, PublishTurn
 from dagster_leasehold.lease_store.roles.publications import Publications
-from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, log_frames, sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 TURN_BUDGET_S = 20.0
-"""The time after which a turn begins no further publication, in seconds: others may wait for it."""
+"""The time in seconds after which a publisher gives the turn back, even if more is left."""
 CLEANING_EVERY_S = 3_600.0
 """The time between two looks for metadata that nothing names any more, in seconds."""
 HELD_MAX_S = 300.0
@@ -52,7 +51,7 @@ LEAVE_S = 5.0
 PUBLISHING = "publishing"
 
 Nodes = Callable[[], Mapping[NodeName, str]]
-"""Returns the nodes as which a process may publish, with the incarnation of each."""
+"""Returns the nodes in whose name a process may publish, each with its incarnation."""
 
 
 @dataclass
@@ -253,8 +252,10 @@ class PublishingRun:
             while rounds.left:
                 try:
                     line, trouble = rounds.tick()
-                except LeaseholdError as error:
-                    line, trouble = str(error), True
+                except Exception as error:
+                    # Whatever it is, the run goes on, and so does its publishing.
+                    line, trouble = sentence_of(error), True
+                    log_frames(PUBLISHING, error)
                 if trouble and line != last_line:
                     _LOG.warning("%s", line)
                     last_line = line
