@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "dagster_leasehold"
@@ -83,6 +86,25 @@ def test_every_dependency_is_pinned_and_none_names_an_address() -> None:
     assert len(pins) > 50
     for line in pins:
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!-]+(?: ;.*)?", line), line
+
+
+def test_every_pinned_package_installs_on_every_python_that_the_project_allows() -> None:
+    """Debian 12 has Python 3.11.2, which a package that asks for 3.11.5 does not accept."""
+    pins = re.findall(r"^([A-Za-z0-9._-]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.M)
+    pinned = {canonicalize_name(name) for name in pins}
+    asked = {
+        canonicalize_name(each.name): SpecifierSet(each.metadata["Requires-Python"] or "")
+        for each in distributions()
+    }
+    present = pinned & asked.keys()
+    assert len(present) > 50
+    pythons = ("3.11.0", "3.12.0", "3.13.0")
+    assert not [
+        f"{name} refuses Python {python}"
+        for name in sorted(present)
+        for python in pythons
+        if python not in asked[name]
+    ]
 
 
 def test_the_driver_is_new_enough() -> None:
