@@ -14,6 +14,7 @@ from collections.abc import (
 from dataclasses import fields, replace
 from itertools import islice
 from operator import attrgetter, gt, lt
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
@@ -53,6 +54,7 @@ from dagster_leasehold.lease_store.stored_rows import KEYS, NUMBERED, Above, Bel
 
 Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
+_BOUNDS = (range, set, frozenset, Above, Below)
 
 
 class RowsInMemory:
@@ -90,7 +92,7 @@ class RowsInMemory:
         **conditions: Any,
     ) -> Iterator[Value]:
         del lock
-        rows = [row for row in self._candidates(kind, conditions) if _meets(row, conditions)]
+        rows = _meeting(self._candidates(kind, conditions), conditions)
         place = _order(kind)
         if len(rows) > 1:
             rows.sort(key=place, reverse=newest_first)
@@ -402,8 +404,16 @@ def _order(kind: type) -> Callable[[Any], Any]:
     return place
 
 
-def _meets(row: Any, conditions: Mapping[str, Any]) -> bool:
-    return all(_holds(getattr(row, name), value) for name, value in conditions.items())
+def _meeting(rows: Iterable[Value], conditions: Mapping[str, Any]) -> list[Value]:
+    """Return the rows that meet all conditions; those of plain equality are tested first."""
+    exact = {name: value for name, value in conditions.items() if not isinstance(value, _BOUNDS)}
+    if exact:
+        fields_of = attrgetter(*exact)
+        wanted = fields_of(SimpleNamespace(**exact))
+        rows = [row for row in rows if fields_of(row) == wanted]
+    for name in conditions.keys() - exact.keys():
+        rows = [row for row in rows if _holds(getattr(row, name), conditions[name])]
+    return list(rows)
 
 
 def _holds(field: Any, value: Any) -> bool:
@@ -414,7 +424,5 @@ def _holds(field: Any, value: Any) -> bool:
             return field in value
         case Above():
             return field is not None and field > value.value
-        case Below():
-            return field is not None and field < value.value
         case _:
-            return field == value
+            return field is not None and field < value.value
