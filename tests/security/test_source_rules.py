@@ -89,22 +89,15 @@ def test_every_dependency_is_pinned_and_none_names_an_address() -> None:
 
 
 def test_every_pinned_package_installs_on_every_python_that_the_project_allows() -> None:
-    """Debian 12 has Python 3.11.2, which a package that asks for 3.11.5 does not accept."""
+    """Debian 12 has Python 3.11.2: pip refuses to install a package there that needs 3.11.5."""
     pins = re.findall(r"^([A-Za-z0-9._-]+)==", (ROOT / "constraints.txt").read_text("utf-8"), re.M)
     pinned = {canonicalize_name(name) for name in pins}
-    asked = {
-        canonicalize_name(each.name): SpecifierSet(each.metadata["Requires-Python"] or "")
-        for each in distributions()
-    }
-    present = pinned & asked.keys()
+    present = [each for each in distributions() if canonicalize_name(each.name) in pinned]
     assert len(present) > 50
-    pythons = ("3.11.0", "3.12.0", "3.13.0")
-    assert not [
-        f"{name} refuses Python {python}"
-        for name in sorted(present)
-        for python in pythons
-        if python not in asked[name]
-    ]
+    for package in present:
+        accepted = SpecifierSet(package.metadata["Requires-Python"] or "")
+        for python in ("3.11.0", "3.12.0", "3.13.0"):
+            assert python in accepted, f"{package.name} refuses Python {python}"
 
 
 def test_the_driver_is_new_enough() -> None:

@@ -12,9 +12,9 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import fields, replace
+from functools import partial
 from itertools import islice
-from operator import attrgetter, gt, lt
-from types import SimpleNamespace
+from operator import attrgetter, eq, gt, lt
 from typing import Any, TypeVar
 
 from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
@@ -54,7 +54,6 @@ from dagster_leasehold.lease_store.stored_rows import KEYS, NUMBERED, Above, Bel
 
 Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
-_BOUNDS = (range, set, frozenset, Above, Below)
 
 
 class RowsInMemory:
@@ -405,24 +404,23 @@ def _order(kind: type) -> Callable[[Any], Any]:
 
 
 def _meeting(rows: Iterable[Value], conditions: Mapping[str, Any]) -> list[Value]:
-    """Return the rows that meet all conditions; those of plain equality are tested first."""
-    exact = {name: value for name, value in conditions.items() if not isinstance(value, _BOUNDS)}
-    if exact:
-        fields_of = attrgetter(*exact)
-        wanted = fields_of(SimpleNamespace(**exact))
-        rows = [row for row in rows if fields_of(row) == wanted]
-    for name in conditions.keys() - exact.keys():
-        rows = [row for row in rows if _holds(getattr(row, name), conditions[name])]
+    """Return the rows that meet all conditions."""
+    for name, value in conditions.items():
+        holds = _test(value)
+        rows = [row for row in rows if holds(getattr(row, name))]
     return list(rows)
 
 
-def _holds(field: Any, value: Any) -> bool:
+def _test(value: Any) -> Callable[[Any], bool]:
+    """Return the test of a field that a condition with this value asks for."""
     match value:
         case range():
-            return value.start <= field < value.stop
+            return lambda field: value.start <= field < value.stop
         case set() | frozenset():
-            return field in value
+            return value.__contains__
         case Above():
-            return field is not None and field > value.value
+            return lambda field: field is not None and field > value.value
+        case Below():
+            return lambda field: field is not None and field < value.value
         case _:
-            return field is not None and field < value.value
+            return partial(eq, value)
