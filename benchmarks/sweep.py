@@ -1,14 +1,15 @@
-"""The cost of a sweep: one file per shard by our sink, or Spark's own Parquet writer.
+"""The cost of a sweep: one file per shard by our own writer, or Spark's own Parquet writer.
 
-`python -m benchmarks.sweep [--json]` writes the same records, read by the same data source, three
-ways in one Spark session:
+`python -m benchmarks.sweep [--json]` writes the same records, read by the same function, four ways
+in one Spark session:
 
-* `per shard`: the sink of `assets.output.parquet_sink`, one file per shard and task;
+* `per shard`: without a transform, one file per shard and task;
+* `DataFrame`: the same with a transform of DataFrames that changes nothing;
 * `partitionBy`: Spark's writer, a folder per shard, which sorts each task's rows first;
 * `mixed`: Spark's writer, a file per task with the shards mixed: what a floor costs, since
   files that belong to several shards cannot be fenced, replayed or merged shard by shard.
 
-Durability is part of the first way alone: it syncs every file before the job ends.
+Durability is part of the first two ways alone: they sync every file before the job ends.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagster_leasehold.assets.consuming.shard_data_source import FORMAT, read_options
+from dagster_leasehold.assets.consuming.frame_tasks import IS_RECORD, RangesRead
 from dagster_leasehold.assets.consuming.spark_sweeper import run_sweep
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
+from dagster_leasehold.assets.consuming.task_packing import pack
 from dagster_leasehold.assets.guarding.job_watch import JobWatch
+from dagster_leasehold.assets.output.output_file import RECORD_DDL
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -63,13 +66,13 @@ def make_ranges(folder: Path, shards: int, records: int) -> tuple[LocalLog, list
 def ways(
     spark: Any, log: LocalLog, ranges: list[ReadRange], output: Path
 ) -> dict[str, Callable[[], None]]:
-    """Return the three ways to write the ranges, by name."""
+    """Return the four ways to write the ranges, by name."""
 
-    def job() -> SweepJob:
+    def job(transform: Any) -> SweepJob:
         return SweepJob(
             stream=StreamName("benchmark"),
             source_options=log.spark_options(),
-            transform=None,
+            transform=transform,
             output_root=local_place(output),
             new_attempt=lambda: uuid.uuid4().hex,
             watch=JobWatch(tag="leasehold-benchmark", work="the benchmark"),
@@ -77,12 +80,14 @@ def ways(
         )
 
     def frame() -> Any:
-        reports = output / uuid.uuid4().hex
-        options = read_options(log.spark_options(), ranges, 2 * cores(), local_place(reports))
-        return spark.read.format(FORMAT).options(**options).load()
+        tasks = tuple(pack(ranges, 2 * cores()))
+        reading = RangesRead(log.spark_options(), tasks, local_place(output))
+        rows = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(reading, RECORD_DDL)
+        return rows.where(IS_RECORD)
 
-    def per_shard() -> None:
-        results = run_sweep(spark, job(), ranges, {range_.shard: range(1) for range_ in ranges})
+    def per_shard(transform: Any = None) -> None:
+        numbers = {range_.shard: range(1) for range_ in ranges}
+        results = run_sweep(spark, job(transform), ranges, numbers)
         assert all(isinstance(result, SweepOutcome) for result in results.values())
 
     def partition_by() -> None:
@@ -91,7 +96,15 @@ def ways(
     def mixed() -> None:
         frame().write.parquet(str(output / uuid.uuid4().hex))
 
-    return {"per shard": per_shard, "partitionBy": partition_by, "mixed": mixed}
+    def frames() -> None:
+        per_shard(lambda records: records)
+
+    return {
+        "per shard": per_shard,
+        "DataFrame": frames,
+        "partitionBy": partition_by,
+        "mixed": mixed,
+    }
 
 
 def measure(

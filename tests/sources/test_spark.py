@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.consuming.shard_data_source import (
-    FORMAT,
-    ShardDataSource,
-    read_options,
-)
-from dagster_leasehold.assets.output.attempt_reports import read_statistics
+from dagster_leasehold.assets.consuming.frame_tasks import RangesRead, statistics_of
+from dagster_leasehold.assets.output.output_file import RECORD_DDL
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
@@ -32,10 +28,10 @@ def test_a_job_reads_the_ranges_of_all_shards(
         begin = source.cursor_at(each, Position.BEGIN)
         plan = source.plan(each, begin, Limits(records_max=records))
         ranges.append(ReadRange(each, begin, plan.end, plan.records))
-    connect_session.dataSource.register(ShardDataSource)
-    folder = local_place(tmp_path / "reports")
-    options = read_options(source.spark_options(), ranges, 2, folder)
-    rows = connect_session.read.format(FORMAT).options(**options).load().collect()
+    folder = local_place(tmp_path / "output")
+    reading = RangesRead(source.spark_options(), tuple((range_,) for range_ in ranges), folder)
+    all_rows = connect_session.range(0, 2, 1, 2).mapInArrow(reading, RECORD_DDL).collect()
+    rows = [row for row in all_rows if row.shard_id is not None]
     read = {each: [row for row in rows if row.shard_id == each] for each in (shard, other)}
     assert [bytes(row.value) for row in read[shard]] == list(VALUES)
     assert [bytes(row.value) for row in read[other]] == list(VALUES[:5])
@@ -44,8 +40,6 @@ def test_a_job_reads_the_ranges_of_all_shards(
     assert [row.event_time.timestamp() for row in read[shard]] == [
         row["event_time"].timestamp() for row in in_process
     ]
-    reports = read_statistics(folder, [shard, other])
-    assert {each: statistics.records for each, statistics in reports.items()} == {
-        shard: len(VALUES),
-        other: 5,
-    }
+    reports = [row.value for row in all_rows if row.shard_id is None]
+    counted = {each: statistics.records for each, statistics in map(statistics_of, reports)}
+    assert counted == {shard: len(VALUES), other: 5}

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN, check_columns
+from dagster_leasehold.assets.consuming.frame_tasks import (
+    IS_RECORD,
+    REPORT,
+    RangesRead,
+    RowsWritten,
+    statistics_of,
+)
 from dagster_leasehold.assets.consuming.spark_work import (
-    JobFailed,
-    ShardsFailed,
+    ROW_DDL,
     SweepJob,
     at_work,
+    clean,
     failed_job,
     feature_missing,
     unavailable,
 )
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
-from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
-from dagster_leasehold.assets.output import attempt_reports
+from dagster_leasehold.assets.consuming.task_packing import pack
+from dagster_leasehold.assets.errors import SparkFeatureMissing, TransformError
+from dagster_leasehold.assets.output.attempts import check_shared
+from dagster_leasehold.assets.output.output_file import RECORD_DDL
 from dagster_leasehold.assets.output.transform_mark import name_of
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, WrittenFile
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.missing_features import lacks_feature
@@ -31,9 +44,11 @@ from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.datasource import DataSource
 
-REGISTER_ATTEMPTS = 10
+OBSERVED_WITHIN_S = 5.0
+Read = Callable[[], dict[ShardId, RangeStatistics]]
+"""Returns the statistics of those ranges that a finished job has read to their end."""
+Observed = Callable[["DataFrame"], tuple["DataFrame", Read]]
 
 
 def attempt_frames(
@@ -47,80 +62,102 @@ def attempt_frames(
     Raises:
         ShardsFailed: workers named the shards that failed.
         JobFailed: the job failed, and no worker named a shard.
-        SparkUnavailable: Spark went away, or lacks what a transform of DataFrames needs.
+        SparkUnavailable: Spark went away, lacks what a sweep needs, or does not share the folder.
         SweepInterrupted: `job.watch.doomed` became true.
         TransformError: the transform cannot be applied to any shard.
     """
-    from dagster_leasehold.assets.output.parquet_sink import FORMAT, write_options
-
-    attempt, folder = job.begin_attempt()
-    shards = [range_.shard for range_ in ranges]
     try:
-        output = _transformed(spark, _read(spark, job, ranges, folder), job)
+        return _attempt(spark, job, ranges, numbers, _observed)
+    except SparkFeatureMissing:
+        # A Spark without observations makes the same output; what it reads stays unknown.
+        return _attempt(spark, job, ranges, numbers, _unobserved)
+
+
+def _attempt(
+    spark: SparkSession,
+    job: SweepJob,
+    ranges: Sequence[ReadRange],
+    numbers: Mapping[ShardId, range],
+    observed: Observed,
+) -> dict[ShardId, SweepOutcome]:
+    attempt, folder = job.begin_attempt()
+    try:
+        rows, read = observed(_rows(spark, job, ranges, folder))
+        ship_code_of(job.transform, spark)
+        output = _transformed(rows.where(IS_RECORD), job)
     except LeaseholdError:
         folder.remove_empty_folder()
         raise
-    explain = partial(_explain, folder=folder, job=job, ranges=ranges)
+    explain = partial(failed_job, job=job, ranges=ranges)
+    numbers = {range_.shard: numbers[range_.shard] for range_ in ranges}
     with at_work(spark, job, folder, explain):
-        writer = output.write.format(FORMAT).mode("append")
-        own = {shard: numbers[shard] for shard in shards}
-        options = write_options(own, folder, name_of(job.transform))
-        writer.options(**options).save()
-    outcomes = _outcomes(folder, attempt, shards)
-    attempt_reports.remove_reports(folder)
-    if not any(outcome.files for outcome in outcomes.values()):
-        folder.remove_empty_folder()
-    return outcomes
+        written = RowsWritten(folder, numbers, name_of(job.transform))
+        answer = output.mapInArrow(written, ROW_DDL).toArrow()
+    by_task = [
+        [WrittenFile.of(file) for file in json.loads(text)] for text in answer.column(0).to_pylist()
+    ]
+    check_shared(folder, ([(file.path, file.bytes) for file in own] for own in by_task))
+    clean(folder)
+    statistics = read()
+    files: dict[str, list[WrittenFile]] = {shard: [] for shard in numbers}
+    for file in chain.from_iterable(by_task):
+        files[file.shard].append(file)
+    return {
+        shard: SweepOutcome.of(attempt, statistics.get(shard), files[shard]) for shard in numbers
+    }
 
 
-def _read(
+def _rows(
     spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange], folder: OutputPlace
 ) -> DataFrame:
-    from dagster_leasehold.assets.consuming.shard_data_source import FORMAT, read_options
+    """Return what `RangesRead` reads.
 
+    Raises:
+        SparkUnavailable: Spark went away, or does not know what the records come by.
+    """
+    tasks = tuple(pack(ranges, job.tasks_max))
+    count = len(tasks)
+    reading = RangesRead(job.source_options, tasks, folder)
     try:
-        _register(spark)
-        options = read_options(job.source_options, ranges, job.tasks_max, folder)
-        return spark.read.format(FORMAT).options(**options).load()
+        return spark.range(0, count, 1, count).mapInArrow(reading, RECORD_DDL)
     except Exception as error:
         lacking = lacks_feature(error)
         raise (feature_missing(error, job) if lacking else unavailable(error)) from error
 
 
-_registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+def _observed(rows: DataFrame) -> tuple[DataFrame, Read]:
+    """Return the rows, and what their reports will say.
 
-
-def _register(spark: SparkSession) -> None:
-    """Tell a session of the source and the sink, once."""
-    from dagster_leasehold.assets.consuming.shard_data_source import ShardDataSource
-    from dagster_leasehold.assets.output.parquet_sink import ShardFilesSink
-
-    if spark not in _registered:
-        _register_one(spark, ShardDataSource)
-        _register_one(spark, ShardFilesSink)
-        _registered.add(spark)
-
-
-def _register_one(spark: SparkSession, source: type[DataSource]) -> None:
-    """Register a data source under its name, replacing an earlier one.
-
-    Runs share a session, and in a new one these two can meet:
-    1. Run A and run B register at the same moment.
-    2. A's registration counts; B is refused as if the name could not be replaced.
-    3. B tries again and replaces A's, which is the same.
+    A plan that uses the rows twice may read them twice: both reports of a range say the same.
     """
-    from pyspark.errors import AnalysisException
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import collect_list, expr
 
-    for attempts_left in reversed(range(REGISTER_ATTEMPTS)):
-        try:
-            spark.dataSource.register(source)
-            return
-        except AnalysisException as error:
-            if "DATA_SOURCE_ALREADY_EXISTS" not in str(error) or not attempts_left:
-                raise
+    observation = Observation()
+    observed = rows.observe(observation, collect_list(expr(REPORT)).alias("reports"))
+
+    def read() -> dict[ShardId, RangeStatistics]:
+        reports: list[bytes] = []
+
+        def ask() -> None:
+            # Where Spark left out the reading, because nothing depends on its rows, this raises, or
+            # in some releases never returns.
+            with suppress(Exception):
+                reports.extend(observation.get["reports"])
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(OBSERVED_WITHIN_S)
+        return dict(map(statistics_of, reports))
+
+    return observed, read
 
 
-def _transformed(spark: SparkSession, records: DataFrame, job: SweepJob) -> DataFrame:
+def _unobserved(rows: DataFrame) -> tuple[DataFrame, Read]:
+    return rows, dict
+
+
+def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
     """Return the output of the user's transform, checked before anything is read.
 
     Raises:
@@ -131,7 +168,6 @@ def _transformed(spark: SparkSession, records: DataFrame, job: SweepJob) -> Data
 
     where = f"The transform of stream {job.stream}"
     transform = cast(Transform, job.transform)
-    ship_code_of(transform, spark)
     try:
         output = cast(object, transform(records))
         # Spark checks column names only when it is asked for them.
@@ -157,36 +193,3 @@ def _can_be_read(records: DataFrame) -> bool:
     except Exception as error:
         return not lacks_feature(error)
     return True
-
-
-def _explain(
-    error: Exception, folder: OutputPlace, job: SweepJob, ranges: Sequence[ReadRange]
-) -> Exception:
-    """Return the failure of a job in our own words, for the shards that it concerns."""
-    if session_is_gone(error):
-        return unavailable(error)
-    failures = attempt_reports.failures(folder, [range_.shard for range_ in ranges])
-    named = {failure.shard: failure.error for failure in failures if failure.shard is not None}
-    if named:
-        return ShardsFailed(named)
-    if failures:
-        return JobFailed(failures[0].error)
-    return failed_job(error, job, ranges)
-
-
-def _outcomes(
-    folder: OutputPlace, attempt: str, shards: Sequence[ShardId]
-) -> dict[ShardId, SweepOutcome]:
-    files = attempt_reports.written_files(folder)
-    if files is None:
-        raise SparkUnavailable(
-            f"Spark reported that it wrote {attempt} but left no report in {folder}: let Spark's "
-            "workers and this process share the output folder."
-        )
-    read = attempt_reports.read_statistics(folder, shards)
-    outcomes: dict[ShardId, SweepOutcome] = {}
-    for shard in shards:
-        own = [file for file in files if file.shard == shard]
-        own.sort(key=lambda file: file.path)
-        outcomes[shard] = SweepOutcome.of(attempt, read.get(shard), own)
-    return outcomes

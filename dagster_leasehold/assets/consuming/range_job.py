@@ -15,12 +15,18 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
-from dagster_leasehold.assets.consuming.range_tasks import ROW_DDL, RangeTasks
-from dagster_leasehold.assets.consuming.spark_work import SweepJob, at_work, failed_job
+from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
+from dagster_leasehold.assets.consuming.spark_work import (
+    ROW_DDL,
+    SweepJob,
+    at_work,
+    clean,
+    failed_job,
+)
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
-from dagster_leasehold.assets.errors import SparkUnavailable, TransformError
-from dagster_leasehold.assets.output.attempt_reports import remove_reports
+from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error
@@ -63,7 +69,14 @@ def attempt_ranges(
     explain = partial(failed_job, job=job, ranges=ranges)
     with at_work(spark, job, folder, explain):
         rows = _run(spark, tasks)
-    _check_shared(tasks.tasks, rows, folder, attempt)
+    files_of = {row.part: row.files for row in rows}
+    check_shared(
+        folder,
+        (
+            [(file.path, file.bytes) for part in task for file in files_of.get(part, ())]
+            for task in tasks.tasks
+        ),
+    )
     of_shard: dict[ShardId, list[RangeRow]] = {range_.shard: [] for range_ in ranges}
     for row in rows:
         of_shard[row.part.shard].append(row)
@@ -71,7 +84,8 @@ def attempt_ranges(
         range_.shard: outcome_of(range_, parts[range_.shard], of_shard[range_.shard], attempt)
         for range_ in ranges
     }
-    _clean(folder, rows, results)
+    _remove_failed(folder, rows, results)
+    clean(folder)
     return results
 
 
@@ -102,41 +116,12 @@ def _run(spark: SparkSession, tasks: RangeTasks) -> list[RangeRow]:
     return [RangeRow.of(text) for text in answer.column(0).to_pylist()]
 
 
-def _check_shared(
-    tasks: Sequence[Sequence[ReadRange]],
-    rows: Sequence[RangeRow],
-    folder: OutputPlace,
-    attempt: str,
-) -> None:
-    """Refuse files that this process does not see as the workers wrote them.
-
-    A store keeps what it has acknowledged: there one file tells if a task wrote to this one.
-
-    Raises:
-        SparkUnavailable: one is missing or shorter.
-    """
-    files_of = {row.part: row.files for row in rows}
-    by_task = [[file for part in task for file in files_of.get(part, ())] for task in tasks]
-    files = [file for own in by_task for file in (own if folder.is_local else own[:1])]
-    sizes = folder.sizes([file.path for file in files])
-    for file, size in zip(files, sizes, strict=True):
-        if size != file.bytes:
-            raise SparkUnavailable(
-                f"Spark reported that it wrote {attempt}/{file.path}, and it is not in "
-                f"{folder}: let Spark's workers and this process share the output folder."
-            )
-
-
-def _clean(
+def _remove_failed(
     folder: OutputPlace, rows: Sequence[RangeRow], results: Mapping[ShardId, SweepResult]
 ) -> None:
-    """Leave in the attempt's folder what may be committed, and no folder that holds nothing."""
-    # A store would be asked twice for a sign that few attempts leave: vacuum takes it.
-    if folder.is_local:
-        remove_reports(folder)
+    """Delete the files of shards that failed."""
     for row in rows:
         if not isinstance(results[row.part.shard], SweepOutcome):
             for file in row.files:
                 with suppress(OSError):  # what stays is vacuum's
                     (folder / file.path).remove(missing_ok=True)
-    folder.remove_empty_folder()

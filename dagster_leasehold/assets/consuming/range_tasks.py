@@ -19,13 +19,12 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked
 from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
-from dagster_leasehold.assets.errors import OutputUnwritable, TransformError, TransformUnusable
-from dagster_leasehold.assets.output.attempt_reports import MovingRecords
+from dagster_leasehold.assets.errors import TransformError, TransformUnusable
 from dagster_leasehold.assets.output.file_names import FileNames, file_name
 from dagster_leasehold.assets.output.output_file import SETTLED_AT_ONCE
-from dagster_leasehold.assets.output.shard_files import RangeFiles
+from dagster_leasehold.assets.output.shard_files import RangeFiles, unwritable
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
-from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.assets.spark.users_code import users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError, one_line
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -34,8 +33,6 @@ from dagster_leasehold.shard_sources.source import ReadRange, ShardReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-ROW_DDL = "row string"
 
 
 @dataclass(frozen=True)
@@ -148,7 +145,8 @@ class _Task:
         files.abandon()
         if isinstance(error, LeaseholdError):
             return RangeRow.failed(range_, error)
-        return RangeRow.failed(range_, _writing_failed(range_, self._folder, error))
+        whose = f"The output of shard {range_.shard}"
+        return RangeRow.failed(range_, unwritable(whose, self._folder, error))
 
     def _made(self, range_: ReadRange, files: RangeFiles) -> RangeRow:
         read = RangeStatistics()
@@ -228,11 +226,3 @@ class _Task:
 
 def _reading_failed(error: Exception) -> SourceError:
     return SourceError(f"Reading failed with {type(error).__name__}: {one_line(str(error))}")
-
-
-def _writing_failed(range_: ReadRange, folder: OutputPlace, error: Exception) -> OutputUnwritable:
-    return OutputUnwritable(
-        f"The output of shard {range_.shard} cannot be written to {folder} "
-        f"({type(error).__name__}: {one_line(str(error))}): see that Spark's workers may write "
-        "there and that its disk has room."
-    )

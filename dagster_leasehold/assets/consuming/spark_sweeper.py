@@ -6,7 +6,7 @@ SQL (`frame_job`).
 
 A task a shard would cost fifty times more than the ranges of all shards in a few tasks. The price
 is that a job that fails as a whole does not say whose fault it was: where no worker names the
-shard, the sweep is halved until the shards that fail stand alone and the others have gone through.
+shard, each shard has a job of its own.
 """
 
 from __future__ import annotations
@@ -91,8 +91,7 @@ def run_sweep(
             pending += [rest] if rest else []
         except JobFailed as failed:
             if len(part) > 1:
-                middle = len(part) // 2
-                pending += [part[middle:], part[:middle]]
+                pending += [(range_,) for range_ in reversed(part)]
                 continue
             results[part[0].shard] = failed.error
             alone.append(failed.cause)

@@ -20,7 +20,8 @@ from dagster_leasehold.assets.errors import (
 )
 from dagster_leasehold.assets.guarding.job_watch import JobWatch, explained, watched
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
-from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.output.worker_results import worker_errors
+from dagster_leasehold.assets.places.place import SIGNS_FOLDER, OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.missing_features import is_of_a_plan, lacks_feature
 from dagster_leasehold.assets.spark.users_code import session_is_gone, users_error
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXECUTOR_LOST = "ExecutorLostFailure"
+ROW_DDL = "row string"
+"""The column of the rows that tasks send back."""
 
 
 def works_on_arrow(transform: Transform | ArrowTransform | None) -> bool:
@@ -75,7 +78,7 @@ class SweepJob:
 
 
 class JobFailed(Exception):
-    """A job failed and no worker named the shard.
+    """A job failed, and no worker named a shard.
 
     Attributes:
         error: for the shards of the job.
@@ -138,24 +141,24 @@ def unavailable(error: Exception) -> SparkUnavailable:
 
 
 def feature_missing(error: Exception, job: SweepJob) -> SparkFeatureMissing:
-    """Return the error of a Spark that lacks what the way of this job through Spark needs."""
-    if works_on_arrow(job.transform):
-        need, remedy = "functions on Arrow tables", ""
-    else:
-        need = "Python data sources, because its transform is one of DataFrames"
-        remedy = "make the transform one of Arrow tables, with @arrow_transform, or "
+    """Return the error of a Spark that lacks what every job needs."""
     return SparkFeatureMissing(
-        f"Stream {job.stream} needs a Spark that has {need}, and this one refuses them "
-        f"({users_error(error)}): {remedy}have the setting spark name another Spark."
+        f"Stream {job.stream} needs a Spark that has functions on Arrow tables, and this one "
+        f"refuses them ({users_error(error)}): have the setting spark name another Spark."
     )
 
 
 def failed_job(
     error: Exception, job: SweepJob, ranges: Sequence[ReadRange]
-) -> JobFailed | SparkUnavailable:
-    """Return the failure of a job, of which no worker said why, in our own words."""
+) -> JobFailed | ShardsFailed | SparkUnavailable:
+    """Return the failure of a job in our own words, for the shards that it concerns."""
     if session_is_gone(error):
         return unavailable(error)
+    errors = worker_errors(error)
+    if of_job := errors.pop("", None):
+        return JobFailed(of_job)
+    if errors:
+        return ShardsFailed({ShardId(shard): of_shard for shard, of_shard in errors.items()})
     if lacks_feature(error) and (works_on_arrow(job.transform) or not is_of_a_plan(error)):
         return feature_missing(error, job)
     whose, (first, *others) = str(job.stream), ranges
@@ -173,3 +176,11 @@ def failed_job(
             EXECUTOR_LOST,
         )
     return JobFailed(TransformError(f"The Spark job for {whose} failed with {cause}."), cause)
+
+
+def clean(folder: OutputPlace) -> None:
+    """Delete the signs of an attempt that has ended, and its folder if it holds nothing."""
+    # A store would be asked twice for a sign that few attempts leave: vacuum takes it.
+    if folder.is_local:
+        (folder / SIGNS_FOLDER).remove_folder()
+    folder.remove_empty_folder()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-from dagster_leasehold.assets.errors import OutputUnwritable
+from dagster_leasehold.assets.errors import OutputUnwritable, SparkUnavailable
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import LogCorrupt, one_line
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -33,6 +33,28 @@ def attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
     """Return those of the attempts that belong to one of these runs."""
     labels = tuple(f"{attempt_label(run)}-" for run in runs)
     return {attempt for attempt in attempts if attempt.startswith(labels)}
+
+
+def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]]]) -> None:
+    """Refuse files that this process does not see as Spark's workers wrote them.
+
+    A store keeps what it has acknowledged: there one file tells if a task wrote to this one.
+
+    Args:
+        folder: the attempt's folder.
+        by_task: the name and the bytes of each file, task by task.
+
+    Raises:
+        SparkUnavailable: one is missing or shorter.
+    """
+    files = [file for own in by_task for file in (own if folder.is_local else own[:1])]
+    sizes = folder.sizes([name for name, _ in files])
+    for (name, written), size in zip(files, sizes, strict=True):
+        if size != written:
+            raise SparkUnavailable(
+                f"Spark reported that it wrote {name}, and it is not in {folder}: let Spark's "
+                "workers and this process share the output folder."
+            )
 
 
 def touch_replaced(output_root: OutputPlace, files: Iterable[DataFile]) -> None:

@@ -1,19 +1,18 @@
 """One Parquet file per shard and task, or per range, written as Arrow batches come.
 
 Rows that never leave the process which read them come range by range, all of one shard and in
-order. With a transform of DataFrames, Spark calls `ShardFiles` through `assets.output.parquet_sink`
-with the rows of any of the sweep's shards in any order. Both know Arrow alone.
+order. With a transform of DataFrames, a task gets rows of any of the sweep's shards in any order.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
-from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.file_names import FileNames, file_name
 from dagster_leasehold.assets.output.output_file import (
     SETTLED_AT_ONCE,
@@ -22,7 +21,7 @@ from dagster_leasehold.assets.output.output_file import (
 )
 from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.assets.places.place import OutputPlace
-from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
@@ -65,6 +64,20 @@ class RangeFiles:
         if bad is not None:
             self._take(bad, quarantine=True)
         self._take(good, quarantine=False)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The bytes of rows that wait in memory."""
+        return sum(file.buffered_bytes for file in self._open.values())
+
+    def flush(self) -> None:
+        """Write the rows that wait.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        for file in self._open.values():
+            file.flush()
 
     def finish(self, settling: Executor) -> list[WrittenFile]:
         """Write all that is left, and begin to make it durable.
@@ -121,88 +134,72 @@ def _columns(schema: pa.Schema) -> str:
 
 
 class ShardFiles:
-    """The files of one task.
+    """The files of one task, of which the rows of each shard have their own.
 
     Args:
-        folder: the attempt's folder; nobody else writes these names into it.
-        task: the number of the task within its job.
-        attempt: the number of this try of the task.
+        folder: the attempt's folder.
+        name: a part of the files' names that nobody else uses.
         numbers: the batches that are made, by shard; rows of any other shard are refused.
         transform: the name of the transform that made the rows, which each file bears.
     """
 
     def __init__(
-        self,
-        folder: OutputPlace,
-        task: int,
-        attempt: int,
-        numbers: Mapping[ShardId, range],
-        transform: str = "",
+        self, folder: OutputPlace, name: str, numbers: Mapping[ShardId, range], transform: str = ""
     ) -> None:
         self._folder = folder
+        self._name = name
+        self._numbers = numbers
         self._transform = transform
-        self._prefix = f"{task:05d}-{attempt}"
-        self._numbers = dict(numbers)
-        self._open: dict[tuple[str, bool], OutputFile] = {}
-        self._buffered_bytes = 0
+        self._of: dict[str, RangeFiles] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Take rows for the files of their shards; rows with an error go to quarantine.
 
         Raises:
             TransformError: a row names no shard of the sweep.
+            OSError: rows cannot be written.
         """
         for shard, rows in by_shard(batch):
+            self._files(shard).add(rows)
+        if sum(files.buffered_bytes for files in self._of.values()) >= BUFFERED_BYTES_MAX:
+            for files in self._of.values():
+                files.flush()
+
+    def close(self) -> list[WrittenFile]:
+        """Finish all files, make them durable, and return them in order of their first rows.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        with ThreadPoolExecutor(SETTLED_AT_ONCE) as settling:
+            written = [file for files in self._of.values() for file in files.finish(settling)]
+            for files in self._of.values():
+                files.settle()
+        if written:
+            self._folder.sync_folder()
+        self._of = {}
+        return written
+
+    def abandon(self) -> None:
+        """Close and delete what was begun."""
+        for files in self._of.values():
+            files.abandon()
+        self._of = {}
+
+    def _files(self, shard: str) -> RangeFiles:
+        if shard not in self._of:
             if shard not in self._numbers:
                 raise TransformError(
                     f"The transform put {shown(shard)} into the column {SHARD_COLUMN}, which is no "
                     "shard that it was given: leave this column as it is."
                 )
-            bad, good = quarantined_and_good(rows)
-            if bad is not None:
-                self._take(shard, bad, quarantine=True)
-            self._take(shard, good, quarantine=False)
-
-    def close(self) -> list[WrittenFile]:
-        """Finish all files, make them durable, and return them in order of their first rows."""
-        files = [*self._open.values()]
-        written = [file.finish() for file in files]
-        if written:
-            with ThreadPoolExecutor(SETTLED_AT_ONCE) as settling:
-                deque(settling.map(OutputFile.settle, files), maxlen=0)
-            self._folder.sync_folder()
-        self._open = {}
-        return written
-
-    def abandon(self) -> None:
-        """Close and delete what was begun."""
-        for file in self._open.values():
-            file.abandon()
-        self._open = {}
-
-    def _take(self, shard: str, rows: pa.RecordBatch, *, quarantine: bool) -> None:
-        if rows.num_rows == 0:
-            return
-        file = self._open.get((shard, quarantine)) or self._begin(shard, rows, quarantine)
-        self._buffered_bytes -= file.buffered_bytes
-        file.add(rows)
-        self._buffered_bytes += file.buffered_bytes
-        if self._buffered_bytes >= BUFFERED_BYTES_MAX:
-            for each in self._open.values():
-                each.flush()
-            self._buffered_bytes = 0
-
-    def _begin(self, shard: str, rows: pa.RecordBatch, quarantine: bool) -> OutputFile:
-        self._folder.make_folder(exist_ok=True)
-        # The number keeps apart shards whose names differ in case only, on file systems that
-        # do not see the difference.
-        id_ = ShardId(shard)
-        rest = f"{self._prefix}-{len(self._open)}"
-        name = file_name(id_, self._numbers[id_], rest, quarantine=quarantine)
-        file = self._open[shard, quarantine] = OutputFile(
-            id_, self._folder / name, rows.schema, quarantine=quarantine, transform=self._transform
-        )
-        return file
+            id_ = ShardId(shard)
+            # The number keeps apart shards whose names differ in case only, on file systems that
+            # do not see the difference.
+            rest = f"{self._name}-{len(self._of)}"
+            names = partial(file_name, id_, self._numbers[id_], rest)
+            self._of[shard] = RangeFiles(self._folder, names, id_, self._transform)
+        return self._of[shard]
 
 
 def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -234,3 +231,11 @@ def by_shard(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     starts = [0, *(change + 1 for change in changes)]
     for start, end in zip(starts, [*starts[1:], batch.num_rows], strict=True):
         yield column[start].as_py(), batch.slice(start, end - start)
+
+
+def unwritable(whose: str, folder: OutputPlace, error: Exception) -> OutputUnwritable:
+    """Return the error of output that a worker cannot write into an attempt's folder."""
+    return OutputUnwritable(
+        f"{whose} cannot be written to {folder} ({type(error).__name__}: {one_line(str(error))}): "
+        "see that Spark's workers may write there and that its disk has room."
+    )

@@ -1,7 +1,7 @@
-"""Committed output of an object store in Spark, without a client of Spark's own for that store.
+"""DataFrames from and to Parquet files of a place, without a client of Spark's own for stores.
 
 Spark's Python workers read and write the files through Arrow, as they do for batches, so that an
-object store needs neither jars nor settings of Spark's. On a disk Spark reads and writes itself.
+object store needs neither jars nor settings of Spark's. From a disk Spark reads by itself.
 
 Spark's workers import this module by name.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from dagster_leasehold.assets.output.attempt_reports import MovingRecords
+from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import COMPRESSION
-from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
 if TYPE_CHECKING:
@@ -88,7 +88,14 @@ def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schem
 
 
 def write_frame(frame: DataFrame, folder: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
-    """Write a DataFrame into new files of an attempt's folder, durable when this returns."""
+    """Write a DataFrame into new files of an attempt's folder, durable when this returns.
+
+    Raises:
+        SparkUnavailable: its workers do not share the folder.
+    """
+    folder.make_folder()
     answer = frame.mapInArrow(_FileWritten(folder), ROW_DDL).toArrow()
     rows = [json.loads(text) for text in answer.column(0).to_pylist()]
+    check_shared(folder, ([(name, size)] for name, _, size in rows))
+    folder.sync_folder()
     return tuple(DataFile(f"{attempt}/{name}", records, size) for name, records, size in rows)

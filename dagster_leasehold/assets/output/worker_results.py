@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.ledger_rows import DataFile
 
 Plain = dict[str, Any]
 """Values that JSON can hold."""
+_ERRORS_MARK = "leasehold's errors: "
 _TIMES = ("first_event_time", "last_event_time")
 
 
@@ -116,6 +117,30 @@ def latest(one: datetime | None, other: datetime | None) -> datetime | None:
     """Return the larger of two times, either of which may be unknown."""
     times = [time for time in (one, other) if time is not None]
     return max(times, default=None)
+
+
+class WorkerFailed(Exception):
+    """Errors in a worker, by shard; empty for one that belongs to no shard.
+
+    Spark hands an exception on as text alone. This one's text holds the errors as JSON.
+    """
+
+    def __init__(self, errors: Mapping[str, BaseException]) -> None:
+        plain = {shard: plain_error(error) for shard, error in errors.items()}
+        super().__init__(f"{_ERRORS_MARK}{json.dumps(plain)}")
+
+
+def worker_errors(error: Exception) -> dict[str, LeaseholdError]:
+    """Return the errors of a `WorkerFailed` that Spark reports; none where it reports another."""
+    text = str(error)
+    at = text.rfind(_ERRORS_MARK)
+    if at < 0:
+        return {}
+    try:
+        plain, _ = json.JSONDecoder().raw_decode(text, at + len(_ERRORS_MARK))
+    except ValueError:
+        return {}  # Spark has cut it
+    return {shard: error_of(values) for shard, values in plain.items()}
 
 
 def plain_error(error: BaseException) -> Plain:

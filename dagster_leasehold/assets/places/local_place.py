@@ -22,7 +22,7 @@ from typing_extensions import override
 
 from dagster_leasehold.assets.places.place import (
     MOVING_SIGN,
-    REPORTS_FOLDER,
+    SIGNS_FOLDER,
     Entry,
     NewFile,
     OutputPlace,
@@ -180,7 +180,7 @@ class LocalPlace(OutputPlace):
 
     @override
     def note_work(self, task: str) -> None:
-        path = self.path / REPORTS_FOLDER / f"{MOVING_SIGN}-{task}"
+        path = self.path / SIGNS_FOLDER / f"{MOVING_SIGN}-{task}"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(b".")

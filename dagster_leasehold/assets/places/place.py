@@ -7,8 +7,11 @@ file counts if the ledger names it, and only vacuum lists.
 
 from __future__ import annotations
 
+import time
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 MOVING_SIGN = "moving"
 """The beginning of the names of signs that records move through an attempt."""
 # Spark and Arrow take a folder with this first letter for none of the data's.
-REPORTS_FOLDER = "_reports"
+SIGNS_FOLDER = "_signs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,3 +263,29 @@ class OutputPlace(ABC):
 
         Nobody writes into them any more, and nothing in them was committed.
         """
+
+
+class MovingRecords:
+    """Signs of a task that records move through it, left now and then while they do.
+
+    A task that ends sooner leaves none.
+
+    Args:
+        folder: the attempt's folder.
+        clock: gives monotonic seconds.
+    """
+
+    def __init__(self, folder: OutputPlace, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._task = uuid.uuid4().hex
+        self._clock = clock
+        self._noted_at = clock()
+
+    def moved(self) -> None:
+        """Take note of some records; a disk that does not take the sign keeps nobody from work."""
+        now = self._clock()
+        if now - self._noted_at < self._folder.signs_every_s:
+            return
+        self._noted_at = now
+        with suppress(OSError):
+            self._folder.note_work(self._task)

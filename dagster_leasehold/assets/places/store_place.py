@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from dagster_leasehold.assets.places.place import (
     MOVING_SIGN,
-    REPORTS_FOLDER,
+    SIGNS_FOLDER,
     Entry,
     NewFile,
     OutputPlace,
@@ -194,12 +194,12 @@ class StorePlace(OutputPlace):
     @override
     def note_work(self, task: str) -> None:
         # One name for all tasks: who looks need not list, and any change is a sign.
-        (self / f"{REPORTS_FOLDER}/{MOVING_SIGN}").put(f"{task} {uuid.uuid4().hex}".encode())
+        (self / f"{SIGNS_FOLDER}/{MOVING_SIGN}").put(f"{task} {uuid.uuid4().hex}".encode())
 
     @override
     def signs_of_work(self) -> Hashable:
         with contextlib.suppress(OSError):
-            return (self / f"{REPORTS_FOLDER}/{MOVING_SIGN}").content()
+            return (self / f"{SIGNS_FOLDER}/{MOVING_SIGN}").content()
         return None
 
     @override

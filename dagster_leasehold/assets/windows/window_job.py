@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from dagster_leasehold.assets import errors
-from dagster_leasehold.assets.guarding.job_watch import JobWatch, explained, watched
+from dagster_leasehold.assets.guarding.job_watch import explained, watched
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER
 from dagster_leasehold.assets.output.committed_output import parquet_frame
@@ -15,12 +14,11 @@ from dagster_leasehold.assets.output.table.reading import EventSpan, TablePlan
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
-from dagster_leasehold.lease_store.durable_files import sync_file, sync_folder
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 
 def make_files(
@@ -40,27 +38,11 @@ def make_files(
         SweepInterrupted: the run is ending.
         TransformError: the transform raised, or returned no DataFrame.
     """
+    from pyspark.sql import DataFrame
+
     spark, watch = on_spark.open(), on_spark.watch
     watch.progressed()
     (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
-    written = _write(spark, watch, stream, plan, span, transform=transform, root=root, name=name)
-    return _files(root, name) if written is None else written
-
-
-def _write(
-    spark: SparkSession,
-    watch: JobWatch,
-    stream: ShardStream,
-    plan: TablePlan,
-    span: EventSpan,
-    *,
-    transform: Transform,
-    root: OutputPlace,
-    name: str,
-) -> tuple[DataFile, ...] | None:
-    """Write the output of an hour; return its files, or None where Spark wrote them on a disk."""
-    from pyspark.sql import DataFrame
-
     folder = root / name
     where = f"The transform of an hour of stream {stream.name}"
 
@@ -80,31 +62,5 @@ def _write(
         ship_code_of(transform, spark)
         output = cast(object, transform(frame))
         if isinstance(output, DataFrame):
-            if not folder.is_local:
-                return write_frame(output, folder, name)
-            output.write.parquet(str(folder))
-            return None
+            return write_frame(output, folder, name)
     raise errors.TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
-
-
-def _files(output_root: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
-    """Return the files that Spark wrote, durable before a row names them."""
-    import pyarrow.parquet as pq
-
-    root = Path(str(output_root))
-    paths = sorted((root / attempt).glob("*.parquet"))
-    if not paths:
-        raise errors.SparkUnavailable(
-            f"Spark reported that it wrote {attempt} but left no file in {root / attempt}: let "
-            "Spark's workers and this process share the output folder."
-        )
-    for path in paths:
-        with path.open("rb") as file:
-            sync_file(file)
-    sync_folder(root / attempt)
-    # Spark made the folder of the attempt itself.
-    sync_folder(root / ATTEMPTS_FOLDER)
-    return tuple(
-        DataFile(f"{attempt}/{path.name}", pq.read_metadata(path).num_rows, path.stat().st_size)
-        for path in paths
-    )

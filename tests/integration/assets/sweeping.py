@@ -135,6 +135,15 @@ class Sweeping:
             assert set(table.column("shard_id").to_pylist()) == {shard}
             assert table.num_rows == len(AWKWARD) + self.records
 
+    def check_a_plan_that_reads_twice_counts_once(self) -> None:
+        """Goal: Spark keeps one of two observations; no error may get lost with the other."""
+        gone = ReadRange(ShardId("9"), "0", "5", 5)
+        results = self.run(lambda rows: rows.unionAll(rows), [*self.ranges("0", "1"), gone])
+        assert isinstance(results.pop(ShardId("9")), UnknownShard)
+        all_ = len(AWKWARD) + self.records
+        for outcome in results.values():
+            assert (outcome.statistics.records, outcome.statistics.written) == (all_, 2 * all_)
+
     def check_parsing_quarantines(self) -> None:
         """Goal: one function parses for both ways, with one result."""
         from dagster_leasehold.assets.parsing import parse_json

@@ -62,7 +62,7 @@ class ArrowSweeper:
     def _write(self, range_: ReadRange, numbers: range) -> SweepOutcome:
         attempt = f"attempts/{next(self._numbers)}-{self._label}"
         own = {range_.shard: numbers}
-        files = ShardFiles(self.output_root / attempt, 0, 0, own, self.transform)
+        files = ShardFiles(self.output_root / attempt, "0-0", own, self.transform)
         seen = RangeStatistics()
         for batch in self.log.read(range_):
             for part in exact(batch):

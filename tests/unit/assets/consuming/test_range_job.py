@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyarrow.fs import FileSystem, LocalFileSystem
 
-from dagster_leasehold.assets.consuming import range_job
+from dagster_leasehold.assets.consuming import spark_work
 from dagster_leasehold.assets.places.store_place import StorePlace
 
 
@@ -18,5 +18,5 @@ def test_an_attempt_in_a_store_ends_without_a_request(monkeypatch: pytest.Monkey
         return LocalFileSystem(), place.path
 
     monkeypatch.setattr(StorePlace, "arrow", arrow)
-    range_job._clean(StorePlace("s3", "bucket", "attempts/run-1"), [], {})
+    spark_work.clean(StorePlace("s3", "bucket", "attempts/run-1"))
     assert not asked

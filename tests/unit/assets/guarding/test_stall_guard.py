@@ -14,8 +14,8 @@ import pytest
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.sweep import GuardedSweeper
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
-from dagster_leasehold.assets.output.attempt_reports import MovingRecords
 from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.places.place import MovingRecords
 from dagster_leasehold.lease_store.errors import LogCorrupt, RunStalled
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import (

@@ -40,7 +40,7 @@ def batches(*shards: str) -> dict[ShardId, range]:
 
 
 def test_each_shard_has_its_own_file_in_order(tmp_path: Path) -> None:
-    files = ShardFiles(local_place(tmp_path / "attempt"), 3, 7, batches("a", "b", "c"))
+    files = ShardFiles(local_place(tmp_path / "attempt"), "0", batches("a", "b", "c"))
     files.add(rows(["a", "a", "b"]))
     files.add(rows(["b", "a"]))
     written = {file.shard: file for file in files.close()}
@@ -57,7 +57,7 @@ def test_each_shard_has_its_own_file_in_order(tmp_path: Path) -> None:
 
 
 def test_rows_with_an_error_go_to_quarantine(tmp_path: Path) -> None:
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     files.add(rows(["a", "a", "a"], [None, "bad", None]))
     good, bad = sorted(files.close(), key=lambda file: file.quarantine)
     assert (good.records, bad.records) == (2, 1)
@@ -86,7 +86,7 @@ def test_a_row_that_not_every_reader_can_read_goes_to_quarantine(
     """Goal: no value of a transform makes a table unreadable, and none stops its shard."""
     batch = rows(["a"] * 3, errors)
     batch = batch.set_column(batch.schema.get_field_index("extra"), "extra", extra)
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     files.add(batch)
     good, bad = sorted(files.close(), key=lambda file: file.quarantine)
     output = pq.read_table(tmp_path / good.path)
@@ -100,7 +100,7 @@ def test_a_row_that_not_every_reader_can_read_goes_to_quarantine(
 
 def test_a_row_that_cannot_go_to_quarantine_is_refused_in_one_sentence(tmp_path: Path) -> None:
     batch = rows(["a"]).append_column("day", pa.array([3_000_000], pa.date32()))
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     with pytest.raises(TransformError, match="return other values, or keep key, value, so that"):
         files.add(batch.drop_columns(["key", "value"]))
     files.abandon()
@@ -121,7 +121,7 @@ def test_an_event_time_that_a_transform_made_keeps_quarantine_readable(
     """Goal: the event time in quarantine is a moment in UTC or null, whatever a transform made."""
     own = rows(["a", "a"], [None, "refused"])
     own = own.set_column(own.schema.get_field_index("event_time"), "event_time", times)
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     files.add(own)
     good, bad = sorted(files.close(), key=lambda file: file.quarantine)
     assert (good.records, bad.records) == (1, 1)
@@ -130,7 +130,7 @@ def test_an_event_time_that_a_transform_made_keeps_quarantine_readable(
 
 
 def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     files.add(rows(["a"], ["bad"]))
     assert [file.quarantine for file in files.close()] == [True]
 
@@ -138,7 +138,7 @@ def test_only_errors_leave_only_a_quarantine_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shard", ["b", "../a", "", None])
 def test_a_foreign_shard_is_refused_in_one_sentence(tmp_path: Path, shard: str | None) -> None:
     folder = tmp_path / "attempt"
-    files = ShardFiles(local_place(folder), 0, 0, batches("a"))
+    files = ShardFiles(local_place(folder), "0", batches("a"))
     with pytest.raises(TransformError, match="column shard_id"):
         files.add(rows([shard]))
     files.abandon()
@@ -146,7 +146,7 @@ def test_a_foreign_shard_is_refused_in_one_sentence(tmp_path: Path, shard: str |
 
 
 def test_abandoning_deletes_what_was_begun(tmp_path: Path) -> None:
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a"))
     files.add(rows(["a"]))
     assert len([*tmp_path.iterdir()]) == 1
     files.abandon()
@@ -155,7 +155,7 @@ def test_abandoning_deletes_what_was_begun(tmp_path: Path) -> None:
 
 def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
     for _ in range(2):
-        files = ShardFiles(local_place(tmp_path), 0, 0, batches("a"))
+        files = ShardFiles(local_place(tmp_path), "0", batches("a"))
         if [*tmp_path.iterdir()]:
             with pytest.raises(FileExistsError):
                 files.add(rows(["a"]))
@@ -165,7 +165,7 @@ def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_names_differ_where_only_case_does(tmp_path: Path) -> None:
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a", "A"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a", "A"))
     files.add(rows(["a", "A"]))
     names = [file.path.lower() for file in files.close()]
     assert len(set(names)) == 2
@@ -177,7 +177,7 @@ def test_much_data_is_written_in_row_groups(
     """Goal: memory is bounded by row groups, and by all shards together."""
     monkeypatch.setattr(output_file, "ROW_GROUP_BYTES", 4_000)
     monkeypatch.setattr(shard_files, "BUFFERED_BYTES_MAX", 3_000)
-    files = ShardFiles(local_place(tmp_path), 0, 0, batches("a", "b"))
+    files = ShardFiles(local_place(tmp_path), "0", batches("a", "b"))
     for _ in range(20):
         files.add(rows(["a"] * 20 + ["b"] * 20))
     for file in files.close():

@@ -17,19 +17,17 @@ import pytest
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnreadable, SessionLost, TransformError
 from dagster_leasehold.assets.guarding.job_watch import JobWatch
-from dagster_leasehold.assets.guarding.run_on_spark import run_tag
-from dagster_leasehold.assets.places.local_place import local_place
+from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, run_tag
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.vacuum import VacuumReport, vacuum
-from dagster_leasehold.assets.windows import window_job, window_run
-from dagster_leasehold.assets.windows.window_job import _files
+from dagster_leasehold.assets.windows import window_run
 from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
 from dagster_leasehold.lease_store.errors import RunStalled
 from dagster_leasehold.lease_store.group_rows import Timing
+from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from tests.manual_clock import ManualClock
 from tests.spans import recorded_spans
-from tests.synced import synced
 from tests.unit.assets.consumption_world import World
 from tests.unit.assets.spark_doubles import PATIENCE_S, Driver, SparkDouble, until
 
@@ -46,25 +44,20 @@ class Hour:
         self.spark = SparkDouble(Driver())
         self.sentences: list[str] = []
         self.watch = JobWatch(tag="", work="")
-        monkeypatch.setattr(window_job, "_write", self._write)
+        monkeypatch.setattr(window_run, "make_files", self._make_files)
 
-    def _write(
-        self,
-        session: object,
-        watch: JobWatch,
-        *_: object,
-        root: OutputPlace,
-        name: str,
-        **__: object,
-    ) -> None:
-        self.sessions.append(session)
-        self.watch = watch
+    def _make_files(
+        self, on_spark: RunOnSpark, *_: object, root: OutputPlace, name: str, **__: object
+    ) -> tuple[DataFile, ...]:
+        self.sessions.append(on_spark.open())
+        self.watch = on_spark.watch
         path = Path(str(root / name))
-        path.mkdir()
+        path.mkdir(parents=True)
         pq.write_table(pa.table({"value": [1, 2]}), path / "part-0.parquet")
         for each in (path / "part-0.parquet", path):
             os.utime(each, (0, 0))
         self.meanwhile()
+        return (DataFile(f"{name}/part-0.parquet", 2, 100),)
 
     def make(self, run: str = "run-1", *ended: str, even_if_incomplete: bool = True) -> WindowMade:
         return make_window(
@@ -91,18 +84,6 @@ class Hour:
 @pytest.fixture
 def hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hour:
     return Hour(tmp_path, monkeypatch)
-
-
-def test_files_of_an_hour_are_on_the_disk_under_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "attempts" / "run-1"
-    folder.mkdir(parents=True)
-    pq.write_table(pa.table({"value": [1, 2]}), folder / "part-0.parquet")
-    with synced(monkeypatch) as paths:
-        (file,) = _files(local_place(tmp_path), "attempts/run-1")
-    assert (file.path, file.records) == ("attempts/run-1/part-0.parquet", 2)
-    assert paths == [folder / "part-0.parquet", folder, tmp_path / "attempts"]
 
 
 def test_the_trace_of_an_hour_shows_what_spark_takes_of_it(hour: Hour) -> None:

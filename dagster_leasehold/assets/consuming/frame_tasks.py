@@ -1,0 +1,145 @@
+"""The tasks of the DataFrame way: some read ranges into Spark, others write rows into files.
+
+The user's plan of Spark SQL stands between them. Spark's workers import this module by name.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
+from dagster_leasehold.assets.consuming.exact_records import add, exact
+from dagster_leasehold.assets.output.shard_files import ShardFiles, unwritable
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, WorkerFailed
+from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
+from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.shard_sources.registry import reader_from_options
+from dagster_leasehold.shard_sources.source import ReadRange, ShardReader, record_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IS_RECORD = f"{SHARD_COLUMN} IS NOT NULL"
+REPORT = f"CASE WHEN {SHARD_COLUMN} IS NULL THEN value END"
+"""The report that a row holds, as Spark SQL; null for a record."""
+
+
+@dataclass(frozen=True)
+class RangesRead:
+    """Reads the ranges of the tasks whose numbers come in.
+
+    After the records of each range comes a row without a shard: its value is the report, the shard
+    and the statistics of what was read. A range that fails stops no other one of its task; then the
+    task fails, and names the shards.
+
+    Attributes:
+        source_options: the options from which the reader is built.
+        tasks: the ranges of each task, by its number.
+        folder: the attempt's folder, where signs of work are left.
+    """
+
+    source_options: Mapping[str, str]
+    tasks: tuple[tuple[ReadRange, ...], ...]
+    folder: OutputPlace
+
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the records of these tasks, each range in order and followed by its report.
+
+        Raises:
+            WorkerFailed: ranges cannot be read.
+        """
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                yield from self._task(self.tasks[number])
+
+    def _task(self, ranges: tuple[ReadRange, ...]) -> Iterator[pa.RecordBatch]:
+        try:
+            reader = reader_from_options(dict(self.source_options))
+        except Exception as error:
+            raise WorkerFailed({"": error}) from error
+        errors: dict[str, Exception] = {}
+        for range_ in ranges:
+            try:
+                yield from self._range(reader, range_)
+            except Exception as error:
+                errors[range_.shard] = error
+        if errors:
+            raise WorkerFailed(errors)
+
+    def _range(self, reader: ShardReader, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        read, moving = RangeStatistics(), MovingRecords(self.folder)
+        for batch in reader.read(range_):
+            for part in exact(batch):
+                read = add(read, part)
+                moving.moved()
+                yield part
+        schema = record_schema()
+        report = pa.RecordBatch.from_arrays(
+            [pa.nulls(1, kind) for kind in schema.types], schema.names
+        )
+        value = json.dumps([range_.shard, read.plain()]).encode()
+        at = schema.get_field_index("value")
+        yield report.set_column(at, "value", pa.array([value], schema.field(at).type))
+
+
+def statistics_of(report: bytes) -> tuple[ShardId, RangeStatistics]:
+    """Return a shard and the statistics of its range from a report."""
+    shard, values = json.loads(report)
+    return ShardId(shard), RangeStatistics.of(values)
+
+
+@dataclass(frozen=True)
+class RowsWritten:
+    """Writes the rows of a task into a file for each shard; yields a row that lists the files.
+
+    Spark's own Parquet writer mixes shards in a file, or pays for a shuffle or a sort to keep them
+    apart.
+
+    Attributes:
+        folder: the attempt's folder.
+        numbers: the batches that are made, by shard.
+        transform: the name of the transform that made the rows, which files bear.
+    """
+
+    folder: OutputPlace
+    numbers: Mapping[ShardId, range]
+    transform: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write all rows of a task; one that fails leaves no file behind.
+
+        Raises:
+            WorkerFailed: rows cannot be written.
+        """
+        import pyarrow as pa
+
+        files = ShardFiles(self.folder, uuid.uuid4().hex, self.numbers, self.transform)
+        moving = MovingRecords(self.folder)
+        try:
+            for batch in batches:
+                with self._writing():
+                    files.add(batch)
+                moving.moved()
+            with self._writing():
+                written = [file.plain() for file in files.close()]
+        except BaseException:
+            files.abandon()
+            raise
+        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(written)])], ["row"])
+
+    @contextmanager
+    def _writing(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise WorkerFailed({"": unwritable("The output", self.folder, error)}) from error
+        except LeaseholdError as error:
+            raise WorkerFailed({"": error}) from error
