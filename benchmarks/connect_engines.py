@@ -39,6 +39,7 @@ from benchmarks.figures.parquet_input import PORTION, make_input
 from benchmarks.figures.process_tree import MEBIBYTE, memory_bytes, peak_memory, trees
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import TOKEN_VARIABLE, ConnectServer
+from dagster_leasehold.assets.spark.connect_watch import note_user
 from tests.dagster_deployment import wait_for
 from tests.ports import free_port
 
@@ -68,6 +69,8 @@ def spark_server(folder: Path, environment: Mapping[str, str]) -> Generator[tupl
     server = ConnectServer.read(folder)
     if server is None:
         raise RuntimeError("Spark's own Connect server has started and left no state")
+    # The process that started it has ended, and a server without users ends soon.
+    note_user(folder)
     try:
         os.environ[TOKEN_VARIABLE] = server.read_token(folder)
         yield server.address, server.pid
