@@ -20,11 +20,13 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
+    from pathlib import Path
 
     from dagster import DagsterInstance
 
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
+    from dagster_leasehold.orchestration.supervision.code_server import CodeServer
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 
 NODE_PORT_DEFAULT = 4201
@@ -85,7 +87,10 @@ def node(
     """
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone
-    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+    from dagster_leasehold.orchestration.supervision.dagster_processes import (
+        child_environment,
+        opened_instance,
+    )
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
@@ -99,8 +104,15 @@ def node(
         ExitStack() as held,
     ):
         _check_instance(settings)
-        chosen = held.enter_context(held_port(port, NODE_PORT_DEFAULT, host))
-        listen = Endpoint(host, chosen)
+        environment = child_environment(settings, os.environ) | {
+            "LEASEHOLD_AGENTS": "true",
+            "LEASEHOLD_AGENT_NODE": str(named),
+        }
+        module = streams.definitions_module
+        server = held.enter_context(
+            _server(settings.node_folder(named), module, environment, host=host, port=port)
+        )
+        listen = server.listen
         advertised = Endpoint.parse(address) if address else _advertised(listen)
         with opened_instance(settings) as instance:
             _check_launcher(settings, instance.run_launcher)
@@ -109,7 +121,8 @@ def node(
                 named,
                 instance,
                 streams=streams,
-                listen=listen,
+                server=server,
+                environment=environment,
                 advertised=advertised,
                 leave_timeout_s=leave_timeout_s,
             )
@@ -126,22 +139,16 @@ def _agent(
     instance: DagsterInstance,
     *,
     streams: DeclaredStreams,
-    listen: Endpoint,
+    server: CodeServer,
+    environment: Mapping[str, str],
     advertised: Endpoint,
     leave_timeout_s: float,
 ) -> NodeAgent:
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.rules.liveness import steady_clock
-    from dagster_leasehold.orchestration.supervision.code_server import CodeServer
-    from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
-    folder = settings.node_folder(node)
-    environment = child_environment(settings, os.environ) | {
-        "LEASEHOLD_AGENTS": "true",
-        "LEASEHOLD_AGENT_NODE": str(node),
-    }
     # A server that is shared with other nodes is kept by who started it.
     shared = settings.spark_state is not None
     return NodeAgent(
@@ -149,12 +156,29 @@ def _agent(
         streams.memberships_of(node),
         store=open_store(settings.store_url),
         instance=instance,
-        server=CodeServer(streams.definitions_module, listen, folder, environment, steady_clock),
+        server=server,
         spark=None if shared else SparkKeeper(settings, environment, steady_clock),
-        folder=folder,
+        folder=settings.node_folder(node),
         advertised=advertised,
         leave_timeout_s=leave_timeout_s,
     )
+
+
+@contextmanager
+def _server(
+    folder: Path, module: str, environment: Mapping[str, str], *, host: str, port: int | None
+) -> Generator[CodeServer]:
+    """Hold a port for a code server, which a killed agent may have left running on it."""
+    from dagster_leasehold.lease_store.rules.liveness import steady_clock
+    from dagster_leasehold.orchestration.supervision.code_server import CodeServer, left_server
+
+    left = left_server(folder, module, host, environment)
+    if left is not None and port not in (None, left.listen.port):
+        left = None
+    wanted = port if left is None else left.listen.port
+    with held_port(wanted, NODE_PORT_DEFAULT, host, served=left is not None) as chosen:
+        listen = Endpoint(host, chosen)
+        yield CodeServer(module, listen, folder, environment, steady_clock, left=left)
 
 
 @contextmanager

@@ -29,6 +29,8 @@ POLL_S = 0.05
 TAIL_BYTES = 4000
 NOTE_SUFFIX = ".process"
 KILL_TIMEOUT_S = 60.0
+CODE_UNKNOWN = 256
+"""Stands for the exit code of a process that another one has started; none is as large."""
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
@@ -69,7 +71,7 @@ class ChildNote:
         replace_file(path, json.dumps(noted))
 
 
-def _session_of(leader: ProcessIdentity) -> list[psutil.Process]:
+def session_of(leader: ProcessIdentity) -> list[psutil.Process]:
     """Return the processes that are left of the session of a leader."""
     if not leader.same_place:
         return []
@@ -97,15 +99,15 @@ def end_session(leader: ProcessIdentity, patience_s: float = 0.0) -> int:
         leader: of the session.
         patience_s: how long its processes may take to end when told to, before they are killed.
     """
-    session = _session_of(leader)
+    session = session_of(leader)
     if patience_s:
         for process in session:
             with suppress(psutil.Error):
                 process.terminate()
         deadline = time.monotonic() + patience_s
-        while _session_of(leader) and time.monotonic() < deadline:
+        while session_of(leader) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-    killed = _session_of(leader)
+    killed = session_of(leader)
     for process in killed:
         with suppress(psutil.Error):
             process.kill()
@@ -194,6 +196,18 @@ class SupervisedChild:
         return f"{self.child.title} {reason} It is tried again every {PAUSE_MAX_S:.0f} s."
 
 
+class _Adopted(psutil.Process):
+    """A process that another one has started, with what is asked of a child of ours."""
+
+    def poll(self) -> int | None:
+        """Return None while it runs; only its parent learns the code with which it ended."""
+        try:
+            runs = self.is_running() and self.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            runs = False
+        return None if runs else CODE_UNKNOWN
+
+
 class ChildProcess:
     """A child and all that it starts, to be entered with `with`; nothing of it outlives the block.
 
@@ -222,7 +236,7 @@ class ChildProcess:
         self._environment = dict(environment)
         self._folder = folder
         self._stop_timeout_s = stop_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | _Adopted | None = None
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -239,12 +253,24 @@ class ChildProcess:
                     # Its own group: our Ctrl-C does not reach it, we end it in order instead.
                     start_new_session=True,
                 )
-                child, parent = map(ProcessIdentity.of, (self._process.pid, os.getpid()))
-                ChildNote(self.name, child, parent, self._stop_timeout_s).write(self._note)
+                self._write_note(ProcessIdentity.of(self._process.pid))
         except BaseException:
             self.stop()
             raise
         return self
+
+    def adopt(self, process: ProcessIdentity) -> None:
+        """Take over a process that a killed predecessor of ours has started like this.
+
+        Raises:
+            psutil.NoSuchProcess: it has just ended.
+        """
+        self._process = _Adopted(process.pid)
+        self._write_note(process)
+
+    def _write_note(self, child: ProcessIdentity) -> None:
+        parent = ProcessIdentity.of(os.getpid())
+        ChildNote(self.name, child, parent, self._stop_timeout_s).write(self._note)
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -299,7 +325,9 @@ class ChildProcess:
     @property
     def ending(self) -> str:
         """One sentence about its end, for people."""
-        return f"{self.title} ended with code {self.exit_code()}: see {self.log}."
+        code = self.exit_code()
+        how = "" if code == CODE_UNKNOWN else f" with code {code}"
+        return f"{self.title} ended{how}: see {self.log}."
 
     def last_line(self) -> str:
         """Return the last line of its log, for messages."""
@@ -331,7 +359,7 @@ class ChildProcess:
             except psutil.Error:
                 continue
         psutil.wait_procs(family, timeout=self._stop_timeout_s)
-        process.wait()
+        process.wait(self._stop_timeout_s)
         self._process = None
         # The folder may have been deleted meanwhile.
         self._note.unlink(missing_ok=True)

@@ -1,15 +1,19 @@
 """A node's code server, and the note of it that an agent leaves for its successor.
 
-A server is started again when it ends, and ended when it answers no more."""
+A server is started again when it ends, and ended when it answers no more. One that a killed agent
+left running is adopted, and so are runs: a restart of the agent alone interrupts nothing."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import time
 import uuid
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from filelock import FileLock, Timeout
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import NodeNameTaken, shown
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
+from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity, current_place
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
@@ -27,13 +31,21 @@ from dagster_leasehold.orchestration.supervision.child_processes import (
     ChildProcess,
     RestartWaits,
     end_session,
+    session_of,
 )
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
 
 LOG_FILE = "code-server.log"
 HEARTBEAT_TIMEOUT_S = 30
 """After how many seconds without its agent a server ends, once its runs have ended."""
-HEARTBEAT_S = 10.0
+HEARTBEAT_S = 5.0
+LEFT_MAX_S = HEARTBEAT_TIMEOUT_S - HEARTBEAT_S
+"""How long after its last heartbeat a server is adopted: it must get one before its time is up."""
+OF_ONE_START = frozenset(
+    {"INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_PID", "MAINPID", "NOTIFY_SOCKET", "OLDPWD"}
+    | {"PWD", "SHLVL", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC", "_"}
+)
+"""Variables that shells and systemd set anew for each start."""
 HUNG_S = 45.0
 START_MAX_S = 120.0
 STATE_FILE = "agent.json"
@@ -45,7 +57,7 @@ class AgentState:
     """The note of an agent for its successor in the same place.
 
     A successor goes on under the incarnation, so that a restart moves no shard: the file lock says
-    that the predecessor is dead, and what it left running is ended first.
+    that the predecessor is dead. The note is as old as the last heartbeat of its code server.
 
     Attributes:
         place: the boot and pid namespace in which it may be used: elsewhere the runs of the
@@ -76,9 +88,80 @@ class AgentState:
         replace_file(folder / STATE_FILE, json.dumps(noted))
 
     @staticmethod
+    def touch(folder: Path) -> None:
+        """Note that the code server got a heartbeat now."""
+        with suppress(OSError):
+            os.utime(folder / STATE_FILE)
+
+    @staticmethod
     def forget(folder: Path) -> None:
         """Remove the note: whoever left needs no successor."""
         (folder / STATE_FILE).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftServer:
+    """A code server that a killed agent left running.
+
+    Attributes:
+        process: the server.
+        listen: where it listens.
+        id: by which it answers.
+    """
+
+    process: ProcessIdentity
+    listen: Endpoint
+    id: str
+
+
+def left_server(
+    folder: Path, module: str, host: str, environment: Mapping[str, str]
+) -> LeftServer | None:
+    """Return the server that a killed agent left, if this one would start it just like that.
+
+    None as well if it was left for so long that it may take no runs any more.
+    """
+    state = AgentState.read(folder)
+    if state is None or not state.sessions or _age_s(folder) > LEFT_MAX_S:
+        return None
+    leader = state.sessions[-1]
+    if leader.existence() is not Existence.ALIVE:
+        return None
+    try:
+        process = psutil.Process(leader.pid)
+        command = process.cmdline()
+        named = dict(pairwise(command))
+        left = LeftServer(leader, Endpoint(host, int(named["--port"])), named["--fixed-server-id"])
+        same = command == _command(module, left.listen, left.id)
+        return left if same and _started_in(process, environment) else None
+    except (psutil.Error, OSError, KeyError, ValueError):
+        return None
+
+
+def _age_s(folder: Path) -> float:
+    try:
+        return abs(time.time() - (folder / STATE_FILE).stat().st_mtime)
+    except OSError:
+        return float("inf")
+
+
+def _started_in(process: psutil.Process, environment: Mapping[str, str]) -> bool:
+    """Return True if a process has all of an environment, but what differs from start to start."""
+    own = process.environ()
+    return all(
+        own.get(name) == value for name, value in environment.items() if name not in OF_ONE_START
+    )
+
+
+def _command(module: str, listen: Endpoint, id_: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "dagster", "api", "grpc", "-m", module),
+        *("--host", listen.host, "--port", str(listen.port)),
+        *("--location-name", location_of(module)),
+        *("--fixed-server-id", id_),
+        # Should the agent die, nothing of it stays for long.
+        *("--heartbeat", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
+    ]
 
 
 @contextmanager
@@ -107,6 +190,14 @@ class CodeServer:
     """The supervision of one code server; `look` has to be called every second or so.
 
     Runs of a server that was killed go on, and so do their leases; they are ended by `stop`.
+
+    Args:
+        module: of the definitions that it serves.
+        listen: where it listens.
+        folder: of its log and of the agent's note.
+        environment: of its process.
+        clock: monotonic seconds.
+        left: the server of a killed agent, to go on with.
     """
 
     def __init__(
@@ -116,9 +207,11 @@ class CodeServer:
         folder: Path,
         environment: Mapping[str, str],
         clock: Clock,
+        *,
+        left: LeftServer | None = None,
     ) -> None:
         self._module = module
-        self._listen = listen
+        self.listen = listen
         host = "127.0.0.1" if listen.host in ("0.0.0.0", "::", "") else listen.host
         self._reached = Endpoint(host, listen.port)
         self._folder = folder
@@ -132,6 +225,41 @@ class CodeServer:
         self._begin_at = clock()
         self._waits = RestartWaits()
         self.sessions: list[ProcessIdentity] = []
+        if left is not None:
+            self._adopt(left)
+
+    def _adopt(self, left: LeftServer) -> None:
+        process = self._child(left.id)
+        with suppress(psutil.NoSuchProcess):
+            process.adopt(left.process)
+            self._process, self._id = process, left.id
+            self._started_at = self._answered_at = self._clock()
+            self.sessions.append(left.process)
+
+    def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
+        """Keep the runs of a killed agent's code servers; end all that this agent's are not like.
+
+        Args:
+            sessions: of its code servers, as it noted them.
+        """
+        adopted = set(self.sessions)
+        for leader in sessions:
+            if leader in adopted:
+                continue
+            processes = session_of(leader)
+            if processes and all(map(self._is_like_ours, processes)):
+                if leader.existence() is Existence.ALIVE:
+                    # It may take no runs any more; those that it has started go on.
+                    psutil.Process(leader.pid).kill()
+                self.sessions.insert(0, leader)
+            elif ended := end_session(leader):
+                say(f"Ended {ended} processes that an agent before this one left running.")
+
+    def _is_like_ours(self, process: psutil.Process) -> bool:
+        try:
+            return _started_in(process, self._environment)
+        except (psutil.Error, OSError):
+            return False
 
     @property
     def silent_s(self) -> float:
@@ -152,7 +280,7 @@ class CodeServer:
             return False
         code = self._process.exit_code()
         if code is not None:
-            say(f"The code server ended with code {code}: see {self.log}.")
+            say(self._process.ending)
             self._process = None
             self._begin_at = now + self._waits.next_s()
             return False
@@ -184,20 +312,14 @@ class CodeServer:
 
     def _start(self) -> None:
         self._id = str(uuid.uuid4())
-        command = [
-            *(sys.executable, "-m", "dagster", "api", "grpc", "-m", self._module),
-            *("--host", self._listen.host, "--port", str(self._listen.port)),
-            *("--location-name", location_of(self._module)),
-            *("--fixed-server-id", self._id),
-            # Should the agent die, nothing of it stays for long.
-            *("--heartbeat", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
-        ]
-        self._process = ChildProcess(
-            "the code server", command, log=self.log, environment=self._environment
-        )
+        self._process = self._child(self._id)
         self._process.__enter__()
         self._started_at, self._beaten_at = self._clock(), float("-inf")
         self.sessions.append(ProcessIdentity.of(self._process.pid))
+
+    def _child(self, id_: str) -> ChildProcess:
+        command = _command(self._module, self.listen, id_)
+        return ChildProcess("the code server", command, log=self.log, environment=self._environment)
 
     def _beat(self) -> None:
         from dagster._grpc.client import DagsterGrpcClient
@@ -208,3 +330,5 @@ class CodeServer:
         except Exception as error:
             # It answered a moment ago; whether it still does, the next look tells.
             say(f"The code server took no heartbeat: {type(error).__name__}.")
+        else:
+            AgentState.touch(self._folder)

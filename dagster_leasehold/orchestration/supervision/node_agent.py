@@ -31,7 +31,6 @@ from dagster_leasehold.lease_store.process_identity import ProcessIdentity, curr
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.supervision.child_processes import end_session
 from dagster_leasehold.orchestration.supervision.code_server import AgentState, CodeServer
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
@@ -156,14 +155,12 @@ class NodeAgent:
         return ""
 
     def _succeed(self) -> str:
-        """End the processes of a killed predecessor; return the incarnation to continue under."""
+        """Continue a killed predecessor; return the incarnation under which that is."""
         self._mark.unlink(missing_ok=True)
         former = AgentState.read(self._folder)
         if former is None:
             return uuid.uuid4().hex
-        for session in former.sessions:
-            if ended := end_session(session):
-                say(f"Ended {ended} processes that an agent before this one left running.")
+        self._server.succeed(former.sessions)
         return former.incarnation
 
     def _look(self) -> None:

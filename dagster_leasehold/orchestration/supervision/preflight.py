@@ -60,13 +60,23 @@ def require_room(home: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def held_port(
-    wanted: int | None, first: int = WEB_PORT_DEFAULT, host: str = "127.0.0.1"
+    wanted: int | None,
+    first: int = WEB_PORT_DEFAULT,
+    host: str = "127.0.0.1",
+    *,
+    served: bool = False,
 ) -> Generator[int]:
     """Hold the wanted port of this host, or the next free one, against all other holders.
 
     A server binds its port seconds after it was chosen, and then another one may have chosen it as
     well. What marks it as chosen is the port of UDP of the same number, which nothing here uses,
     and which the system takes back however its holder ends.
+
+    Args:
+        wanted: the port; None for the first free one.
+        first: the port to try first.
+        host: the address to listen on.
+        served: True where a server of ours listens there already.
 
     Raises:
         InvalidSetting: the wanted port is taken, or all that were tried are.
@@ -79,7 +89,8 @@ def held_port(
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 mark.bind((host, port))
-                listener.bind((host, port))
+                if not served:
+                    listener.bind((host, port))
             except OSError:
                 continue
             listener.close()

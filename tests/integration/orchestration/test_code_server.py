@@ -11,16 +11,24 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dagster_leasehold.lease_store.process_identity import Existence, current_place
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.instance import create_instance
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision import code_server
-from dagster_leasehold.orchestration.supervision.code_server import CodeServer
+from dagster_leasehold.orchestration.supervision.code_server import (
+    LEFT_MAX_S,
+    STATE_FILE,
+    AgentState,
+    CodeServer,
+    left_server,
+)
 from dagster_leasehold.orchestration.supervision.dagster_processes import (
     DEFINITIONS_MODULE,
     child_environment,
 )
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
+from dagster_leasehold.orchestration.supervision.preflight import held_port
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.ports import free_port
 from tests.unit.orchestration.consumed_home import declare
@@ -43,6 +51,12 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+def environment_of(home: Path) -> dict[str, str]:
+    """The environment of a server; pytest changes its own variable as a test goes on."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    return child_environment(Settings(home=home), own)
+
+
 @pytest.fixture
 def server(home: Path) -> Iterator[CodeServer]:
     settings = Settings(home=home)
@@ -50,7 +64,7 @@ def server(home: Path) -> Iterator[CodeServer]:
         DEFINITIONS_MODULE,
         Endpoint("127.0.0.1", free_port()),
         settings.node_folder("a"),
-        child_environment(settings, os.environ),
+        environment_of(home),
         steady_clock,
     )
     yield new_server
@@ -84,9 +98,77 @@ def test_it_is_started_again_after_its_death_and_ended_when_it_hangs(
     assert_nothing_runs(home)
 
 
+def noted(server: CodeServer, home: Path) -> Path:
+    """Note a server as its agent does; return the folder, as the agent's death leaves it."""
+    folder = Settings(home=home).node_folder("a")
+    AgentState(current_place(), "first", tuple(server.sessions)).write(folder)
+    return folder
+
+
+def test_a_successor_of_a_killed_agent_goes_on_with_its_server(
+    server: CodeServer, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: nothing that the server has started is interrupted. Method: two objects, no `stop`."""
+    until(server.look)
+    environment = environment_of(home)
+    folder, [process] = noted(server, home), server.sessions
+    systemds = {"INVOCATION_ID": "another start's"}
+    left = left_server(folder, DEFINITIONS_MODULE, "127.0.0.1", environment | systemds)
+    assert left is not None
+    assert (left.process, left.listen) == (process, server.listen)
+    with held_port(left.listen.port, served=True) as port:
+        assert port == left.listen.port
+    os.utime(folder / STATE_FILE, (0, 0))
+    successor = CodeServer(
+        DEFINITIONS_MODULE, left.listen, folder, environment, steady_clock, left=left
+    )
+    successor.succeed([process])
+    try:
+        assert successor.look(), "it answers, and was not started"
+        assert time.time() - (folder / STATE_FILE).stat().st_mtime < START_S, "it got a heartbeat"
+        assert successor.sessions == [process]
+        os.kill(process.pid, signal.SIGKILL)
+        until(lambda: not successor.look())
+        assert "The code server ended: see" in capsys.readouterr().out
+        until(successor.look)
+        assert successor.sessions[-1] != process
+    finally:
+        successor.stop()
+    assert_nothing_runs(home)
+
+
+def test_a_server_that_was_left_for_long_or_started_otherwise_is_not_adopted(
+    server: CodeServer, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Goal: a server without heartbeats refuses runs; one with other settings runs them wrongly."""
+    until(server.look)
+    environment = environment_of(home)
+    folder, [process] = noted(server, home), server.sessions
+    other = environment | {"LEASEHOLD_OUTPUT": "s3://elsewhere"}
+    assert left_server(folder, DEFINITIONS_MODULE, "127.0.0.1", other) is None
+    assert left_server(folder, "another.module", "127.0.0.1", environment) is None
+    at = time.time() - LEFT_MAX_S - 1
+    os.utime(folder / STATE_FILE, (at, at))
+    assert left_server(folder, DEFINITIONS_MODULE, "127.0.0.1", environment) is None
+    listen = Endpoint("127.0.0.1", free_port())
+    like = CodeServer(DEFINITIONS_MODULE, listen, folder, environment, steady_clock)
+    like.succeed([process])
+    assert like.sessions == [process], "its runs go on, if there are any"
+    assert process.existence() is Existence.GONE
+    assert not capsys.readouterr().out
+    until(lambda: not server.look())
+    until(server.look)
+    process = server.sessions[-1]
+    unlike = CodeServer(DEFINITIONS_MODULE, listen, folder, other, steady_clock)
+    unlike.succeed([process])
+    assert unlike.sessions == []
+    assert process.existence() is Existence.GONE
+    assert "Ended 1 processes" in capsys.readouterr().out
+
+
 def test_another_server_on_its_port_is_not_taken_for_it(server: CodeServer, home: Path) -> None:
     until(server.look)
-    listening = server._listen  # pyright: ignore[reportPrivateUsage]
+    listening = server.listen
     other = CodeServer(
         DEFINITIONS_MODULE, listening, home / "other", dict(os.environ), steady_clock
     )

@@ -60,6 +60,9 @@ class Server(CodeServer):
     def look(self) -> bool:
         return self.answers
 
+    def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
+        self.sessions += sessions
+
     def stop(self) -> None:
         self.stopped = True
 
