@@ -20,8 +20,7 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 from dagster_leasehold.orchestration.supervision.preflight import check_folder, held_port
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
-    from pathlib import Path
+    from collections.abc import Generator
 
     from dagster import DagsterInstance
 
@@ -87,10 +86,7 @@ def node(
     """
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone
-    from dagster_leasehold.orchestration.supervision.dagster_processes import (
-        child_environment,
-        opened_instance,
-    )
+    from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
     named = NodeName(name)
     settings = load_settings(home=home, agents=True, agent_node=str(named))
@@ -104,14 +100,8 @@ def node(
         ExitStack() as held,
     ):
         _check_instance(settings)
-        environment = child_environment(settings, os.environ) | {
-            "LEASEHOLD_AGENTS": "true",
-            "LEASEHOLD_AGENT_NODE": str(named),
-        }
         module = streams.definitions_module
-        server = held.enter_context(
-            _server(settings.node_folder(named), module, environment, host=host, port=port)
-        )
+        server = held.enter_context(_server(settings, named, module, host=host, port=port))
         listen = server.listen
         advertised = Endpoint.parse(address) if address else _advertised(listen)
         with opened_instance(settings) as instance:
@@ -122,7 +112,6 @@ def node(
                 instance,
                 streams=streams,
                 server=server,
-                environment=environment,
                 advertised=advertised,
                 leave_timeout_s=leave_timeout_s,
             )
@@ -140,7 +129,6 @@ def _agent(
     *,
     streams: DeclaredStreams,
     server: CodeServer,
-    environment: Mapping[str, str],
     advertised: Endpoint,
     leave_timeout_s: float,
 ) -> NodeAgent:
@@ -157,7 +145,7 @@ def _agent(
         store=open_store(settings.store_url),
         instance=instance,
         server=server,
-        spark=None if shared else SparkKeeper(settings, environment, steady_clock),
+        spark=None if shared else SparkKeeper(settings, server.environment, steady_clock),
         folder=settings.node_folder(node),
         advertised=advertised,
         leave_timeout_s=leave_timeout_s,
@@ -166,12 +154,18 @@ def _agent(
 
 @contextmanager
 def _server(
-    folder: Path, module: str, environment: Mapping[str, str], *, host: str, port: int | None
+    settings: Settings, node: NodeName, module: str, *, host: str, port: int | None
 ) -> Generator[CodeServer]:
     """Hold a port for a code server, which a killed agent may have left running on it."""
     from dagster_leasehold.lease_store.rules.liveness import steady_clock
     from dagster_leasehold.orchestration.supervision.code_server import CodeServer, left_server
+    from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
 
+    folder = settings.node_folder(node)
+    environment = child_environment(settings, os.environ) | {
+        "LEASEHOLD_AGENTS": "true",
+        "LEASEHOLD_AGENT_NODE": str(node),
+    }
     left = left_server(folder, module, host, environment)
     if left is not None and port not in (None, left.listen.port):
         left = None

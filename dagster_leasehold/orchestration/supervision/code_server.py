@@ -215,7 +215,7 @@ class CodeServer:
         host = "127.0.0.1" if listen.host in ("0.0.0.0", "::", "") else listen.host
         self._reached = Endpoint(host, listen.port)
         self._folder = folder
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._clock = clock
         self._process: ChildProcess | None = None
         self._id = ""
@@ -257,7 +257,7 @@ class CodeServer:
 
     def _is_like_ours(self, process: psutil.Process) -> bool:
         try:
-            return _started_in(process, self._environment)
+            return _started_in(process, self.environment)
         except (psutil.Error, OSError):
             return False
 
@@ -319,7 +319,7 @@ class CodeServer:
 
     def _child(self, id_: str) -> ChildProcess:
         command = _command(self._module, self.listen, id_)
-        return ChildProcess("the code server", command, log=self.log, environment=self._environment)
+        return ChildProcess("the code server", command, log=self.log, environment=self.environment)
 
     def _beat(self) -> None:
         from dagster._grpc.client import DagsterGrpcClient
