@@ -73,11 +73,9 @@ def measure_ours(
                 deployment.catch_up()
 
 
-def measure_arrivals(
-    home: Path, interval_s: float, count: int, noted: Noted, *, sqlite: bool
-) -> None:
+def measure_arrivals(home: Path, interval_s: float, count: int, noted: Noted) -> None:
     """Measure how soon single records are committed."""
-    how = {"interval_s": interval_s, "sqlite": sqlite, "idle_limit_s": IDLE_LIMIT_S}
+    how = {"interval_s": interval_s, "idle_limit_s": IDLE_LIMIT_S}
     with LiveDeployment(home, **how) as deployment:
         with log_flow(deployment.log, 8):
             time.sleep(WARM_UP_S)
@@ -112,7 +110,6 @@ def main() -> None:
     parser.add_argument("--intervals", type=float, nargs="+", default=[0.0, 1.0, 10.0])
     parser.add_argument("--arrivals", type=int, default=0, help="single records, and nothing else")
     parser.add_argument("--only", choices=(OURS, RIVAL))
-    parser.add_argument("--mariadb", action="store_true", help="as `leasehold dev --nodes` chooses")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -130,16 +127,15 @@ def main() -> None:
     def measure(folder: Path) -> None:
         if arguments.arrivals:
             for number, interval_s in enumerate(arguments.intervals):
-                home, sqlite = folder / f"home-{number}", not arguments.mariadb
-                measure_arrivals(home, interval_s, arguments.arrivals, noted, sqlite=sqlite)
+                home = folder / f"home-{number}"
+                measure_arrivals(home, interval_s, arguments.arrivals, noted)
                 shutil.rmtree(home, ignore_errors=True)
             return
         # A declaration without a commit interval has one pace, whatever is asked for.
         ours = arguments.intervals if knows_pace() else [None]
         for number, interval_s in enumerate(ours if arguments.only != RIVAL else []):
             home, minutes = folder / f"home-{number}", arguments.minutes
-            how = {"sqlite": not arguments.mariadb}
-            measure_ours(home, interval_s, arguments.rates, minutes, noted, **how)
+            measure_ours(home, interval_s, arguments.rates, minutes, noted)
             shutil.rmtree(home, ignore_errors=True)
         for interval_s in arguments.intervals if arguments.only != OURS else []:
             for rate in arguments.rates:

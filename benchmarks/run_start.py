@@ -3,8 +3,7 @@
 `python -m benchmarks.run_start [--rounds 3] [--json]` starts two deployments, one after the other:
 
 * `embedded`: the daemon and its own code server, SQLite, Spark started by the first run;
-* `node`: the daemon and `leasehold node`, whose agent keeps Spark warm; a MariaDB of the home's
-  own where the machine has the program, as `leasehold dev --nodes` has it.
+* `node`: the daemon, `leasehold node`, whose agent keeps Spark warm, and a MariaDB.
 
 The first run of each is `cold`; the node's is asked for once its agent says that Spark is warm.
 Then one record is appended to each of 1, 16 and 128 shards at once, again and again, and the run
@@ -31,6 +30,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from benchmarks.figures import print_rows
 from dagster_leasehold.assets.deployment import ensure_instance_address
@@ -44,10 +44,9 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
     child_environment,
     daemon,
     opened_instance,
-    storage_environment,
 )
-from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB, installed
 from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests import mariadb
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun
@@ -166,17 +165,15 @@ def _deployment(home: Path, *, node: bool) -> Generator[Deployment]:
         # A run commits at once, and does not wait for the next round.
         f"commit_interval_s = 0\nidle_limit_s = {IDLE_LIMIT_S}\n"
     )
-    settings = load_settings(home=home, agents=node)
-    LocalLog.create(settings.log_folder(KEY.stream), SHARDS)
     parts_file = home / "parts.jsonl"
     with ExitStack() as stack:
-        mysql = node and installed()
-        if mysql:
-            stack.enter_context(PrivateMariaDB(home))
+        if node:
+            variables = stack.enter_context(mariadb.running()).of_deployment()
+            stack.enter_context(patch.dict(os.environ, variables))
+        settings = load_settings(home=home, agents=node)
+        LocalLog.create(settings.log_folder(KEY.stream), SHARDS)
         open_store(settings.store_url, upgrade=True).close()
-        with storage_environment(settings):
-            text = nodes_text(mysql=mysql) if node else embedded_text()
-            create_instance(settings, text)
+        create_instance(settings, nodes_text(mysql=True) if node else embedded_text())
         environment = child_environment(settings, os.environ) | {
             "BENCHMARK_PARTS": str(parts_file),
             "PYTHONPATH": str(ROOT),

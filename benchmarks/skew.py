@@ -72,7 +72,6 @@ def main() -> None:
     parser.add_argument("--skew", type=float, default=0.9)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--interval", type=float, default=0.0)
-    parser.add_argument("--mariadb", action="store_true", help="as `leasehold dev --nodes` chooses")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     note = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before, {SHARDS} shards"
@@ -83,8 +82,7 @@ def main() -> None:
         prefix="leasehold-skew-", ignore_cleanup_errors=True
     ) as folder:
         home = Path(folder) / "home"
-        how = {"interval_s": arguments.interval, "sqlite": not arguments.mariadb}
-        with LiveDeployment(home, **how) as deployment:
+        with LiveDeployment(home, interval_s=arguments.interval) as deployment:
             rows = [
                 measure(
                     deployment,

@@ -225,5 +225,17 @@ class DatabaseServer(ABC):
         self.grant(name, "ALL")
         return self.url(name)
 
+    def of_deployment(self) -> dict[str, str]:
+        """The variables by which hosts reach fresh databases of leases and of Dagster's storage."""
+        self.create_database("dagster")
+        return {
+            "LEASEHOLD_DATABASE_URL": self.create_database("leases"),
+            "DAGSTER_MYSQL_HOSTNAME": "127.0.0.1",
+            "DAGSTER_MYSQL_PORT": str(self.port),
+            "DAGSTER_MYSQL_USERNAME": self.user,
+            "DAGSTER_MYSQL_PASSWORD": self.password,
+            "DAGSTER_MYSQL_DATABASE": "dagster",
+        }
+
     def drop_database(self, name: str) -> None:
         self.execute(f"DROP DATABASE IF EXISTS `{name}`")

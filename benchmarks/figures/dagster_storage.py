@@ -1,4 +1,4 @@
-"""The contents of Dagster's storage: events, rows and bytes, in SQLite files or in MariaDB."""
+"""The contents of Dagster's storage: events, rows and bytes, in SQLite files."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import sqlalchemy
-
-from dagster_leasehold.orchestration.mariadb_access import DAGSTER
 from dagster_leasehold.orchestration.settings import Settings
 
 EVENTS, RUNS = "event_logs", "runs"
@@ -41,10 +38,6 @@ class Stored:
 
 def stored(settings: Settings) -> Stored:
     """Return what a deployment's Dagster storage holds now."""
-    access = settings.private_mariadb
-    if access is not None:
-        url = sqlalchemy.make_url(access.store_url.get_secret_value()).set(database=DAGSTER)
-        return _of_mariadb(url)
     total = Stored()
     for path in sorted(settings.dagster_home.rglob("*.db")):
         with suppress(sqlite3.Error):
@@ -75,32 +68,3 @@ def _of_file(path: Path) -> Stored:
         rows=sum(rows.values()),
         bytes=sum(file.stat().st_size for file in files if file.exists()),
     )
-
-
-def _of_mariadb(url: sqlalchemy.URL) -> Stored:
-    engine = sqlalchemy.create_engine(url)
-    try:
-        tables = sqlalchemy.MetaData()
-        with engine.connect() as connection:
-            tables.reflect(connection)
-            count = sqlalchemy.func.count
-            rows = {
-                table.name: connection.execute(
-                    sqlalchemy.select(count()).select_from(table)
-                ).scalar_one()
-                for table in tables.tables.values()
-            }
-            events = tables.tables[EVENTS]
-            of_shards = connection.execute(
-                sqlalchemy.select(count()).where(events.c.partition.is_not(None))
-            ).scalar_one()
-            size = connection.execute(
-                sqlalchemy.text(
-                    "SELECT SUM(data_length + index_length) FROM information_schema.tables "
-                    "WHERE table_schema = :name"
-                ),
-                {"name": url.database},
-            ).scalar_one()
-    finally:
-        engine.dispose()
-    return Stored(rows[RUNS], rows[EVENTS], of_shards, sum(rows.values()), int(size or 0))

@@ -1,7 +1,7 @@
 """A deployment of `leasehold dev` in a folder of its own, and what it has done in some time.
 
 Its process and all below it are measured: Dagster's daemon and webserver, agents, code servers,
-runs, Spark and its workers, and MariaDB where it has one.
+runs, Spark and its workers. Leases and Dagster's storage are in SQLite.
 """
 
 from __future__ import annotations
@@ -87,20 +87,13 @@ class LiveDeployment:
     Args:
         home: its folder, which does not exist yet.
         interval_s: the stream's commit interval, in seconds; None leaves it to the default.
-        sqlite: True to keep leases and Dagster's storage in SQLite.
         idle_limit_s: the time without records after which a run ends; None leaves the default.
     """
 
     def __init__(
-        self,
-        home: Path,
-        *,
-        interval_s: float | None,
-        sqlite: bool,
-        idle_limit_s: float | None = None,
+        self, home: Path, *, interval_s: float | None, idle_limit_s: float | None = None
     ) -> None:
         self._home = home
-        self._sqlite = sqlite
         home.mkdir()
         pace = "" if interval_s is None else f"{PACE} = {interval_s}\n"
         pace += "" if idle_limit_s is None else f"idle_limit_s = {idle_limit_s}\n"
@@ -125,7 +118,7 @@ class LiveDeployment:
         }
         with (self._home / "up.log").open("wb") as output:
             self._process = subprocess.Popen(
-                [*command, *(["--sqlite"] if self._sqlite else [])],
+                command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

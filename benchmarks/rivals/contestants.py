@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Self
+from unittest.mock import patch
 
 from typing_extensions import override
 
@@ -26,8 +27,8 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.orchestration.supervision import dagster_processes
-from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 from dagster_leasehold.reading import committed_paths
+from tests import mariadb
 from tests.database_server import program
 
 INTERVAL_S = 1.0
@@ -155,17 +156,14 @@ class Leasehold(Contestant):
             timeout_s=self.timeout_s, interval_s=INTERVAL_S, stream=TOPIC, brokers=self.log.address
         )
         (self.folder / "leasehold.toml").write_text(text)
+        with patch.dict(os.environ, {MARK: self.control_mark}):
+            database = self._stack.enter_context(mariadb.running())
+        self._stack.enter_context(patch.dict(os.environ, database.of_deployment()))
         self.settings = load_settings(home=self.folder, agents=True)
         self._group_output = self.settings.output_folder(KEY.stream, KEY.group)
-        os.environ[MARK] = self.control_mark
-        try:
-            self._stack.enter_context(PrivateMariaDB(self.folder))
-        finally:
-            del os.environ[MARK]
         self._store = open_store(self.settings.store_url, upgrade=True)
         self._stack.callback(self._store.close)
-        with dagster_processes.storage_environment(self.settings):
-            create_instance(self.settings, nodes_text(mysql=True))
+        create_instance(self.settings, nodes_text(mysql=True))
         with dagster_processes.opened_instance(self.settings) as instance:
             ensure_instance_address(instance)
         environment = {**self.environment(), MARK: self.control_mark}

@@ -34,7 +34,6 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
 from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_DEFAULT, history_age
-from dagster_leasehold.orchestration.mariadb_access import Access
 from dagster_leasehold.orchestration.project_module import (
     DEFINITIONS_MODULE,
     SETTINGS_FILE,
@@ -58,8 +57,7 @@ class Settings(pydantic.BaseModel):
         home: the folder of the embedded default: log, lease store, output, Dagster's home.
         output: the folder or URI of all committed output; by default `output` in the home, from
             which other relative folders count as well.
-        database_url: SQLAlchemy URL of the lease store; None means the home's own: a MariaDB if
-            `leasehold dev --nodes` made one, else SQLite.
+        database_url: SQLAlchemy URL of the lease store; None means the SQLite of the home.
         nodes: the nodes that this deployment keeps alive by itself, if there are no agents.
         agents: True if its nodes have agents: `leasehold node` on each host.
         agent_node: the node whose agent started this process; None elsewhere. Agents set it.
@@ -168,21 +166,14 @@ class Settings(pydantic.BaseModel):
 
     @property
     def store_url(self) -> pydantic.SecretStr:
-        """The lease store's URL: the one given, or that of the home's own MariaDB or SQLite."""
+        """The lease store's URL: the one given, or that of the home's own SQLite."""
         if self.database_url is not None:
             return self.database_url
-        if (access := self.private_mariadb) is not None:
-            return access.store_url
         # SQLAlchemy takes a third of a second to load.
         from sqlalchemy import URL
 
         file = str(self.home.absolute() / "leases.db")
         return pydantic.SecretStr(URL.create("sqlite", database=file).render_as_string())
-
-    @property
-    def private_mariadb(self) -> Access | None:
-        """The home's own MariaDB, if the lease store is in it; it may be stopped."""
-        return Access.of(self.home.absolute()) if self.database_url is None else None
 
     @property
     def node_names(self) -> tuple[NodeName, ...]:

@@ -1,29 +1,26 @@
 """Hosts of a deployment as the commands that run on them, and what a test waits for.
 
-The first one has the database, Dagster's daemon and a node; each of the others has a node.
+The first one has Dagster's daemon and a node; each of the others has a node.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.acceptance.leasehold_process import Running, leasehold, running
-from tests.acceptance.node_scene import (
-    Watched,
-    Writer,
-    join_dagster,
-    make_home,
-    variables_of_servers,
-)
+from tests.acceptance.node_scene import Watched, Writer, join_dagster, make_home
 from tests.kafka_broker import KafkaBroker
+from tests.mariadb import MariaDB
 from tests.object_store import ENVIRONMENT, new_bucket
 from tests.ports import free_port
 
 START_S, CHANGE_S, END_S = 400.0, 400.0, 300.0
 NODES = ("node-a", "node-b", "node-c")
-"""The first one beside Dagster's daemon, on the host of the database."""
+"""The first one beside Dagster's daemon."""
 
 
 class Hosts:
@@ -32,6 +29,7 @@ class Hosts:
     Args:
         folder: of all homes.
         broker: of the topic.
+        database: of leases and of Dagster's storage.
         stack: ends the commands.
         variables: those that the processes of a node's host have beside the others.
     """
@@ -40,7 +38,9 @@ class Hosts:
         self,
         folder: Path,
         broker: KafkaBroker,
+        database: MariaDB,
         stack: ExitStack,
+        *,
         variables: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         self._stack = stack
@@ -49,17 +49,19 @@ class Hosts:
         for home in self.homes.values():
             make_home(home, output, broker.address)
         self.first, *self._others = self.homes.values()
-        self.watched = Watched(self.first, self.homes)
-        self._shared = dict(ENVIRONMENT)
+        servers = database.of_deployment()
+        self.watched = Watched(self.first, self.homes, servers["LEASEHOLD_DATABASE_URL"])
+        # Dagster's instance reads them where it is opened, in the test as well.
+        stack.enter_context(patch.dict(os.environ, servers))
+        self.shared = dict(ENVIRONMENT) | servers
         self._own = variables or {}
 
     def start_first(self) -> Running:
-        """Start Dagster, the database and the first node; return when the pages answer."""
+        """Start Dagster and the first node; return when the pages answer."""
         words = ("dev", "--nodes", 1, "--home", self.first, "--port", free_port())
         variables = self._variables(NODES[0])
         up = self._stack.enter_context(running(*words, folder=self.first, **variables))
         up.until(lambda: "Open http://" in up.text, START_S)
-        self._shared |= variables_of_servers(self.first)
         for home in self._others:
             join_dagster(home)
         return up
@@ -80,7 +82,7 @@ class Hosts:
         return twin.err
 
     def _variables(self, node: str) -> dict[str, str]:
-        return {**self._shared, **self._own.get(node, {})}
+        return {**self.shared, **self._own.get(node, {})}
 
 
 def wait_until_shared(watched: Watched, command: Running, *names: str) -> None:

@@ -24,7 +24,6 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.instance import INSTANCE_FILE, production_text
-from dagster_leasehold.orchestration.mariadb_access import Access
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 from tests.kafka_broker import KafkaBroker, Partition
@@ -80,14 +79,6 @@ def join_dagster(home: Path) -> None:
     (folder / INSTANCE_FILE).write_text(production_text())
 
 
-def variables_of_servers(home: Path) -> dict[str, str]:
-    """The variables by which other hosts reach the lease store and Dagster's storage of a home."""
-    access = Access.of(home)
-    assert access is not None, "the home has a MariaDB"
-    url = access.store_url.get_secret_value()
-    return {"LEASEHOLD_DATABASE_URL": url, **access.dagster_variables}
-
-
 def value(shard: str, number: int) -> bytes:
     return f"{shard}-{number}".encode()
 
@@ -138,15 +129,13 @@ class Watched:
     Args:
         home: of the host of Dagster's daemon.
         homes: of the host of each node.
-        database_url: of the lease store; None where the home has its own.
+        database_url: of the lease store.
     """
 
-    def __init__(
-        self, home: Path, homes: Mapping[str, Path], database_url: SecretStr | None = None
-    ) -> None:
+    def __init__(self, home: Path, homes: Mapping[str, Path], database_url: str) -> None:
         self.home = home
         self.homes = homes
-        self.settings = Settings(home=home, database_url=database_url)
+        self.settings = Settings(home=home, database_url=SecretStr(database_url))
 
     @cached_property
     def store(self) -> LeaseStore:

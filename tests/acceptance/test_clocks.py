@@ -20,12 +20,13 @@ from tests.acceptance.node_hosts import (
 )
 from tests.acceptance.node_scene import SHARDS, Writer
 from tests.kafka_broker import KafkaBroker
-from tests.object_store import ENVIRONMENT
+from tests.mariadb import MariaDB
 from tests.wall_clocks import WallClock, wall_clock_library
 
 pytestmark = [
     pytest.mark.release,
     pytest.mark.dagster_processes,
+    pytest.mark.mariadb,
     pytest.mark.spark,
     pytest.mark.timeout(1500),
 ]
@@ -35,7 +36,7 @@ STEPS = ((75, -60, 30), (-90, 60, 120))
 """The minutes by which the clock of each host is wrong, at first and then one after the other."""
 
 
-def test_nodes_whose_clocks_are_apart_and_step(tmp_path: Path) -> None:
+def test_nodes_whose_clocks_are_apart_and_step(tmp_path: Path, mariadb: MariaDB) -> None:
     """Goal: clocks change no owner, and a node that dies is missed, comes back, and another leaves.
 
     Each record is in the table once. Every process of a host has its clock, but for Spark's Java
@@ -51,7 +52,7 @@ def test_nodes_whose_clocks_are_apart_and_step(tmp_path: Path) -> None:
     with KafkaBroker() as broker, ExitStack() as stack:
         writer = Writer(broker)
         variables = {node: clock.variables for node, clock in clocks.items()}
-        hosts = Hosts(tmp_path, broker, stack, variables)
+        hosts = Hosts(tmp_path, broker, mariadb, stack, variables=variables)
         watched = hosts.watched
         up = hosts.start_first()
         with writer:
@@ -81,5 +82,5 @@ def test_nodes_whose_clocks_are_apart_and_step(tmp_path: Path) -> None:
         assert up.end(signal.SIGINT, END_S) == 0, up.text
         for home in hosts.homes.values():
             assert_nothing_runs(home)
-        verified = leasehold("verify", "--home", hosts.first, folder=tmp_path, **ENVIRONMENT)
+        verified = leasehold("verify", "--home", hosts.first, folder=tmp_path, **hosts.shared)
         assert verified.code == 0, verified.out

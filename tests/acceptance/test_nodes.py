@@ -25,12 +25,13 @@ from tests.acceptance.node_hosts import (
 )
 from tests.acceptance.node_scene import SHARDS, Watched, Writer, files_of_runs
 from tests.kafka_broker import KafkaBroker
-from tests.object_store import ENVIRONMENT
+from tests.mariadb import MariaDB
 from tests.unit.docs.recorded_output import assert_printed
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.dagster_processes,
+    pytest.mark.mariadb,
     pytest.mark.spark,
     pytest.mark.timeout(1800),
 ]
@@ -49,14 +50,14 @@ def assert_runs_are_where_their_shards_are(watched: Watched, command: Running) -
     command.until(all_seen, CHANGE_S)
 
 
-def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
+def test_nodes_come_and_go_while_records_flow(tmp_path: Path, mariadb: MariaDB) -> None:
     """Goal: each change of nodes is followed by the others, and each record is in the table once.
 
     The hosts share the database, the object store and the source, and no folder.
     """
     with KafkaBroker() as broker, ExitStack() as stack:
         writer = Writer(broker)
-        hosts = Hosts(tmp_path, broker, stack)
+        hosts = Hosts(tmp_path, broker, mariadb, stack)
         watched = hosts.watched
         up = hosts.start_first()
         with writer:
@@ -81,7 +82,7 @@ def test_nodes_come_and_go_while_records_flow(tmp_path: Path) -> None:
         assert_printed(("dev",), up.text, **{".leasehold": str(hosts.first)})
         for home in hosts.homes.values():
             assert_nothing_runs(home)
-        verified = leasehold("verify", "--home", hosts.first, folder=tmp_path, **ENVIRONMENT)
+        verified = leasehold("verify", "--home", hosts.first, folder=tmp_path, **hosts.shared)
         assert verified.code == 0, verified.out
 
 

@@ -13,8 +13,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from urllib.request import urlopen
 
-from pydantic import SecretStr
-
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.health_pages import READINESS
 from tests.acceptance.leasehold_process import (
@@ -70,20 +68,14 @@ class UnitHosts:
         for home in (self.first, *self.homes.values()):
             make_home(home, output, broker.address, transform)
             join_dagster(home)
-        url = database.create_database("leases")
-        database.create_database("dagster")
+        servers = database.of_deployment()
         self.variables = systemd_units.environment() | {
             **ENVIRONMENT,
-            "LEASEHOLD_DATABASE_URL": url,
+            **servers,
             "LEASEHOLD_OUTPUT": output,
-            "DAGSTER_MYSQL_HOSTNAME": HOST,
-            "DAGSTER_MYSQL_PORT": str(database.port),
-            "DAGSTER_MYSQL_USERNAME": database.user,
-            "DAGSTER_MYSQL_PASSWORD": database.password,
-            "DAGSTER_MYSQL_DATABASE": "dagster",
             **(variables or {}),
         }
-        self.watched = Watched(self.first, self.homes, SecretStr(url))
+        self.watched = Watched(self.first, self.homes, servers["LEASEHOLD_DATABASE_URL"])
         self._health: dict[Path, int] = {}
 
     def of_home(self, home: Path) -> dict[str, str]:

@@ -72,9 +72,7 @@ ALLOWED_WITHIN = {
         }
     },
     # Supervision starts processes; commands and the demo use it, and it knows neither.
-    "orchestration": {
-        "supervision": {"mariadb_access", "presentation", "project_module", "resources", "settings"}
-    },
+    "orchestration": {"supervision": {"presentation", "project_module", "resources", "settings"}},
 }
 FORBIDDEN_LIBRARIES = {
     "lease_store": {"dagster", "pyspark", "dagster_pyspark"},

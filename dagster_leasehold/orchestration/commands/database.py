@@ -49,7 +49,6 @@ def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None
         target = Target.at(home)
         if target.settings.database_url is None:
             target.make_home()
-        target.wake_mariadb()
         url = target.settings.store_url
     with progress("upgrading the schema"):
         store = open_store(url)

@@ -44,7 +44,7 @@ def demo(
 
     settings = load_settings(home=home)
     preflight.check_folder()
-    preflight.require_room(settings.home, preflight.HOME_BYTES)
+    preflight.require_room(settings.home)
     source = DemoInput((*(files or ()), *(more_files or ())), records, seed)
     try:
         with ended_by_signals():

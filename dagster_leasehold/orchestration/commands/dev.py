@@ -6,7 +6,7 @@ import os
 import string
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,13 +14,11 @@ from typing import Annotated
 
 import typer
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.orchestration.commands.nodes import LEAVE_TIMEOUT_S
 from dagster_leasehold.orchestration.commands.options import Home, Module, WebPort
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.instance import create_instance, embedded_text, nodes_text
-from dagster_leasehold.orchestration.mariadb_access import dagster_variables
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
@@ -30,11 +28,6 @@ from dagster_leasehold.orchestration.supervision.child_processes import (
 )
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.leftovers import end_leftovers, running_alone
-from dagster_leasehold.orchestration.supervision.private_mariadb import (
-    PrivateMariaDB,
-    installed,
-    room_needed,
-)
 
 POLL_S = 0.5
 RUNS_PER_NODE = 2
@@ -81,36 +74,9 @@ def agents_of_nodes(
         end_leftovers(settings.home)
 
 
-def uses_private_mariadb(settings: Settings, *, sqlite: bool, several: bool) -> bool:
-    """Return True if the home's own MariaDB holds the leases and Dagster's storage.
-
-    A home keeps what it has. A fresh one for several nodes gets MariaDB where the machine has the
-    program, unless an address is given or SQLite is asked for.
-
-    Raises:
-        InvalidSetting: SQLite is asked for, and the leases are somewhere else.
-    """
-    if settings.database_url is not None:
-        if sqlite:
-            raise InvalidSetting(
-                "LEASEHOLD_DATABASE_URL names the lease store: leave out --sqlite, or unset it."
-            )
-        return False
-    if settings.private_mariadb is not None:
-        if sqlite:
-            raise InvalidSetting(
-                f"The leases of {settings.home} are in its own MariaDB: leave out --sqlite, or "
-                "name another folder with --home."
-            )
-        return True
-    return several and not sqlite and not (settings.home / "leases.db").exists() and installed()
-
-
 def described(settings: Settings, *, dagster_elsewhere: bool) -> str:
     """Return one sentence that says where leases and Dagster's storage are."""
     here = "in SQLite"
-    if (access := settings.private_mariadb) is not None:
-        here = f"in this home's own MariaDB on port {access.port}"
     leases = "where LEASEHOLD_DATABASE_URL says" if settings.database_url else here
     dagster = "where DAGSTER_MYSQL_HOSTNAME says" if dagster_elsewhere else here
     if leases == dagster:
@@ -132,9 +98,6 @@ def dev(
             help="Number of nodes, each with an agent (default: one node without an agent).",
         ),
     ] = None,
-    sqlite: Annotated[
-        bool, typer.Option("--sqlite", help="Keep leases and Dagster's storage in SQLite.")
-    ] = False,
 ) -> None:
     """Run everything on this machine until Ctrl-C: Dagster's pages and daemon, a node, and Spark.
 
@@ -142,8 +105,8 @@ def dev(
     this command; `leasehold stop` ends what is left if it was killed. After a change of the code,
     start it again.
 
-    With `--nodes`, each node is a `leasehold node` process, as it would be on a host of its own. If
-    this machine has MariaDB's server, a new home of several nodes gets one of its own.
+    With `--nodes`, each node is a `leasehold node` process, as it would be on a host of its own.
+    Leases are in SQLite, or where LEASEHOLD_DATABASE_URL says.
     """
     target = Target(load_settings(home=home, agents=nodes is not None or None), module)
     settings = target.settings
@@ -152,16 +115,14 @@ def dev(
     preflight.check_folder()
     # Before anything is started: a module or a source that cannot be used is one sentence.
     target.streams.all()
-    private = uses_private_mariadb(settings, sqlite=sqlite, several=nodes is not None)
-    needed = room_needed(settings.home) if private else preflight.HOME_BYTES
-    preflight.require_room(settings.home, needed)
+    preflight.require_room(settings.home)
     target.make_home()
     with stop_event() as stop, preflight.held_port(port) as chosen, running_alone(settings.home):
         preflight.check_spark(settings)
-        _run(target, nodes or 0, chosen, stop, private=private)
+        _run(target, nodes or 0, chosen, stop)
 
 
-def _run(target: Target, nodes: int, port: int, stop: threading.Event, *, private: bool) -> None:
+def _run(target: Target, nodes: int, port: int, stop: threading.Event) -> None:
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
     settings = target.settings
@@ -175,8 +136,7 @@ def _run(target: Target, nodes: int, port: int, stop: threading.Event, *, privat
         keeper = SparkKeeper(settings, environment, steady_clock)
         stack.callback(keeper.stop)
         keeper.look()
-        watched = _databases(settings, stack, private=private)
-        environment |= dagster_variables(settings.home.absolute(), environment)
+        say(described(settings, dagster_elsewhere=_dagster_elsewhere()))
         served_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-")))
         module = target.streams.definitions_module
         background = dagster_processes.daemon(
@@ -185,7 +145,7 @@ def _run(target: Target, nodes: int, port: int, stop: threading.Event, *, privat
         pages = dagster_processes.webserver(settings, environment, port, served_in)
         stack.callback(pages.stop)
         # The code server opens the instance at once, and two processes cannot both make its tables.
-        _make_instance(settings, nodes, mysql=private or _dagster_elsewhere())
+        _make_instance(settings, nodes, mysql=_dagster_elsewhere())
         stack.enter_context(background)
         agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
         # Ended first: while the nodes leave, nothing new shall be launched.
@@ -196,7 +156,6 @@ def _run(target: Target, nodes: int, port: int, stop: threading.Event, *, privat
             pages.__enter__()
         dagster_processes.wait_for_port(port, pages, stop)
         if not stop.is_set():
-            _raise_if_ended(watched)
             say(f"Open http://127.0.0.1:{port} in a browser; Ctrl-C ends it.")
             _say_how_to_add_a_node(settings, nodes)
         supervised = [
@@ -209,7 +168,6 @@ def _run(target: Target, nodes: int, port: int, stop: threading.Event, *, privat
             for child in supervised:
                 if sentence := child.look():
                     say(sentence)
-            _raise_if_ended(watched)
             stop.wait(POLL_S)
         say("Stopping: this takes a few seconds.")
         sys.stdout.flush()
@@ -243,31 +201,12 @@ def _dagster_elsewhere() -> bool:
     return bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
 
 
-def _databases(settings: Settings, stack: ExitStack, *, private: bool) -> list[ChildProcess]:
-    """Have the home's own database served, if it has one; return its processes."""
-    processes: list[ChildProcess] = []
-    if private:
-        from dagster_leasehold.lease_store import open_store
-
-        processes.append(stack.enter_context(PrivateMariaDB(settings.home)).process)
-        open_store(settings.store_url, upgrade=True).close()
-    say(described(settings, dagster_elsewhere=_dagster_elsewhere()))
-    return processes
-
-
 def _make_instance(settings: Settings, nodes: int, *, mysql: bool) -> None:
     from dagster_leasehold.assets.deployment import ensure_instance_address
 
     text = nodes_text(runs_max=nodes * RUNS_PER_NODE + 2, mysql=mysql)
-    with dagster_processes.storage_environment(settings):
-        create_instance(settings, text if nodes else embedded_text(mysql=mysql))
+    create_instance(settings, text if nodes else embedded_text(mysql=mysql))
     if nodes:
         with dagster_processes.opened_instance(settings) as instance:
             # Made here, where nobody else can make another one at the same moment.
             ensure_instance_address(instance)
-
-
-def _raise_if_ended(processes: Sequence[ChildProcess]) -> None:
-    for child in processes:
-        if child.exit_code() is not None:
-            raise LeaseholdError(child.ending)

@@ -148,7 +148,7 @@ def output(target: Target) -> Iterator[Finding]:
     settings = target.settings
     root, content = settings.output_root, uuid.uuid4().bytes
     if root.is_local:
-        preflight.require_room(settings.home, preflight.HOME_BYTES)
+        preflight.require_room(settings.home)
     began_s = time.monotonic()
     try:
         same = _comes_back(root, content)

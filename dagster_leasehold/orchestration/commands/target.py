@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,6 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.supervision.private_mariadb import PrivateMariaDB
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.places.place import OutputPlace
@@ -76,11 +74,7 @@ class Target:
         Raises:
             StoreUnavailable: there is no store yet, or the database does not answer.
         """
-        if (
-            self.settings.database_url is None
-            and not self.settings.private_mariadb
-            and not (self.settings.home / "leases.db").exists()
-        ):
+        if self.settings.database_url is None and not (self.settings.home / "leases.db").exists():
             raise errors.StoreUnavailable(
                 f"There is no lease store in {self.settings.home}: name another folder with "
                 "--home, or begin one with `leasehold load` and `leasehold group create`, or with "
@@ -95,21 +89,7 @@ class Target:
 
         if self.settings.database_url is None:
             self.make_home()
-        self.wake_mariadb()
         return open_store(self.settings.store_url)
-
-    def wake_mariadb(self) -> None:
-        """Serve the home's own MariaDB until this command ends, if there is one and it is stopped.
-
-        Raises:
-            StoreUnavailable: it does not start.
-        """
-        access = self.settings.private_mariadb
-        if access is None or access.answers():
-            return
-        server = PrivateMariaDB(self.settings.home)
-        server.__enter__()
-        atexit.register(server.stop)
 
     def make_home(self) -> None:
         """Create the home.

@@ -12,7 +12,6 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.orchestration.mariadb_access import dagster_variables
 from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE, import_folders
 from dagster_leasehold.orchestration.settings import PREFIX, Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
@@ -45,7 +44,6 @@ def child_environment(
             for name, value in environment.items()
             if not (settings_of_home_only and name in own)
         },
-        **dagster_variables(settings.home.absolute(), environment),
         "LEASEHOLD_HOME": str(settings.home.absolute()),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONPATH": os.pathsep.join([*folders, *inherited]),
@@ -123,18 +121,6 @@ def _wait_for(child: ChildProcess, answers: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def storage_environment(settings: Settings) -> Generator[None]:
-    """Set the variables that `dagster.yaml` reads from the environment within the block."""
-    added = dagster_variables(settings.home.absolute(), os.environ)
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-
-
-@contextmanager
 def opened_instance(settings: Settings, home: Path | None = None) -> Generator[DagsterInstance]:
     """Open the Dagster instance of a folder; None is the one in Leasehold's home."""
     from dagster import DagsterInstance
@@ -142,7 +128,7 @@ def opened_instance(settings: Settings, home: Path | None = None) -> Generator[D
     folder = str(home or settings.dagster_home)
     # The configuration may name folders relative to DAGSTER_HOME.
     os.environ["DAGSTER_HOME"] = folder
-    with storage_environment(settings), DagsterInstance.from_config(folder) as instance:
+    with DagsterInstance.from_config(folder) as instance:
         yield instance
 
 

@@ -30,8 +30,8 @@ from dagster_leasehold.orchestration.supervision.interrupts import held_back
 LOCK_FILE = "running.lock"
 GOODBYE = b"goodbye"
 POLL_S = 0.05
-LOG_FOLDERS = (".", "nodes/*", "nodes/*/spark", "spark", "mariadb")
-"""The folders of a home with logs of processes; a database ends after those that use it."""
+LOG_FOLDERS = (".", "nodes/*", "nodes/*/spark", "spark")
+"""The folders of a home with logs of processes."""
 
 
 def noted_children(home: Path) -> Iterator[tuple[Path, ChildNote]]:

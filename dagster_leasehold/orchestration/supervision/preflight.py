@@ -16,8 +16,6 @@ from dagster_leasehold.orchestration.settings import Settings
 MIB = 1024 * 1024
 HOME_BYTES = 32 * MIB
 """The room for the first minutes of a deployment, and some to spare: databases, logs, drafts."""
-SERVER_BYTES = 160 * MIB
-"""The data folder of a new MariaDB, with what it takes while it is made."""
 WEB_PORT_DEFAULT = 3000
 PORTS_TRIED = 50
 
@@ -39,7 +37,7 @@ def free_bytes(path: Path) -> int | None:
     return blocks * disk.f_frsize
 
 
-def require_room(home: Path, needed_bytes: int) -> None:
+def require_room(home: Path, needed_bytes: int = HOME_BYTES) -> None:
     """Refuse a disk on which what is about to be started would fail half-way.
 
     Args:
