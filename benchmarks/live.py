@@ -47,16 +47,11 @@ Noted = Callable[[dict[str, Any]], None]
 
 
 def measure_ours(
-    home: Path,
-    interval_s: float | None,
-    rates: Sequence[int],
-    minutes: float,
-    noted: Noted,
-    **how: Any,
+    home: Path, interval_s: float | None, rates: Sequence[int], minutes: float, noted: Noted
 ) -> None:
     """Measure a deployment at rest and at each rate."""
     interval = "default" if interval_s is None else interval_s
-    with LiveDeployment(home, interval_s=interval_s, **how) as deployment:
+    with LiveDeployment(home, interval_s=interval_s) as deployment:
         with log_flow(deployment.log, 8):
             time.sleep(WARM_UP_S)
         deployment.settle()
