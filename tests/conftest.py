@@ -51,6 +51,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return SharingScheduling(config, log)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Generator[None]:
+    """Tests kill processes and fail no power: only those that look at the flushes need them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(os, "fdatasync", lambda _: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def mariadb() -> Generator[MariaDB]:
     """One private MariaDB server for the whole session."""

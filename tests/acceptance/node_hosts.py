@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
+from dagster_leasehold.lease_store import open_store
 from tests.acceptance.leasehold_process import Running, leasehold, running
 from tests.acceptance.node_scene import Watched, Writer, join_dagster, make_home
 from tests.kafka_broker import KafkaBroker
@@ -50,6 +51,7 @@ class Hosts:
             make_home(home, output, broker.address)
         self.first, *self._others = self.homes.values()
         servers = database.of_deployment()
+        open_store(servers["LEASEHOLD_DATABASE_URL"], upgrade=True).close()
         self.watched = Watched(self.first, self.homes, servers["LEASEHOLD_DATABASE_URL"])
         # Dagster's instance reads them where it is opened, in the test as well.
         stack.enter_context(patch.dict(os.environ, servers))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import rmtree
 from typing import ClassVar
-
-import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
@@ -31,14 +28,7 @@ class LocalLogWorld(SourceWorld):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._patch = pytest.MonkeyPatch()
-        # No power fails here, so nothing waits for the disk.
-        self._patch.setattr(os, "fsync", lambda _: None)
-        self._patch.setattr(os, "fdatasync", lambda _: None)
         self.source = new_log(folder / "log")
-
-    def close(self) -> None:
-        self._patch.undo()
 
     def put(self, shard: ShardId, records: Sequence[NewRecord]) -> None:
         with self.source.writer(shard) as writer:
