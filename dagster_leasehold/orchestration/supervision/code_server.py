@@ -250,7 +250,8 @@ class CodeServer:
             if processes and all(map(self._is_like_ours, processes)):
                 if leader.existence() is Existence.ALIVE:
                     # It may take no runs any more; those that it has started go on.
-                    psutil.Process(leader.pid).kill()
+                    with suppress(psutil.Error):  # it has just ended by itself
+                        psutil.Process(leader.pid).kill()
                 self.sessions.insert(0, leader)
             elif ended := end_session(leader):
                 say(f"Ended {ended} processes that an agent before this one left running.")
