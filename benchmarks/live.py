@@ -70,8 +70,7 @@ def measure_ours(
 
 def measure_arrivals(home: Path, interval_s: float, count: int, noted: Noted) -> None:
     """Measure how soon single records are committed."""
-    how = {"interval_s": interval_s, "idle_limit_s": IDLE_LIMIT_S}
-    with LiveDeployment(home, **how) as deployment:
+    with LiveDeployment(home, interval_s=interval_s, idle_limit_s=IDLE_LIMIT_S) as deployment:
         with log_flow(deployment.log, 8):
             time.sleep(WARM_UP_S)
         deployment.settle()

@@ -166,7 +166,7 @@ class Settings(pydantic.BaseModel):
 
     @property
     def store_url(self) -> pydantic.SecretStr:
-        """The lease store's URL: the one given, or that of the home's own SQLite."""
+        """The lease store's URL: `database_url` if it is set, else the SQLite file in the home."""
         if self.database_url is not None:
             return self.database_url
         # SQLAlchemy takes a third of a second to load.

@@ -53,7 +53,7 @@ class Hosts:
         servers = database.of_deployment()
         open_store(servers["LEASEHOLD_DATABASE_URL"], upgrade=True).close()
         self.watched = Watched(self.first, self.homes, servers["LEASEHOLD_DATABASE_URL"])
-        # Dagster's instance reads them where it is opened, in the test as well.
+        # The test opens Dagster's instance, too, and that reads these variables.
         stack.enter_context(patch.dict(os.environ, servers))
         self.shared = dict(ENVIRONMENT) | servers
         self._own = variables or {}

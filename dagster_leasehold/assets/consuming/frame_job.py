@@ -19,7 +19,6 @@ from dagster_leasehold.assets.consuming.frame_tasks import (
     statistics_of,
 )
 from dagster_leasehold.assets.consuming.spark_work import (
-    ROW_DDL,
     SweepJob,
     at_work,
     clean,
@@ -33,7 +32,12 @@ from dagster_leasehold.assets.errors import SparkFeatureMissing, TransformError
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import RECORD_DDL
 from dagster_leasehold.assets.output.transform_mark import name_of
-from dagster_leasehold.assets.output.worker_results import RangeStatistics, WrittenFile
+from dagster_leasehold.assets.output.worker_results import (
+    ROW_DDL,
+    RangeStatistics,
+    WrittenFile,
+    texts_of,
+)
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.missing_features import lacks_feature
@@ -92,10 +96,8 @@ def _attempt(
     numbers = {range_.shard: numbers[range_.shard] for range_ in ranges}
     with at_work(spark, job, folder, explain):
         written = RowsWritten(folder, numbers, name_of(job.transform))
-        answer = output.mapInArrow(written, ROW_DDL).toArrow()
-    by_task = [
-        [WrittenFile.of(file) for file in json.loads(text)] for text in answer.column(0).to_pylist()
-    ]
+        texts = texts_of(output.mapInArrow(written, ROW_DDL))
+    by_task = [[WrittenFile.of(file) for file in json.loads(text)] for text in texts]
     check_shared(folder, ([(file.path, file.bytes) for file in own] for own in by_task))
     clean(folder)
     statistics = read()

@@ -1,6 +1,7 @@
 """The tasks of the DataFrame way: some read ranges into Spark, others write rows into files.
 
-The user's plan of Spark SQL stands between them. Spark's workers import this module by name.
+The user's transform runs between reading and writing. Spark's workers import this module by its
+name.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.consuming.exact_records import add, exact
 from dagster_leasehold.assets.output.shard_files import ShardFiles, unwritable
-from dagster_leasehold.assets.output.worker_results import RangeStatistics, WorkerFailed
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, WorkerFailed, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -119,8 +120,6 @@ class RowsWritten:
         Raises:
             WorkerFailed: rows cannot be written.
         """
-        import pyarrow as pa
-
         files = ShardFiles(self.folder, uuid.uuid4().hex, self.numbers, self.transform)
         moving = MovingRecords(self.folder)
         try:
@@ -133,7 +132,7 @@ class RowsWritten:
         except BaseException:
             files.abandon()
             raise
-        yield pa.RecordBatch.from_arrays([pa.array([json.dumps(written)])], ["row"])
+        yield sent_back([json.dumps(written)])
 
     @contextmanager
     def _writing(self) -> Generator[None]:

@@ -16,18 +16,13 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
-from dagster_leasehold.assets.consuming.spark_work import (
-    ROW_DDL,
-    SweepJob,
-    at_work,
-    clean,
-    failed_job,
-)
+from dagster_leasehold.assets.consuming.spark_work import SweepJob, at_work, clean, failed_job
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.transform_mark import name_of
+from dagster_leasehold.assets.output.worker_results import ROW_DDL, texts_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -112,8 +107,8 @@ def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
 
 def _run(spark: SparkSession, tasks: RangeTasks) -> list[RangeRow]:
     count = len(tasks.tasks)
-    answer = spark.range(0, count, 1, count).mapInArrow(tasks, ROW_DDL).toArrow()
-    return [RangeRow.of(text) for text in answer.column(0).to_pylist()]
+    sent = spark.range(0, count, 1, count).mapInArrow(tasks, ROW_DDL)
+    return [RangeRow.of(text) for text in texts_of(sent)]
 
 
 def _remove_failed(

@@ -23,7 +23,7 @@ from dagster_leasehold.assets.errors import TransformError, TransformUnusable
 from dagster_leasehold.assets.output.file_names import FileNames, file_name
 from dagster_leasehold.assets.output.output_file import SETTLED_AT_ONCE
 from dagster_leasehold.assets.output.shard_files import RangeFiles, unwritable
-from dagster_leasehold.assets.output.worker_results import RangeStatistics
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.assets.spark.users_code import users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError, one_line
@@ -59,12 +59,9 @@ class RangeTasks:
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Carry out the tasks of these numbers; yield a row for each of their ranges."""
-        import pyarrow as pa
-
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                rows = [row.text() for row in self.rows(number)]
-                yield pa.RecordBatch.from_arrays([pa.array(rows, pa.string())], ["row"])
+                yield sent_back([row.text() for row in self.rows(number)])
 
     def rows(self, number: int) -> list[RangeRow]:
         """Carry out one task; its files are durable when this returns."""

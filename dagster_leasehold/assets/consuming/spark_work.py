@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 EXECUTOR_LOST = "ExecutorLostFailure"
-ROW_DDL = "row string"
-"""The column of the rows that tasks send back."""
 
 
 def works_on_arrow(transform: Transform | ArrowTransform | None) -> bool:

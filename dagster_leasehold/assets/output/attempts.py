@@ -38,7 +38,8 @@ def attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
 def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]]]) -> None:
     """Refuse files that this process does not see as Spark's workers wrote them.
 
-    A store keeps what it has acknowledged: there one file tells if a task wrote to this one.
+    An object store keeps every file that it has acknowledged. There, one file of each task tells
+    whether the task wrote to the store that this process reads.
 
     Args:
         folder: the attempt's folder.

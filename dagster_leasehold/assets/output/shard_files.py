@@ -166,7 +166,7 @@ class ShardFiles:
                 files.flush()
 
     def close(self) -> list[WrittenFile]:
-        """Finish all files, make them durable, and return them in order of their first rows.
+        """Finish all files and make them durable; return them in the order of their first rows.
 
         Raises:
             OSError: they cannot be written.

@@ -1,4 +1,4 @@
-"""DataFrames from and to Parquet files of a place, without a client of Spark's own for stores.
+"""Read and write DataFrames as Parquet files of a place; Spark needs no client for object stores.
 
 Spark's Python workers read and write the files through Arrow, as they do for batches, so that an
 object store needs neither jars nor settings of Spark's. From a disk Spark reads by itself.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import COMPRESSION
+from dagster_leasehold.assets.output.worker_results import ROW_DDL, sent_back, texts_of
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 TASKS_MAX = 64
-ROW_DDL = "row string"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ class _FileWritten:
     folder: OutputPlace
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         first = next((batch for batch in batches if batch.num_rows), None)
@@ -74,8 +73,7 @@ class _FileWritten:
         except BaseException:
             file.abandon()
             raise
-        row = json.dumps([name, records, bytes_])
-        yield pa.RecordBatch.from_arrays([pa.array([row])], ["row"])
+        yield sent_back([json.dumps([name, records, bytes_])])
 
 
 def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schema) -> DataFrame:
@@ -94,8 +92,7 @@ def write_frame(frame: DataFrame, folder: OutputPlace, attempt: str) -> tuple[Da
         SparkUnavailable: its workers do not share the folder.
     """
     folder.make_folder()
-    answer = frame.mapInArrow(_FileWritten(folder), ROW_DDL).toArrow()
-    rows = [json.loads(text) for text in answer.column(0).to_pylist()]
+    rows = [json.loads(text) for text in texts_of(frame.mapInArrow(_FileWritten(folder), ROW_DDL))]
     check_shared(folder, ([(name, size)] for name, _, size in rows))
     folder.sync_folder()
     return tuple(DataFile(f"{attempt}/{name}", records, size) for name, records, size in rows)

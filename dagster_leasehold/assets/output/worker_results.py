@@ -7,16 +7,22 @@ way back to the run. So results become plain values there and are built again he
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dagster_leasehold.lease_store.errors import LeaseholdError, SourceError
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
 Plain = dict[str, Any]
 """Values that JSON can hold."""
+ROW_DDL = "row string"
+"""The column of the rows that tasks send back."""
 _ERRORS_MARK = "leasehold's errors: "
 _TIMES = ("first_event_time", "last_event_time")
 
@@ -119,10 +125,22 @@ def latest(one: datetime | None, other: datetime | None) -> datetime | None:
     return max(times, default=None)
 
 
+def sent_back(texts: Sequence[str]) -> pa.RecordBatch:
+    """Return the rows that a task sends back, in the column of `ROW_DDL`."""
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["row"])
+
+
+def texts_of(tasks: DataFrame) -> list[str]:
+    """Run the job of a DataFrame with the column of `ROW_DDL`; return what its tasks send back."""
+    return tasks.toArrow().column(0).to_pylist()
+
+
 class WorkerFailed(Exception):
     """Errors in a worker, by shard; empty for one that belongs to no shard.
 
-    Spark hands an exception on as text alone. This one's text holds the errors as JSON.
+    Spark passes on only the text of an exception, so this text holds the errors as JSON.
     """
 
     def __init__(self, errors: Mapping[str, BaseException]) -> None:

@@ -266,9 +266,9 @@ class OutputPlace(ABC):
 
 
 class MovingRecords:
-    """Signs of a task that records move through it, left now and then while they do.
+    """Leaves signs of progress while records move through a task, now and then.
 
-    A task that ends sooner leaves none.
+    A task that ends before the first sign is due leaves none.
 
     Args:
         folder: the attempt's folder.

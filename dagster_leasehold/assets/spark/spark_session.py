@@ -58,13 +58,14 @@ DRIVER_MEMORY = "2g"
 """The heap of the JVM; records on their way through Python workers are outside of it."""
 
 FEW_CORES_MAX = 4
-FEW_CORES = (
+OPTIONS_OF_FEW_CORES = (
     "-XX:+UseSerialGC -XX:NewSize=32m -XX:MaxNewSize=224m "
     "-XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=40"
 )
-"""Options of a JVM that few tasks share: as fast as the others there, in two thirds of the memory
-after a job on DataFrames. The collector of one thread was not measured with more cores."""
-MANY_CORES = "-XX:+UseParallelGC"
+"""Options of the JVM on a host with few cores. They are as fast there as the others, and take two
+thirds of the memory after a job on DataFrames. With more cores the serial collector was not
+measured."""
+OPTIONS_OF_MANY_CORES = "-XX:+UseParallelGC"
 
 
 def cores() -> int:
@@ -100,7 +101,9 @@ def server_conf(folder: Path) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         MEMORY_KEY: DRIVER_MEMORY,
-        "spark.driver.extraJavaOptions": MANY_CORES if cores() > FEW_CORES_MAX else FEW_CORES,
+        "spark.driver.extraJavaOptions": (
+            OPTIONS_OF_FEW_CORES if cores() <= FEW_CORES_MAX else OPTIONS_OF_MANY_CORES
+        ),
         "spark.log.level": "WARN",
         "spark.scheduler.mode": "FAIR",
         "spark.sql.shuffle.partitions": str(cores()),

@@ -105,8 +105,8 @@ def dev(
     this command; `leasehold stop` ends what is left if it was killed. After a change of the code,
     start it again.
 
-    With `--nodes`, each node is a `leasehold node` process, as it would be on a host of its own.
-    Leases are in SQLite, or where LEASEHOLD_DATABASE_URL says.
+    With `--nodes`, it starts one `leasehold node` process for each node. Leases are in SQLite, or
+    where LEASEHOLD_DATABASE_URL says.
     """
     target = Target(load_settings(home=home, agents=nodes is not None or None), module)
     settings = target.settings

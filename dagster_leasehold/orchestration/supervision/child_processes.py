@@ -290,12 +290,6 @@ class ChildProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until it has ended by itself, at most so many seconds."""
-        if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-
     def exit_code(self) -> int | None:
         """Return its exit code, or None while it runs."""
         return None if self._process is None else self._process.poll()
@@ -359,7 +353,8 @@ class ChildProcess:
             except psutil.Error:
                 continue
         psutil.wait_procs(family, timeout=self._stop_timeout_s)
-        process.wait(self._stop_timeout_s)
+        if process.poll() is None:
+            process.wait()
         self._process = None
         # The folder may have been deleted meanwhile.
         self._note.unlink(missing_ok=True)

@@ -40,12 +40,13 @@ HEARTBEAT_TIMEOUT_S = 30
 """After how many seconds without its agent a server ends, once its runs have ended."""
 HEARTBEAT_S = 5.0
 LEFT_MAX_S = HEARTBEAT_TIMEOUT_S - HEARTBEAT_S
-"""How long after its last heartbeat a server is adopted: it must get one before its time is up."""
+"""An agent adopts a server whose last heartbeat is at most this old, in seconds: the next one then
+comes before the server gives up."""
 OF_ONE_START = frozenset(
     {"INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_PID", "MAINPID", "NOTIFY_SOCKET", "OLDPWD"}
     | {"PWD", "SHLVL", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC", "_"}
 )
-"""Variables that shells and systemd set anew for each start."""
+"""Environment variables whose values shells and systemd change at each start."""
 HUNG_S = 45.0
 START_MAX_S = 120.0
 STATE_FILE = "agent.json"
@@ -146,8 +147,14 @@ def _age_s(folder: Path) -> float:
 
 
 def _started_in(process: psutil.Process, environment: Mapping[str, str]) -> bool:
-    """Return True if a process has all of an environment, but what differs from start to start."""
-    own = process.environ()
+    """Return True if a process has this environment, apart from what differs at each start.
+
+    False as well where the system does not show its environment.
+    """
+    try:
+        own = process.environ()
+    except (psutil.Error, OSError):
+        return False
     return all(
         own.get(name) == value for name, value in environment.items() if name not in OF_ONE_START
     )
@@ -237,7 +244,7 @@ class CodeServer:
             self.sessions.append(left.process)
 
     def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
-        """Keep the runs of a killed agent's code servers; end all that this agent's are not like.
+        """Keep the runs of a killed agent's code servers; end those with another environment.
 
         Args:
             sessions: of its code servers, as it noted them.
@@ -247,7 +254,7 @@ class CodeServer:
             if leader in adopted:
                 continue
             processes = session_of(leader)
-            if processes and all(map(self._is_like_ours, processes)):
+            if processes and all(_started_in(each, self.environment) for each in processes):
                 if leader.existence() is Existence.ALIVE:
                     # It may take no runs any more; those that it has started go on.
                     with suppress(psutil.Error):  # it has just ended by itself
@@ -255,12 +262,6 @@ class CodeServer:
                 self.sessions.insert(0, leader)
             elif ended := end_session(leader):
                 say(f"Ended {ended} processes that an agent before this one left running.")
-
-    def _is_like_ours(self, process: psutil.Process) -> bool:
-        try:
-            return _started_in(process, self.environment)
-        except (psutil.Error, OSError):
-            return False
 
     @property
     def silent_s(self) -> float:
@@ -279,8 +280,7 @@ class CodeServer:
             if now >= self._begin_at:
                 self._start()
             return False
-        code = self._process.exit_code()
-        if code is not None:
+        if self._process.exit_code() is not None:
             say(self._process.ending)
             self._process = None
             self._begin_at = now + self._waits.next_s()

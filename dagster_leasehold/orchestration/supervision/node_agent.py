@@ -155,7 +155,7 @@ class NodeAgent:
         return ""
 
     def _succeed(self) -> str:
-        """Continue a killed predecessor; return the incarnation under which that is."""
+        """Take over from a killed predecessor; return the incarnation to continue under."""
         self._mark.unlink(missing_ok=True)
         former = AgentState.read(self._folder)
         if former is None:

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +22,7 @@ from dagster_leasehold.orchestration.supervision.code_server import (
     STATE_FILE,
     AgentState,
     CodeServer,
+    LeftServer,
     left_server,
 )
 from dagster_leasehold.orchestration.supervision.dagster_processes import (
@@ -98,34 +100,42 @@ def test_it_is_started_again_after_its_death_and_ended_when_it_hangs(
     assert_nothing_runs(home)
 
 
-def noted(server: CodeServer, home: Path) -> Path:
-    """Note a server as its agent does; return the folder, as the agent's death leaves it."""
-    folder = Settings(home=home).node_folder("a")
-    AgentState(current_place(), "first", tuple(server.sessions)).write(folder)
-    return folder
+class Left:
+    """A server at work, noted as the death of its agent leaves it."""
+
+    def __init__(self, server: CodeServer, home: Path) -> None:
+        until(server.look)
+        self.environment = environment_of(home)
+        self.folder = Settings(home=home).node_folder("a")
+        [self.process] = server.sessions
+        AgentState(current_place(), "first", (self.process,)).write(self.folder)
+
+    def server_for(self, module: str = DEFINITIONS_MODULE, **variables: str) -> LeftServer | None:
+        """Return what an agent with this module and these further variables finds."""
+        return left_server(self.folder, module, "127.0.0.1", self.environment | variables)
+
+    def successor(self, listen: Endpoint, **how: Any) -> CodeServer:
+        environment = how.pop("environment", self.environment)
+        return CodeServer(DEFINITIONS_MODULE, listen, self.folder, environment, steady_clock, **how)
 
 
 def test_a_successor_of_a_killed_agent_goes_on_with_its_server(
     server: CodeServer, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: nothing that the server has started is interrupted. Method: two objects, no `stop`."""
-    until(server.look)
-    environment = environment_of(home)
-    folder, [process] = noted(server, home), server.sessions
-    systemds = {"INVOCATION_ID": "another start's"}
-    left = left_server(folder, DEFINITIONS_MODULE, "127.0.0.1", environment | systemds)
-    assert left is not None
-    assert (left.process, left.listen) == (process, server.listen)
-    with held_port(left.listen.port, served=True) as port:
-        assert port == left.listen.port
-    os.utime(folder / STATE_FILE, (0, 0))
-    successor = CodeServer(
-        DEFINITIONS_MODULE, left.listen, folder, environment, steady_clock, left=left
-    )
+    left = Left(server, home)
+    process, note = left.process, left.folder / STATE_FILE
+    candidate = left.server_for(INVOCATION_ID="another start's")
+    assert candidate is not None
+    assert (candidate.process, candidate.listen) == (process, server.listen)
+    with held_port(candidate.listen.port, served=True) as port:
+        assert port == candidate.listen.port
+    os.utime(note, (0, 0))
+    successor = left.successor(candidate.listen, left=candidate)
     successor.succeed([process])
     try:
         assert successor.look(), "it answers, and was not started"
-        assert time.time() - (folder / STATE_FILE).stat().st_mtime < START_S, "it got a heartbeat"
+        assert time.time() - note.stat().st_mtime < START_S, "it got a heartbeat"
         assert successor.sessions == [process]
         os.kill(process.pid, signal.SIGKILL)
         until(lambda: not successor.look())
@@ -141,17 +151,15 @@ def test_a_server_that_was_left_for_long_or_started_otherwise_is_not_adopted(
     server: CodeServer, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: a server without heartbeats refuses runs; one with other settings runs them wrongly."""
-    until(server.look)
-    environment = environment_of(home)
-    folder, [process] = noted(server, home), server.sessions
-    other = environment | {"LEASEHOLD_OUTPUT": "s3://elsewhere"}
-    assert left_server(folder, DEFINITIONS_MODULE, "127.0.0.1", other) is None
-    assert left_server(folder, "another.module", "127.0.0.1", environment) is None
+    left = Left(server, home)
+    process, other = left.process, {"LEASEHOLD_OUTPUT": "s3://elsewhere"}
+    assert left.server_for(**other) is None
+    assert left.server_for("another.module") is None
     at = time.time() - LEFT_MAX_S - 1
-    os.utime(folder / STATE_FILE, (at, at))
-    assert left_server(folder, DEFINITIONS_MODULE, "127.0.0.1", environment) is None
+    os.utime(left.folder / STATE_FILE, (at, at))
+    assert left.server_for() is None
     listen = Endpoint("127.0.0.1", free_port())
-    like = CodeServer(DEFINITIONS_MODULE, listen, folder, environment, steady_clock)
+    like = left.successor(listen)
     like.succeed([process])
     assert like.sessions == [process], "its runs go on, if there are any"
     assert process.existence() is Existence.GONE
@@ -159,7 +167,7 @@ def test_a_server_that_was_left_for_long_or_started_otherwise_is_not_adopted(
     until(lambda: not server.look())
     until(server.look)
     process = server.sessions[-1]
-    unlike = CodeServer(DEFINITIONS_MODULE, listen, folder, other, steady_clock)
+    unlike = left.successor(listen, environment=left.environment | other)
     unlike.succeed([process])
     assert unlike.sessions == []
     assert process.existence() is Existence.GONE

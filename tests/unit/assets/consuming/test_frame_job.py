@@ -110,11 +110,12 @@ def test_a_transform_that_asks_too_much_of_its_plan_is_not_the_servers_fault(
 def test_the_folder_of_an_attempt_is_named_on_the_disk_before_anything_is_read(
     transform: Transform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The session is none, so that the sweep goes no further than the folder."""
+    """The session is gone, so that the sweep goes no further than the folder."""
     root = tmp_path / "output"
     watch = JobWatch(tag="tag", work="stream s")
     job = SweepJob(StreamName("s"), {}, transform, local_place(root), lambda: "run-1", watch, 1)
+    gone = cast(Any, _Server("mapInArrow", RuntimeError("[SESSION_CLOSED] It was closed.")))
     with synced(monkeypatch) as paths, suppress(SparkUnavailable):
         shard = ShardId("0")
-        run_sweep(cast(Any, None), job, [ReadRange(shard, "0", "1")], {shard: range(1)})
-    assert paths[:3] == [tmp_path, root, root / "attempts"]
+        run_sweep(gone, job, [ReadRange(shard, "0", "1")], {shard: range(1)})
+    assert paths == [tmp_path, root, root / "attempts"]

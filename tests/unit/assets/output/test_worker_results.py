@@ -1,4 +1,4 @@
-"""Results of workers come back as they were, errors in their own types."""
+"""Results of workers arrive as they were sent, and errors keep their types."""
 
 from __future__ import annotations
 
