@@ -98,7 +98,7 @@ def test_a_web_page_that_does_not_start_has_no_address(tmp_path: Path) -> None:
         environment=dict(os.environ),
     )
     with child:
-        child.wait(30)
+        assert child.until(lambda: False, timeout_s=30).startswith("ended")
         with pytest.raises(LeaseholdError, match="ended with code 7 before it answered: see"):
             wait_for_port(free_port(), child, threading.Event())
 
