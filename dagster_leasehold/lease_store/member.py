@@ -87,6 +87,7 @@ class Member:
         contested: True if another living incarnation had the name when last seen, and before that.
             A run that is started meanwhile is told that incarnation, and its beats keep it alive.
         problem: the mistake that the thread met last, until a beat succeeds.
+        followed: True if runs that have shards of the node open need no planner that launches more.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Member:
         self.reason = ""
         self.contested = True
         self.problem: UserMistake | None = None
+        self.followed = False
         self._observer = observer or str(settings.name)
         self._count = count
         self._asked_at: float | None = None
@@ -383,7 +385,7 @@ class Member:
             AssignmentConflict: the node's settings contradict another member's.
             StoreError: the store does not answer.
         """
-        takes = accepts_runs and not self.planner_silent_s
+        takes = accepts_runs and (self.followed or not self.planner_silent_s)
         self.offer(replace(self.settings, accepts_runs=takes))
         unchanged = self._registered == self.settings
         if unchanged and not self.beat_due():

@@ -7,12 +7,19 @@ from collections import Counter
 import pytest
 
 from tests.simulation.mutants import MUTANTS, TakesNoAnswerForNo, through
-from tests.simulation.protocol import Faults, Parts, SimulationConfig, configuration, run_seed
+from tests.simulation.protocol import (
+    Faults,
+    Parts,
+    SimulationConfig,
+    configuration,
+    run_seed,
+    waiting_runs,
+)
 from tests.simulation.protocol.configuration import FaultRates
 from tests.simulation.protocol.consumption import consume
 from tests.simulation.test_protocol import config
 
-SEEDS = range(4)
+SEEDS = range(6)
 TROUBLE = FaultRates(
     pause_group=0.008, leave=0.01, join=0.01, force_checkpoint=0.02, pause_host=0.01
 )
@@ -31,6 +38,7 @@ def test_waiting_runs_meet_whatever_may_be_asked_of_them(monkeypatch: pytest.Mon
     """A loss is a forced checkpoint, an eviction, or a launcher that takes the run for ended."""
     monkeypatch.setattr(configuration, "FOLLOWING_SHARE", 1.0)
     monkeypatch.setattr(FaultRates, "swarm", lambda _: TROUBLE)
+    monkeypatch.setattr(waiting_runs, "WISH_RATE", 0.006)
     met: Counter[str] = Counter()
     for seed in SEEDS:
         config_ = SimulationConfig(nodes=4, shards=12, faults=Faults.SWARM, steps=1_500)
@@ -55,9 +63,9 @@ def test_a_run_that_takes_no_answer_for_no_is_found(monkeypatch: pytest.MonkeyPa
         FaultRates, "swarm", lambda _: FaultRates(lost_before=0.03, lost_after=0.03)
     )
     config_ = SimulationConfig(nodes=4, shards=12, faults=Faults.SWARM, steps=1_500)
-    broken = run_seed(config_, 239, Parts(through(TakesNoAnswerForNo)))
-    assert broken.violations[0].startswith("I15: run-3 waits, and has shard 11 open")
-    assert run_seed(config_, 239, Parts(consume)).violations == ()
+    broken = run_seed(config_, 21, Parts(through(TakesNoAnswerForNo)))
+    assert broken.violations[0].startswith("I15: run-25 waits, and has shard 11 open")
+    assert run_seed(config_, 21, Parts(consume)).violations == ()
 
 
 def test_two_mutants_are_of_runs_that_follow() -> None:

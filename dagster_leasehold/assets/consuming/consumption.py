@@ -244,6 +244,9 @@ class Consumer:
             if shard in self._open:
                 self._open.stop(self._open[shard], StopReason.STOP_REQUESTED)
         self._opening.open(asked.take)
+        if self._follow is not None and not asked.finish:
+            room = max(0, self._stream.shards_per_run - len(self._open.all()))
+            self._opening.open(self._follow.gained()[:room], gained=True)
         self._open.review()
 
     @span("sweep")

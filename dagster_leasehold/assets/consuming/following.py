@@ -38,12 +38,14 @@ class Follow:
         wait: waits for some seconds.
         requests: asked about once a second.
         show: gets the run's progress twice a minute.
+        gained: asked about once a second: the shards that the run's node has gained meanwhile.
     """
 
     pace: Pace
     wait: Callable[[float], None]
     requests: Callable[[], RunRequests] = RunRequests
     show: Callable[[RunProgress], object] = lambda _: None
+    gained: Callable[[], Sequence[ShardId]] = tuple
 
 
 @dataclass(slots=True)

@@ -22,10 +22,13 @@ from dagster_leasehold.assets.output.table.publish_rounds import PublishingRun, 
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.group_rows import BEAT_FRACTION_MAX, Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
 from dagster_leasehold.lease_store.member import Member
+from dagster_leasehold.lease_store.node_planning import NodePlanner
+from dagster_leasehold.lease_store.rules.liveness import steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 
 _LOG = logging.getLogger(__name__)
@@ -57,7 +60,8 @@ def consume_shards(
     task; `ended` tells if another run is known to have ended.
 
     The run beats for its node: should the sensor's process die, the node lives on as long as the
-    run works, and no shard changes hands for nothing.
+    run works, and no shard changes hands for nothing. One that follows its shards plans for its
+    node as well, and opens what the node gains.
 
     Raises:
         LeaseholdError: what concerns the whole run, such as a store that does not answer.
@@ -96,7 +100,7 @@ def consume_shards(
             after_commit=_commit_news(publishing, guard, after_commit),
             between_batches=lambda: guard.call(EVENTS, between_batches),
             bootstrap=bootstrap_cursors(pulse, node),
-            follow=follow and _guarded(follow, guard),
+            follow=follow and _following(follow, guard, store, stream, node, run),
             unfinished_by=on_spark.succeed,
         )
         reports = consumer.consume(shards)
@@ -134,11 +138,29 @@ def _guarded_sweepers(
     return sweeper, GuardedApart(sweeper, on_spark.apart, guard, spark.note_hung)
 
 
-def _guarded(follow: Follow, guard: StallGuard) -> Follow:
-    """Return the way to follow with its calls of Dagster's storage under guard."""
+def _following(
+    follow: Follow,
+    guard: StallGuard,
+    store: LeaseStore,
+    stream: ShardStream,
+    node: NodeName,
+    run: str,
+) -> Follow:
+    """Return the way to follow: Dagster's storage is called under guard, and the run plans."""
     answer = "Dagster's storage to answer"
+    planner = NodePlanner(store, stream.key, node, observer=f"run {run}", clock=steady_clock)
+
+    def gained() -> Sequence[ShardId]:
+        try:
+            return planner.gained(run)
+        except StoreError as error:
+            # What keeps the run's own shards safe asks the store for itself.
+            _LOG.warning("Run %s could not plan for node %s: %s", run, node, error)
+            return ()
+
     return replace(
         follow,
         requests=lambda: guard.call(answer, follow.requests),
+        gained=gained,
         show=lambda progress: guard.call(answer, lambda: follow.show(progress)),
     )

@@ -67,18 +67,20 @@ class Opening:
     replaces: Mapping[ShardId, str]
     unfinished_by: Callable[[str], None] = lambda _: None
 
-    def open(self, shards: Sequence[ShardId]) -> None:
+    def open(self, shards: Sequence[ShardId], *, gained: bool = False) -> None:
         """Open these shards and find out where each begins; one that fails is reported.
 
-        A run that follows may open more of them later; those that are open stay as they are.
+        A run that follows may open more of them later; those that are open stay as they are. Of
+        shards that its node has `gained`, another run of the node may have opened one by now, or
+        the node have lost it again: that is not worth a report.
         """
         fresh = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
         if fresh:
             with span("open", shards=len(fresh)):
-                self._open(fresh)
+                self._open(fresh, gained=gained)
 
-    def _open(self, fresh: Sequence[ShardId]) -> None:
-        self._open_tenures(fresh)
+    def _open(self, fresh: Sequence[ShardId], *, gained: bool) -> None:
+        self._open_tenures(fresh, gained=gained)
         self._read_bounds(fresh)
         children: set[ShardId] = set()
         position = self.stream.initial_position
@@ -103,7 +105,7 @@ class Opening:
 
         self.shards.each(begin, fresh)
 
-    def _open_tenures(self, fresh: Sequence[ShardId]) -> None:
+    def _open_tenures(self, fresh: Sequence[ShardId], *, gained: bool) -> None:
         """Open tenures in one transaction, and alone those that it leaves out."""
         key, ready = self.stream.key, list[ShardId]()
         for shard in fresh:
@@ -136,7 +138,8 @@ class Opening:
                 self.shards.unanswered |= isinstance(error, StoreError)
                 self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
             else:
-                self._take_in(shard, outcome)
+                if isinstance(outcome, Opened) or not gained:
+                    self._take_in(shard, outcome)
 
     def _take_in(self, shard: ShardId, outcome: Opened | OpenByOther | NotHeld) -> None:
         match outcome:

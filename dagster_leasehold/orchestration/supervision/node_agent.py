@@ -1,10 +1,10 @@
 """The agent of a node: `leasehold node`. One a host, beside the runs and not part of them.
 
 It keeps the host's code server running, which takes the node's runs, and Spark warm for them. It
-beats for the node as long as it lives itself, and tells the group when its code server takes no
-runs, so that the shards go elsewhere by transfer. Told to end, it hands the shards over to other
-nodes, lets the runs reach the end of their batches, frees what is left, and only then stops what it
-started.
+beats for the node as long as it lives itself, plans for it, and tells the group when its code
+server takes no runs, so that the shards go elsewhere by transfer. Told to end, it hands the shards
+over to other nodes, lets the runs reach the end of their batches, frees what is left, and only then
+stops what it started.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
 from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.lease_store.errors import (
     LeaseholdError,
@@ -26,10 +27,11 @@ from dagster_leasehold.lease_store.errors import (
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
+from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
-from dagster_leasehold.lease_store.store import GroupsAndNodes
+from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.supervision.code_server import AgentState, CodeServer
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 KEEP_S = 0.5
 RUNS_LOOK_S = 5.0
-LOOKED, BEATEN = "looked at its code server", "tried to beat"
+LOOKED, BEATEN, PLANNED = "looked at its code server", "tried to beat", "tried to plan"
 TURN_MAX_S = 120.0
 """The longest that a turn of the agent's loops takes, with a database that answers late.
 
@@ -76,7 +78,7 @@ class NodeAgent:
         node: NodeName,
         rows: Mapping[GroupKey, Node],
         *,
-        store: GroupsAndNodes,
+        store: LeaseStore,
         instance: DagsterInstance,
         server: CodeServer,
         spark: SparkKeeper | None,
@@ -99,7 +101,11 @@ class NodeAgent:
         self._mark = folder / "leaving"
         self._members: list[Member] = []
         self._accepts_runs = True
-        self._beats = threading.Thread(target=self._keep_all, name="beats", daemon=True)
+        self._planners: list[NodePlanner] = []
+        self._threads = (
+            threading.Thread(target=self._keep_all, name="beats", daemon=True),
+            threading.Thread(target=self._plan_all, name="plans", daemon=True),
+        )
         self._left = threading.Event()
         self._problem: LeaseholdError | None = None
         self._sessions: list[ProcessIdentity] = []
@@ -123,9 +129,7 @@ class NodeAgent:
                     raise self._problem
             self._leave()
         finally:
-            self._left.set()
-            if self._beats.is_alive():
-                self._beats.join(self._leave_timeout_s)
+            self._stop_threads()
             self._tolerantly(lambda: withdraw(self._instance, self._node))
             self._server.stop()
             if self._spark is not None:
@@ -133,12 +137,18 @@ class NodeAgent:
             self._mark.unlink(missing_ok=True)
         AgentState.forget(self._folder)
 
+    def _stop_threads(self) -> None:
+        self._left.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(self._leave_timeout_s)
+
     # -- health -----------------------------------------------------------------------------------
 
     def unhealthy(self) -> str:
         """Return the sentence that says why the agent is to be started again; empty if it is well.
 
-        Both of its loops have to turn; a database that does not answer is no reason.
+        Each of its loops has to turn; a database that does not answer is no reason.
         """
         for loop, turned_at in self._turned_at.items():
             if (silent_s := self._clock() - turned_at) > TURN_MAX_S:
@@ -178,9 +188,9 @@ class NodeAgent:
         if self._clock() - self._marks_seen_at >= PLANNER_LOOK_S:
             self._marks_seen_at = self._clock()
             self._look_for_ticks()
-        if self._clock() - self._runs_seen_at >= RUNS_LOOK_S:
+        if self._runs.ended or self._clock() - self._runs_seen_at >= RUNS_LOOK_S:
             self._runs_seen_at = self._clock()
-            self._tolerantly(self._runs.fail_dead)
+            self._tolerantly(self._bury)
 
     def _begin(self) -> None:
         """Once the code server answers, watch the node's name; when it is free, publish and join.
@@ -202,7 +212,18 @@ class NodeAgent:
                 )
                 for key, row in self._rows.items()
             ]
-            self._beats.start()
+            self._planners = [
+                NodePlanner(
+                    self._store,
+                    key,
+                    self._node,
+                    observer=f"agent of {self._node}",
+                    clock=self._clock,
+                )
+                for key in self._rows
+            ]
+            for thread in self._threads:
+                thread.start()
         if not self._published and not any(each.contested for each in self._members):
             publish(self._instance, self._node, self._advertised)
             say(f"The code server of node {self._node} answers at {self._advertised}.")
@@ -218,14 +239,38 @@ class NodeAgent:
         for member in self._members:
             member.see_planner(None if marks is None else marks[member.key])
             silent_s = member.planner_silent_s
+            member.followed = bool(silent_s) and self._followed(member)
             if silent_s and member.key not in self._silent:
                 say(
                     f"The rebalance sensor of {member.key} has not ticked for {silent_s:.0f} s:"
-                    f" node {self._node} gives its shards away until it does. See that Dagster's "
-                    "daemon runs, and that the sensor is switched on."
+                    f" until it does, no run is launched for node {self._node}, which gives its "
+                    "shards away once no run has one open. See that Dagster's daemon runs, and "
+                    "that the sensor is switched on."
                 )
             change = self._silent.add if silent_s else self._silent.discard
             change(member.key)
+
+    def _bury(self) -> None:
+        """Fail the runs whose process is gone, and free the shards that they had open."""
+        failed = self._runs.fail_dead()
+        for member in self._members if failed else ():
+            for row in member.progress():
+                if row.consumer_run in failed:
+                    close_ended_tenure(
+                        self._store,
+                        member.key,
+                        row.shard,
+                        self._node,
+                        ended=row.consumer_run,
+                        closing=uuid.uuid4().hex,
+                    )
+
+    def _followed(self, member: Member) -> bool:
+        """Return True if runs have shards of the node open, as far as anybody can tell."""
+        try:
+            return bool(member.open_shards())
+        except StoreError:
+            return member.followed
 
     # -- beats ----------------------------------------------------------------------------------
 
@@ -248,6 +293,25 @@ class NodeAgent:
                 except Exception as error:
                     # An error of a driver's that nobody foresaw must not end the beating unseen.
                     say(f"A beat of node {self._node} failed: {type(error).__name__}: {error}")
+
+    def _plan_all(self) -> None:
+        """Plan for the node in every group; a plan that takes long delays no beat."""
+        while not self._left.wait(KEEP_S):
+            for member, planner in zip(self._members, self._planners, strict=True):
+                if self._left.is_set():
+                    return
+                self._turned_at[PLANNED] = self._clock()
+                try:
+                    report = planner.plan() if member.joined else None
+                except LeaseholdError as error:
+                    say(f"Node {self._node} could not plan in group {member.key}: {error}")
+                except Exception as error:
+                    say(
+                        f"The planning of node {self._node} failed: {type(error).__name__}: {error}"
+                    )
+                else:
+                    for decision in report.decisions if report else ():
+                        say(f"Group {member.key}: {decision}.")
 
     def _beat(self, member: Member) -> str:
         # Whoever gives it shards has to find it: only a published node joins.
@@ -280,11 +344,9 @@ class NodeAgent:
         self._mark.touch()
         while self._busy() and self._clock() < deadline:
             self._turned_at[LOOKED] = self._clock()
-            self._tolerantly(self._runs.fail_dead)
+            self._tolerantly(self._bury)
             self._left.wait(KEEP_S)
-        self._left.set()
-        if self._beats.is_alive():
-            self._beats.join(self._leave_timeout_s)
+        self._stop_threads()
         for member in self._members:
             # All that turns by now is this loop.
             self._turned_at = dict.fromkeys(self._turned_at, self._clock())
@@ -297,7 +359,7 @@ class NodeAgent:
         """Return once no other node is to get a shard of this one, or it has become late."""
         while self._clock() < deadline and self._hands_over():
             self._turned_at[LOOKED] = self._clock()
-            self._tolerantly(self._runs.fail_dead)
+            self._tolerantly(self._bury)
             self._look_for_ticks()
             self._left.wait(LOOK_S)
 

@@ -23,15 +23,32 @@ class NodeRuns:
     def __init__(self, instance: DagsterInstance, node: NodeName) -> None:
         self._instance = instance
         self._node = node
+        self._processes: list[str] = []
 
-    def fail_dead(self) -> None:
-        """Report the runs whose process is gone from this host, which no other host can see."""
+    @property
+    def ended(self) -> bool:
+        """True if the process of a run that `fail_dead` saw at work has ended since."""
+        return any(map(process_gone, self._processes))
+
+    def fail_dead(self) -> list[str]:
+        """Report the runs whose process is gone from this host, which no other host can see.
+
+        Returns:
+            Their ids.
+        """
         from dagster import DagsterRunStatus
 
+        failed: list[str] = []
+        self._processes = []
         for run in self._with(DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING):
-            if process_gone(noted_process(run)):
+            process = noted_process(run)
+            if process_gone(process):
                 self._instance.report_run_failed(run, PROCESS_ENDED)
                 say(f"Run {run.run_id} failed: its process is gone.")
+                failed.append(run.run_id)
+            else:
+                self._processes.append(process)
+        return failed
 
     def cancel_waiting(self) -> None:
         """Cancel the runs that have not begun, because the node is leaving."""

@@ -11,6 +11,7 @@ from dagster_leasehold.lease_store.errors import AssignmentConflict, StoreError,
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
+from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.store import GroupsAndNodes
 from tests.simulation.protocol.host import Host
@@ -81,11 +82,12 @@ class SensorHost(Host):
 
 
 class AgentHost(Host):
-    """A node's host: its agent keeps it a member, and its runs consume."""
+    """A node's host: its agent keeps it a member and plans for it, and its runs consume."""
 
     def __init__(self, world: Surroundings, settings: Node) -> None:
         super().__init__(world, replace(settings, address=ADDRESS))
         self._published = False
+        self._member: Member | None = None
 
     @property
     @override
@@ -116,6 +118,7 @@ class AgentHost(Host):
         process = Process(f"{self.name}.agent")
         self._published = False
         self.begin(process, lambda: self._keep(process))
+        self._stage.schedule.spawn(process, lambda: self._plan(process), KEEP_S)
 
     def _row(self) -> Node:
         settings = self.settings[self.name]
@@ -130,6 +133,7 @@ class AgentHost(Host):
         store = self._world.connect(process)
         member = self._new_member(store)
         while not self.leaving or self.runs.alive():
+            self._member = member
             if not self._keep_once(member):
                 # An agent that is refused ends; whoever supervises it starts the next.
                 stage.sleep(TICK_S)
@@ -142,6 +146,28 @@ class AgentHost(Host):
         except StoreError as error:  # Those who stay notice the silence.
             self._world.watch.hear(str(error))
         self.end(process)
+
+    def _plan(self, process: Process) -> None:
+        """Plan for the node on a thread of its own, while the agent lives."""
+        stage, world = self._stage, self._world
+        planner = NodePlanner(
+            world.connect(process),
+            stage.key,
+            self.name,
+            observer=process.name,
+            clock=self.clock,
+            rebalancer=world.parts.rebalancer,
+        )
+        while not process.dead:
+            stage.sleep(KEEP_S)
+            if self._member is None or not self._member.joined:
+                continue
+            try:
+                report = planner.plan()
+            except StoreError as error:
+                world.watch.hear(str(error))
+            else:
+                world.watch.hear(report.explanation if report else "")
 
     def _keep_once(self, member: Member) -> bool:
         """Beat if that is due; return True if the node may be a member."""

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.consuming.run_requests import RunRequests
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import CursorInvalid
+from dagster_leasehold.lease_store.errors import CursorInvalid, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources import source
@@ -108,19 +108,26 @@ def consume(run: Run) -> None:
         after_commit=run.acknowledge,
         replaces=run.replaces,
         bootstrap=cursors,
-        follow=run.waits and _follow(run.waits),
+        follow=run.waits and _follow(run, run.waits),
     )
     for report in consumer.consume(run.shards).values():
         run.say(str(report))
 
 
-def _follow(waits: Waits) -> Follow:
-    """Return the way in which a simulated run follows its shards."""
+def _follow(run: Run, waits: Waits) -> Follow:
+    """Return the way in which a simulated run follows its shards, and plans for its node."""
 
     def requests() -> RunRequests:
         wishes = waits.look()
         return RunRequests(wishes.take, wishes.let_go, wishes.finish, wishes.stop)
 
+    def gained() -> Sequence[ShardId]:
+        try:
+            return run.planner.gained(run.name) if run.planner else ()
+        except StoreError as error:
+            run.say(str(error))
+            return ()
+
     # A simulated record has no bytes that could make a batch sooner.
     pace = Pace(waits.pace.commit_interval_s, idle_limit_s=waits.pace.idle_limit_s)
-    return Follow(pace, waits.wait, requests)
+    return Follow(pace, waits.wait, requests, gained=gained)

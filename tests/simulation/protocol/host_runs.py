@@ -9,6 +9,7 @@ from dagster_leasehold.lease_store.errors import StoreError
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
+from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.shard_rows import Progress
 from tests.simulation.protocol.parts import Run, WrittenRange
 from tests.simulation.protocol.ports import Surroundings
@@ -155,6 +156,14 @@ class HostRuns:
         if follows and stage.pace is not None:
             sleep = self._sleep
             run.waits = Waits(run, stage.pace, sleep, stage, awaited=set(shards))
+            run.planner = NodePlanner(
+                store,
+                stage.key,
+                node,
+                observer=run.name,
+                clock=self._clock,
+                rebalancer=world.parts.rebalancer,
+            )
         world.runs[run.name] = run
         self._runs.append(run)
         delay_s = stage.chance.uniform(0.5, 2.0) * stage.unit_s

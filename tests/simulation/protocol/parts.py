@@ -11,6 +11,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
+from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -53,6 +54,7 @@ class Run:
         acknowledge: gets each batch that the run takes for committed.
         say: gets all that the run reports in words.
         waits: of a run that follows its shards; None where it ends once they are read.
+        planner: plans for its node while it follows.
     """
 
     process: Process
@@ -71,6 +73,7 @@ class Run:
     acknowledge: Callable[[Sequence[BatchCommit]], None]
     say: Callable[[str], None]
     waits: Waits | None = None
+    planner: NodePlanner | None = None
 
     @property
     def name(self) -> str:

@@ -42,6 +42,7 @@ class Scene:
     calls: Counter[str] = field(default_factory=Counter[str])
     asked: list[RunRequests] = field(default_factory=list[RunRequests])
     shown: list[RunProgress] = field(default_factory=list[RunProgress])
+    gained: Callable[[], tuple[ShardId, ...]] = tuple
 
     def __post_init__(self) -> None:
         self.world.sweeper.before = lambda: self.pass_time(SWEEP_S)
@@ -87,7 +88,7 @@ class Scene:
     ) -> dict[ShardId, ConsumptionReport]:
         consumer = self.world.consumer(
             run,
-            follow=Follow(self.pace, self.wait, self.requests, self.shown.append),
+            follow=Follow(self.pace, self.wait, self.requests, self.shown.append, self.gained),
             after_commit=lambda commits: self.commits.extend(
                 (self.world.now_s, each.tenure.shard, each.end) for each in commits
             ),
@@ -272,7 +273,7 @@ def test_one_shard_is_let_go_and_the_others_are_followed(scene: Scene) -> None:
     assert [shard for _, shard, _ in scene.commits[2:]] == ["1"]
 
 
-def test_a_shard_that_the_node_gained_joins_the_run(scene: Scene) -> None:
+def test_a_shard_that_is_offered_joins_the_run(scene: Scene) -> None:
     scene.at(20.0, lambda: scene.asked.append(RunRequests(take=(ONE,))))
     scene.append_at(60.0, ZERO)
     reports = scene.follow(shards=[ZERO])
@@ -281,6 +282,42 @@ def test_a_shard_that_the_node_gained_joins_the_run(scene: Scene) -> None:
     assert joined <= 20.0 + ANSWER_S + SWEEP_S
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 11), "nothing is read twice"
     assert scene.world.committed(ONE) == scene.world.expected(ONE, 10)
+
+
+def gaining(scene: Scene, at_s: float) -> Callable[[], tuple[ShardId, ...]]:
+    """A planner whose node gains a shard at some moment, handed out at the next look."""
+    gains = [ONE]
+    return lambda: (gains.pop(),) if gains and scene.world.now_s >= at_s else ()
+
+
+def test_a_shard_that_the_node_gained_is_open_within_a_second(scene: Scene) -> None:
+    scene.gained = gaining(scene, 20.0)
+    reports = scene.follow(shards=[ZERO])
+    joined = next(at_s for at_s, shard, _ in scene.commits if shard == ONE)
+    assert joined <= 20.0 + ANSWER_S + SWEEP_S
+    assert scene.world.committed(ONE) == scene.world.expected(ONE, 10)
+    assert reports[ONE].stopped is StopReason.CAUGHT_UP
+
+
+def test_a_gained_shard_that_another_run_has_opened_is_not_reported(scene: Scene) -> None:
+    scene.gained = gaining(scene, 20.0)
+    scene.at(
+        10.0, lambda: scene.world.store.open_tenure(scene.world.stream.key, ONE, NODE, "run-2")
+    )
+    assert scene.follow(shards=[ZERO]).keys() == {ZERO}
+
+
+@pytest.mark.parametrize("shards_per_run", [1, 2])
+def test_a_run_takes_no_more_shards_than_a_run_may_have(scene: Scene, shards_per_run: int) -> None:
+    scene.world.stream = replace(scene.world.stream, shards_per_run=shards_per_run)
+    scene.gained = gaining(scene, 20.0)
+    assert len(scene.follow(shards=[ZERO])) == shards_per_run
+
+
+def test_a_run_that_is_to_finish_takes_nothing_that_its_node_gains(scene: Scene) -> None:
+    scene.asked = [RunRequests(finish=True)] * 100
+    scene.gained = gaining(scene, 0.0)
+    assert scene.follow(shards=[ZERO]).keys() == {ZERO}
 
 
 def test_a_shard_that_is_offered_to_a_run_about_to_end_is_taken(scene: Scene) -> None:

@@ -26,7 +26,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.orchestration.supervision import node_agent
 from dagster_leasehold.orchestration.supervision.code_server import (
     AgentState,
@@ -35,6 +35,7 @@ from dagster_leasehold.orchestration.supervision.code_server import (
 )
 from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, find, withdrawn
+from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
 from dagster_leasehold.sensors.tick_mark import leave_tick_mark
 
 KEY = GroupKey.parse("default", "orders")
@@ -216,10 +217,66 @@ def test_a_node_whose_rebalance_sensor_falls_silent_takes_no_runs_until_it_ticks
     with scene.at_work():
         until(lambda: scene.row is not None and scene.row.member and scene.row.accepts_runs)
         until(lambda: scene.row is not None and not scene.row.accepts_runs)
-        sentence = "The rebalance sensor of orders/default has not ticked for 2 s: node a gives its"
+        sentence = "The rebalance sensor of orders/default has not ticked for 2 s: until"
         assert capsys.readouterr().out.count(sentence) == 1
         tick()
         until(lambda: scene.row is not None and scene.row.accepts_runs)
+
+
+def test_it_claims_for_its_node_though_no_sensor_ticks(scene: Scene) -> None:
+    with scene.at_work():
+        until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
+    claims = [entry for entry in scene.store.journal(KEY) if entry.edge == 3]
+    assert {entry.observer for entry in claims} == {"agent of a"}
+
+
+def test_a_node_whose_sensor_is_silent_takes_runs_while_one_has_a_shard_open(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run opens what the node gains; the next run would never begin."""
+    monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
+    monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
+    leave_tick_mark(scene.instance, KEY)
+    with scene.at_work():
+        until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
+        opened = scene.store.open_tenure(KEY, SHARDS[0], A, "run-1")
+        assert isinstance(opened, Opened)
+        time.sleep(4.0)
+        assert scene.row is not None
+        assert scene.row.accepts_runs
+        scene.store.close_tenure(opened.tenure, reason="its budget is over")
+        until(lambda: scene.row is not None and not scene.row.accepts_runs)
+
+
+def test_the_shards_of_a_run_whose_process_ended_are_free_within_a_second(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = Counter[str]()
+    ended = threading.Event()
+    monkeypatch.setattr(NodeRuns, "ended", property(lambda _: ended.is_set()))
+
+    def fail_dead(_: NodeRuns) -> list[str]:
+        failed["asked"] += 1
+        return ["run-1"] if ended.is_set() else []
+
+    monkeypatch.setattr(NodeRuns, "fail_dead", fail_dead)
+    monkeypatch.setattr(node_agent, "RUNS_LOOK_S", DEADLINE_S)
+    with scene.at_work():
+        until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
+        for shard, run in zip(SHARDS, ("run-1", "run-2"), strict=True):
+            assert isinstance(scene.store.open_tenure(KEY, shard, A, run), Opened)
+        until(lambda: failed["asked"])
+        ended.set()
+        until(lambda: scene.store.progress(KEY, [A])[SHARDS[0]].consumer_run == "")
+        assert scene.store.progress(KEY, [A])[SHARDS[1]].consumer_run == "run-2"
+        # Told to end with its runs at work, it would wait for them.
+        scene.store.open_tenure(KEY, SHARDS[1], A, "test", replaces="run-2")
+        rows = scene.store.progress(KEY, [A])
+        assert rows[SHARDS[0]].consumer_epoch == 2, "the dead run is fenced"
+        ended.clear()
+        scene.store.close_tenure(
+            Tenure(KEY, SHARDS[1], A, rows[SHARDS[1]].consumer_epoch, "test"), reason="test"
+        )
 
 
 def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene: Scene) -> None:
