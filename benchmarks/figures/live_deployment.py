@@ -108,6 +108,12 @@ class LiveDeployment:
         """The settings of the home, as they are now."""
         return load_settings(home=self._home, agents=True)
 
+    @property
+    def process(self) -> psutil.Process:
+        """The process of `leasehold dev`."""
+        assert self._process is not None
+        return psutil.Process(self._process.pid)
+
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "dev"]
         command += ["--nodes", str(NODES), "--home", str(self._home), "--port", str(free_port())]

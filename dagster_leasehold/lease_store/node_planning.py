@@ -91,7 +91,7 @@ class NodePlanner:
         return report
 
     def gained(self, run: str) -> tuple[ShardId, ...]:
-        """Plan, and return the shards to open of those that the node has gained since the last look.
+        """Plan, and return the shards that the node has gained since the last look, to be opened.
 
         Those that it had at the first look are the launcher's, and so are shards that need a run
         of their own. A run that searches one of its own for a record takes no others.
