@@ -69,6 +69,7 @@ def consume_shards(
     store = deployment.store()
     pulse = store.pulse(stream.key)
     nodes = {node: incarnation}
+    planner = NodePlanner(store, stream.key, node, observer=f"run {run}", clock=steady_clock)
     rounds = PublishRounds(stream, deployment, nodes.copy, time.monotonic, run, ended)
     started_s = time.monotonic()
     with (
@@ -100,7 +101,7 @@ def consume_shards(
             after_commit=_commit_news(publishing, guard, after_commit),
             between_batches=lambda: guard.call(EVENTS, between_batches),
             bootstrap=bootstrap_cursors(pulse, node),
-            follow=follow and _following(follow, guard, store, stream, node, run),
+            follow=follow and _following(follow, guard, planner, run),
             unfinished_by=on_spark.succeed,
         )
         reports = consumer.consume(shards)
@@ -109,7 +110,7 @@ def consume_shards(
 
 def _member(store: LeaseStore, group: Group, node: Node) -> Member:
     timing = Timing(timeout_s=group.timeout_s, beat_s=group.timeout_s * BEAT_FRACTION_MAX)
-    return Member(store, group.key, node, timing)
+    return Member(store, group.key, node, timing, steady_clock)
 
 
 def _commit_news(
@@ -138,24 +139,16 @@ def _guarded_sweepers(
     return sweeper, GuardedApart(sweeper, on_spark.apart, guard, spark.note_hung)
 
 
-def _following(
-    follow: Follow,
-    guard: StallGuard,
-    store: LeaseStore,
-    stream: ShardStream,
-    node: NodeName,
-    run: str,
-) -> Follow:
+def _following(follow: Follow, guard: StallGuard, planner: NodePlanner, run: str) -> Follow:
     """Return the way to follow: Dagster's storage is called under guard, and the run plans."""
     answer = "Dagster's storage to answer"
-    planner = NodePlanner(store, stream.key, node, observer=f"run {run}", clock=steady_clock)
 
     def gained() -> Sequence[ShardId]:
         try:
             return planner.gained(run)
         except StoreError as error:
             # What keeps the run's own shards safe asks the store for itself.
-            _LOG.warning("Run %s could not plan for node %s: %s", run, node, error)
+            _LOG.warning("Run %s could not plan for its node: %s", run, error)
             return ()
 
     return replace(

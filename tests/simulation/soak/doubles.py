@@ -17,7 +17,6 @@ from dagster_leasehold.assets.output.table.reading import EventSpan, PlannedFile
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.shard_sources.source import record_schema
 from tests.simulation.soak.dagster_double import DEAD, DEAD_ON_A_HOST
@@ -90,9 +89,7 @@ def world(shape: Shape, **options: Any) -> Generator[World]:
             ),
             f"{SIDE_BY_SIDE}.threading": virtual.threading(),
             f"{SIDE_BY_SIDE}.SimpleQueue": partial(VirtualQueue, virtual),
-            "dagster_leasehold.assets.consuming.node_consumption.Member": partial(
-                Member, clock=virtual.clock
-            ),
+            "dagster_leasehold.assets.consuming.node_consumption.steady_clock": virtual.clock,
             "dagster_leasehold.assets.consuming.node_consumption.SparkSweeper": sweeper,
             "dagster_leasehold.assets.consuming.node_consumption.time": virtual.time(),
             "dagster_leasehold.assets.consume_job.time": virtual.time(),
