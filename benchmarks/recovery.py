@@ -52,7 +52,7 @@ WATCHED_S = {"run": 25.0, "agent": 30.0, "host": 40.0, "leave": 20.0, "hand-over
 
 @dataclass(slots=True)
 class Shard:
-    """What was seen of a shard since the event, in seconds from then."""
+    """The commits of a shard since the event, in seconds from then."""
 
     tenure: tuple[str, int]
     check_point: str
@@ -90,14 +90,14 @@ class Scene:
 
     def agents(self) -> dict[NodeName, psutil.Process]:
         """Return the process of each node's agent."""
-        found: dict[NodeName, psutil.Process] = {}
+        agents: dict[NodeName, psutil.Process] = {}
         for child in self.deployment.process.children():
             # One that has just ended is none.
             with suppress(psutil.Error):
                 words = child.cmdline()
                 if "node" in words and "--name" in words:
-                    found[NodeName(words[words.index("--name") + 1])] = child
-        return dict(sorted(found.items()))
+                    agents[NodeName(words[words.index("--name") + 1])] = child
+        return dict(sorted(agents.items()))
 
     def shared(self) -> bool:
         """Return True if each node has half of the shards, and each of these a run."""

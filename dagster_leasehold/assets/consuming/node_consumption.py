@@ -54,22 +54,21 @@ def consume_shards(
     """Consume shards that `node` holds; return a report per shard, and the duration in seconds.
 
     `after_commit` is called with every batch right after its commit, and `between_batches` about
-    once a second while the run is at none. With `follow`, the run
-    waits for more records once all are read; without, it ends then. `tell` takes a sentence for
-    people while the run goes on, such as after `starved_after_s` seconds in which Spark runs no
-    task; `ended` tells if another run is known to have ended.
+    once a second while the run is at none. With `follow`, the run waits for more records once all
+    are read; without, it ends then. `tell` takes a sentence for people while the run goes on, such
+    as after `starved_after_s` seconds in which Spark runs no task; `ended` tells if another run is
+    known to have ended.
 
-    The run beats for its node: should the sensor's process die, the node lives on as long as the
-    run works, and no shard changes hands for nothing. One that follows its shards plans for its
-    node as well, and opens what the node gains.
+    The run beats for its node, which lives on as long as the run works, should the sensor's process
+    die. One that follows its shards plans for its node as well, and opens what the node gains.
 
     Raises:
         LeaseholdError: what concerns the whole run, such as a store that does not answer.
     """
     store = deployment.store()
     pulse = store.pulse(stream.key)
-    nodes = {node: incarnation}
     planner = NodePlanner(store, stream.key, node, observer=f"run {run}", clock=steady_clock)
+    nodes = {node: incarnation}
     rounds = PublishRounds(stream, deployment, nodes.copy, time.monotonic, run, ended)
     started_s = time.monotonic()
     with (
