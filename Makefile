@@ -20,7 +20,7 @@ help: ## List all targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.stamp-run ## Consume a log of 8 shards from start to proof: make demo [INPUT="a.log b.log"]
-	@exec $(BIN)/leasehold demo --home "$(HOME_DIR)" $(foreach file,$(INPUT),--input "$(file)")
+	@exec $(BIN)/python examples/demo.py --home "$(HOME_DIR)" $(foreach file,$(INPUT),--input "$(file)")
 
 dev: $(VENV)/.stamp-run ## Run the demo's deployment, with Dagster's pages on this machine only
 	@exec $(BIN)/leasehold dev --home "$(HOME_DIR)"

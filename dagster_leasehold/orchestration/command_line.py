@@ -45,10 +45,6 @@ COMMANDS = {
         "Write a project into this folder: a source, a transform, and all settings with their "
         "meaning.",
     ),
-    "demo": Place(
-        "demo",
-        "Consume a log of 8 shards, from the first record to the proof, in a folder of its own.",
-    ),
     "dev": Place(
         "dev",
         "Run everything on this machine until Ctrl-C: Dagster's pages and daemon, a node, and "
@@ -125,7 +121,7 @@ COMMANDS = {
 
 
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "First steps": ("init", "dev", "stop", "demo", "status", "top", "report", "doctor"),
+    "First steps": ("init", "dev", "stop", "status", "top", "report", "doctor"),
     "Streams": ("cat", "load", "replay", "compact", "vacuum", "table", "gap", "quarantine"),
     "Groups": ("group", "checkpoint", "plan", "journal", "verify"),
     "Operations": ("node", "metrics", "db", "shard", "simulate", "version"),

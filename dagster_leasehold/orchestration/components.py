@@ -25,6 +25,7 @@ from dagster_leasehold.assets.windows.hourly_asset import (
 )
 from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, shown
 from dagster_leasehold.lease_store.group_rows import GapPolicy
+from dagster_leasehold.lease_store.times import parse_time
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.presentation import listed
@@ -246,13 +247,13 @@ class HourlyAssetComponent(dg.Component, dg.Model, CheckedAttributes):
         raise InvalidSetting(f"{what}, {shown(self.stream)}, is no ShardStream: name one.")
 
     def _first_hour(self) -> datetime:
-        try:
-            return datetime.fromisoformat(self.since)
-        except ValueError:
+        since = parse_time(self.since)
+        if since is None:
             raise InvalidSetting(
                 f"Hourly asset {shown(self.name)}: since is {shown(self.since)}: give the "
                 "beginning of an hour, like 2026-01-31T12:00:00Z."
-            ) from None
+            )
+        return since
 
 
 COMPONENTS: dict[str, type[BaseModel]] = {

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 COMMAND = (sys.executable, "-m", "dagster_leasehold.orchestration.command_line")
+DEMO = (sys.executable, str(Path(__file__).parents[2] / "examples" / "demo.py"))
 PREFIX = "LEASEHOLD_"
 END_S = 240.0
 """A Spark that is starting is waited for before it is stopped."""

@@ -185,7 +185,7 @@ def test_a_damaged_segment_is_found_when_it_is_appended_to(home: Path, tmp_path:
 def test_wrong_settings_are_a_sentence_for_every_command(home: Path, text: str, says: str) -> None:
     (home / "leasehold.toml").write_text(text)
     # One mistake is met by every command, and every mistake by one.
-    commands = ("status", "shard list", "cat demo", "dev", "demo")
+    commands = ("status", "shard list", "cat demo", "dev")
     for command in commands if says == "leasehold.toml" else commands[:1]:
         assert_one_sentence(run(home, command), says)
 
@@ -212,7 +212,7 @@ def test_output_that_cannot_be_written_is_a_sentence(home: Path) -> None:
 def test_a_home_that_may_not_be_written_is_a_sentence(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o500)
-    for command in ("group create demo --group g", "demo --records 1", "dev", "db upgrade"):
+    for command in ("group create demo --group g", "dev", "db upgrade"):
         assert_one_sentence(run(closed / "home", command), str(closed))
 
 

@@ -69,7 +69,7 @@ def test_a_full_disk_is_named_and_nothing_else_is_blamed(tmp_path: Path) -> None
         assert len(words.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["dev", "dev --nodes 2", "demo"])
+@pytest.mark.parametrize("command", ["dev", "dev --nodes 2"])
 def test_nothing_is_started_on_a_disk_without_room(tmp_path: Path, command: str) -> None:
     """Goal: one sentence, before a home is made or anything is started that would fail half-way."""
     fill = "dd if=/dev/zero of=disk/fill bs=1k 2>dd.log || true"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.leasehold_process import assert_nothing_runs, cat, leasehold
+from tests.acceptance.leasehold_process import DEMO, assert_nothing_runs, cat, leasehold
 
 pytestmark = [
     pytest.mark.release,
@@ -66,7 +66,11 @@ def test_every_line_comes_out_once_and_in_order(
     home = tmp_path_factory.mktemp("loghub") / "home"
     inputs = [argument for path in logs for argument in ("--input", path)]
     done = leasehold(
-        *("demo", "--home", home, "--timeout", 240), *inputs, folder=home.parent, timeout_s=330
+        *("--home", home, "--timeout", 240),
+        *inputs,
+        folder=home.parent,
+        timeout_s=330,
+        program=DEMO,
     )
     assert done.code == 0, done.out + done.err
     loaded = [line for path in logs for line in lines_of(path)]

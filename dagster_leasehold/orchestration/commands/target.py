@@ -77,8 +77,7 @@ class Target:
         if self.settings.database_url is None and not (self.settings.home / "leases.db").exists():
             raise errors.StoreUnavailable(
                 f"There is no lease store in {self.settings.home}: name another folder with "
-                "--home, or begin one with `leasehold load` and `leasehold group create`, or with "
-                "`leasehold demo`."
+                "--home, or begin one with `leasehold load` and `leasehold group create`."
             )
         return self.new_store
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE, import_folders
-from dagster_leasehold.orchestration.settings import PREFIX, Settings
+from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.steady_daemon import SOCKET_FILE, WORKSPACE_FILE
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
 
-    from dagster_leasehold.assets.shard_stream import ShardStream
 
 LOOPBACK = "127.0.0.1"
 DAEMON = "dagster_leasehold.orchestration.supervision.steady_daemon"
@@ -28,22 +27,12 @@ START_MAX_S = 120.0
 POLL_S = 0.1
 
 
-def child_environment(
-    settings: Settings, environment: Mapping[str, str], *, settings_of_home_only: bool = False
-) -> dict[str, str]:
-    """Return the environment of Dagster's processes: both homes, and where the modules are.
-    With `settings_of_home_only`, no other setting of the environment goes along, so that what is
-    written in the home decides.
-    """
-    own = {PREFIX + name.upper() for name in Settings.model_fields}
+def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of Dagster's processes: both homes, and where the modules are."""
     folders = [str(each) for each in import_folders() if each != Path.cwd()]
     inherited = filter(None, [environment.get("PYTHONPATH")])
     return {
-        **{
-            name: value
-            for name, value in environment.items()
-            if not (settings_of_home_only and name in own)
-        },
+        **environment,
         "LEASEHOLD_HOME": str(settings.home.absolute()),
         "DAGSTER_HOME": str(settings.dagster_home),
         "PYTHONPATH": os.pathsep.join([*folders, *inherited]),
@@ -54,7 +43,6 @@ def child_environment(
 def daemon(
     settings: Settings,
     environment: Mapping[str, str],
-    folder: Path | None = None,
     *,
     module: str = DEFINITIONS_MODULE,
     served_in: Path | None = None,
@@ -69,7 +57,6 @@ def daemon(
         [sys.executable, "-m", DAEMON, module, *shared],
         log=settings.home.absolute() / "daemon.log",
         environment=environment,
-        folder=folder,
     )
 
 
@@ -130,33 +117,3 @@ def opened_instance(settings: Settings, home: Path | None = None) -> Generator[D
     os.environ["DAGSTER_HOME"] = folder
     with DagsterInstance.from_config(folder) as instance:
         yield instance
-
-
-def materialize_lease_table(settings: Settings, stream: ShardStream) -> bool:
-    """Materialize the lease table of a stream on the instance; return True if that succeeded."""
-    import dagster as dg
-
-    from dagster_leasehold.assets.lease_asset import build_lease_asset
-    from dagster_leasehold.orchestration.resources import deployment_of
-
-    with opened_instance(settings) as instance:
-        asset = build_lease_asset(stream, deployment_of(settings))
-        quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
-        done = dg.materialize([asset], instance=instance, raise_on_error=False, run_config=quiet)
-        return done.success
-
-
-def count_runs(settings: Settings, *statuses: str) -> int:
-    """Return the number of the instance's runs that have one of these statuses."""
-    from dagster import DagsterRunStatus, RunsFilter
-
-    wanted = [DagsterRunStatus(status) for status in statuses]
-    with opened_instance(settings) as instance:
-        return instance.get_runs_count(RunsFilter(statuses=wanted))
-
-
-def active_runs(settings: Settings) -> int:
-    """Return the number of runs that wait, start or work."""
-    from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
-
-    return count_runs(settings, *(status.value for status in NOT_FINISHED_STATUSES))

@@ -65,7 +65,7 @@ def end_leftovers(home: Path) -> list[str]:
 
 @contextmanager
 def running_alone(home: Path) -> Generator[None]:
-    """Hold a home for one `leasehold demo` or `leasehold dev` at a time.
+    """Hold a home for one `leasehold dev` at a time.
 
     What an earlier command left running is ended first, and what the block leaves is ended after
     it, even if this process is killed.
@@ -79,7 +79,7 @@ def running_alone(home: Path) -> Generator[None]:
         lock.acquire()
     except Timeout:
         raise InvalidSetting(
-            f"Another `leasehold demo` or `leasehold dev` is at work in {home}: stop it with "
+            f"Another `leasehold dev` is at work in {home}: stop it with "
             "`leasehold stop`, or name another folder with --home."
         ) from None
     except OSError as error:

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
 
 from dagster_leasehold.assets.spark.connect_watch import note_user
 from dagster_leasehold.assets.spark.spark_settings import CONNECT
@@ -82,39 +81,13 @@ class SparkKeeper:
 
     def stop(self) -> None:
         """Stop the server."""
+        from dagster_leasehold.assets.spark.connect_server import stop
+
+        if self._start is not None:
+            self._start.stop()
         if self._active:
-            _stop(self._folder, self._start)
+            stop(self._folder)
         self._start = None
-
-
-class SparkWarmUp:
-    """A process that warms Spark up, to be entered with `with`; Spark is stopped at the end.
-
-    Does nothing where the settings name another kind of Spark.
-    """
-
-    def __init__(self, settings: Settings, environment: Mapping[str, str]) -> None:
-        self._folder = settings.spark_folder
-        self._process: ChildProcess | None = None
-        if settings.spark.engine == CONNECT:
-            note_user(self._folder)
-            self._process = _start_in(self._folder, environment, settings.spark.whole_conf)
-
-    @property
-    def error(self) -> str:
-        """The reason why the server did not start, or nothing."""
-        if self._process is None or not self._process.exit_code():
-            return ""
-        return self._process.last_line()
-
-    def __enter__(self) -> Self:
-        if self._process is not None:
-            self._process.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            _stop(self._folder, self._process)
 
 
 def _start_in(
@@ -132,15 +105,6 @@ def _start_in(
         log=folder / LOG_FILE,
         environment=environment,
     )
-
-
-def _stop(folder: Path, start: ChildProcess | None) -> None:
-    """Stop the server of a folder, and the process that starts it."""
-    from dagster_leasehold.assets.spark.connect_server import stop
-
-    if start is not None:
-        start.stop()
-    stop(folder)
 
 
 def run_first_job(address: str, folder: Path) -> int:

@@ -31,7 +31,7 @@ in one small deployment: a log of two shards with six records, the last of which
 refused.
 
 **JSON.** Every command that ends takes `--json` and then prints one JSON document; `cat` prints one
-line a record. Commands that run until Ctrl-C, and `demo`, have no such option.
+line a record. Commands that run until Ctrl-C have no such option.
 
 **Exit codes.** 0 done, 1 a check failed, 2 your mistake, told in one sentence on standard error;
 see [states and reasons](states.md#exit-codes-of-the-command-line).
@@ -39,7 +39,7 @@ see [states and reasons](states.md#exit-codes-of-the-command-line).
 **Tables** are at most 100 columns wide, less where the terminal is narrower.
 
 **Progress** of long work is a bar on standard error while it lasts, where that is a terminal.
-`demo` and `group drain` print lines elsewhere.
+`group drain` prints lines elsewhere.
 
 **Shell completion.** `leasehold --install-completion` sets it up for the shell that you are in
 (bash, zsh, fish or PowerShell) and says where; it completes commands, options and the names of

@@ -8,25 +8,6 @@ from __future__ import annotations
 import re
 
 RECORDED: dict[tuple[str, ...], tuple[str, str]] = {
-    ("demo",): (
-        "leasehold demo --home demo --records 20000",
-        """\
-   1.1 s  starting Dagster and Spark with node-a and node-b
-…
-   1.6 s  loaded 12,000 of 20,000 records into 8 shards
-…
-  10.4 s  split shard 0 into 8 and 9, merged 4 and 5 into 10
-…
-  18.3 s  everything is consumed; stopping Dagster and Spark
-Shards of demo/default
-…
-Journal and ledger: no overlapping tenures, no gap, no overlap, parents before children.
-Records: 20,000 loaded, 20,000 committed, each exactly once.
-Table leasehold.leasehold.demo, as DuckDB reads it
-…
-Table: DuckDB counts 20,000 records, as many as were committed.
-…""",
-    ),
     ("init",): (
         "leasehold init visits",
         """\

@@ -24,7 +24,7 @@ from tests.environment import forget_settings
 from tests.unit.docs.command_line_page import commands, root
 from tests.unit.orchestration.consumed_home import ConsumedHome
 
-WITHOUT_JSON = {("demo",), ("dev",), ("stop",), ("node",), ("metrics",), ("top",)}
+WITHOUT_JSON = {("dev",), ("stop",), ("node",), ("metrics",), ("top",)}
 """Commands that serve until Ctrl-C, the one that ends them, and the demo, which is for people."""
 PROGRAM = Path(sys.executable).with_name("leasehold")
 

@@ -127,7 +127,7 @@ def test_help_names_every_command(run) -> None:
     outcome = run("--help")
     assert outcome.code == 0
     for command in (
-        *("demo", "dev", "db", "group", "checkpoint", "status", "plan", "journal", "verify"),
+        *("dev", "db", "group", "checkpoint", "status", "plan", "journal", "verify"),
         *("cat", "load", "shard", "gap", "simulate", "version"),
     ):
         assert re.search(rf"^  {command} ", outcome.out, re.MULTILINE), command

@@ -35,7 +35,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_STREAMS", '[{"name": "visits"}]')
 
 
-@pytest.mark.parametrize("command", ["dev", "dev --nodes 2", "demo"])
+@pytest.mark.parametrize("command", ["dev", "dev --nodes 2"])
 def test_a_folder_with_a_package_of_our_name_is_refused(
     command: str,
     tmp_path: Path,
