@@ -43,9 +43,8 @@ nodes = ["node-a", "node-b"]
 name = "demo"
 batch_records_max = 5000
 commit_interval_s = 0
-idle_limit_s = 1
 """
-"""Small batches and short runs, so that a demo shows many of them, and ends soon."""
+"""Small batches, so that a demo shows many of them."""
 METHODS = ("GET",) * 8 + ("POST", "HEAD")
 STATUSES = (200,) * 14 + (204, 301, 304, 404, 429, 500)
 PATHS = ("/", "/search", "/cart", "/login", "/api/items", "/api/orders", "/static/site.css")
