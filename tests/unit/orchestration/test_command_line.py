@@ -374,8 +374,6 @@ def test_a_checkpoint_is_set_by_force_alone(run, store: LeaseStore, log: LocalLo
         ("group create demo --group g --assignment best", "assignment"),
         ("group show demo --group nope", "no consumer group 'nope'"),
         ("group delete demo", "force"),
-        ("demo --input missing.log", "missing.log cannot be read"),
-        ("demo", "no demo made it"),
         ("journal --limit 0", "--limit"),
         ("simulate --change explode:3", "explode"),
         ("simulate --nodes many", "--nodes"),
@@ -404,7 +402,7 @@ def test_a_home_without_a_store_is_a_sentence_and_stays_absent(run, home: Path) 
 
 def test_a_home_that_is_a_file_is_a_sentence(run, home: Path) -> None:
     home.write_text("")
-    for command in ("status", "group create demo --group g", "demo --records 1", "dev"):
+    for command in ("status", "group create demo --group g", "dev"):
         outcome = run(*command.split())
         assert outcome.code == 2, command
         assert str(home) in outcome.err
