@@ -212,14 +212,14 @@ class Demo:
         from pyiceberg.catalog import load_catalog
 
         catalog = load_catalog("leasehold", type="sql", uri=f"sqlite:///{self.home / 'leases.db'}")
-        found, shards = Digest(), Counter[str]()
+        table, shards = Digest(), Counter[str]()
         for shard, value in rows_in_duckdb(catalog.load_table("leasehold.demo").metadata_location):
-            found.add(value)
+            table.add(value)
             shards[shard] += 1
         for shard, records in sorted(shards.items(), key=lambda item: int(item[0])):
             print(f"  shard {shard:>2}: {records:>9,} records")
-        same = (found.records, found.total) == (self.loaded.records, self.loaded.total)
-        numbers = f"{self.loaded.records:,} loaded, {found.records:,} read by DuckDB"
+        same = (table.records, table.total) == (self.loaded.records, self.loaded.total)
+        numbers = f"{self.loaded.records:,} loaded, {table.records:,} read by DuckDB"
         print(f"Records: {numbers}, {'each once' if same else 'which DIFFER'}.")
         return same
 
