@@ -253,10 +253,9 @@ def empty_home(home: Path) -> None:
     if home.exists() and any(home.iterdir()):
         if not (home / MARK).exists():
             sys.exit(f"The folder {home} is not empty, and no demo made it: name another one.")
-        subprocess.run(
-            [str(Path(sys.executable).with_name("leasehold")), "stop", "--home", str(home)],
-            check=True,
-        )
+        stop = [str(Path(sys.executable).with_name("leasehold")), "stop", "--home", str(home)]
+        if subprocess.run(stop, check=False).returncode:
+            sys.exit(1)  # It has said why.
         shutil.rmtree(home)
     home.mkdir(parents=True, exist_ok=True)
     (home / MARK).write_text("{}\n")
