@@ -79,15 +79,18 @@ class NodePlanner:
             StoreError: the store does not answer.
             UnknownGroup: there is no such group.
         """
-        began_s, pause_s = self._clock(), LOOK_S
+        began_s = self._clock()
         if began_s < self._next_s:
             return None
+        # Where the store does not answer, it is asked again a second after that was known.
+        took_s = 0.0
+        pause_s = LOOK_S
         try:
             report = self._rebalancer.tick()
-            pause_s = max(pause_s, len(report.snapshot.nodes) / NODES_PER_SECOND)
+            took_s = self._clock() - began_s
+            pause_s = max(pause_s, len(report.snapshot.nodes) / NODES_PER_SECOND) - took_s
         finally:
-            ended_s = self._clock()
-            self._next_s = max(began_s + pause_s, ended_s + (ended_s - began_s) * PAUSE)
+            self._next_s = self._clock() + max(pause_s, took_s * PAUSE)
         return report
 
     def gained(self, run: str) -> tuple[ShardId, ...]:

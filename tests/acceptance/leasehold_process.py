@@ -70,6 +70,11 @@ class Running:
         self._output = output
 
     @property
+    def pid(self) -> int:
+        """The number of its process."""
+        return self._process.pid
+
+    @property
     def text(self) -> str:
         """All that it has printed so far."""
         return self._output.read_text(errors="replace")

@@ -1,0 +1,112 @@
+"""Two nodes whose daemon stands still: one dies, and the run of the other goes on for both."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.orchestration.settings import load_settings
+from dagster_leasehold.orchestration.supervision.code_server import AgentState
+from dagster_leasehold.orchestration.supervision.dagster_processes import DAEMON
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold, running
+from tests.ports import free_port
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.dagster_processes,
+    pytest.mark.spark,
+    pytest.mark.timeout(900),
+]
+KEY = GroupKey.parse("default", "demo")
+SHARDS, TIMEOUT_S = 4, 6.0
+SETTINGS = f"lease_timeout_s = {TIMEOUT_S}\n[[streams]]\nname = 'demo'\ncommit_interval_s = 1\n"
+START_S, CHANGE_S = 240.0, 60.0
+
+
+class Scene:
+    """The log and the group, as they are now."""
+
+    def __init__(self, log: LocalLog, store: LeaseStore) -> None:
+        self.log, self.store = log, store
+        self.records = 0
+
+    def append(self) -> None:
+        for row in self.log.list_shards():
+            self.log.append(row.shard, [b"%d" % self.records])
+            self.records += 1
+
+    def owners(self) -> Counter[str | None]:
+        """The nodes of shards that a run has open."""
+        rows = self.store.snapshot(KEY).shards if self.store.groups() else ()
+        return Counter(row.consumer_owner for row in rows if row.consumer_run)
+
+    def readable(self) -> bool:
+        """Return True if the table shows every record."""
+        committed = sum(total.records for total in self.store.totals(KEY))
+        return committed == self.records and not self.store.publication_lag(KEY)
+
+
+@contextmanager
+def standing_still(process: psutil.Process) -> Iterator[None]:
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    log = LocalLog.create(home / "logs" / "demo", SHARDS)
+    (home / "leasehold.toml").write_text(SETTINGS)
+    settings = load_settings(home=home)
+    command = ("dev", "--nodes", 2, "--home", home, "--port", free_port())
+    with running(*command, folder=tmp_path) as dev:
+        dev.until((home / "leases.db").exists, START_S)
+        scene = Scene(log, open_store(settings.store_url))
+        scene.append()
+        dev.until(lambda: scene.owners() == {"node-a": 2, "node-b": 2}, START_S)
+        dev.until(scene.readable, CHANGE_S)
+        up = psutil.Process(dev.pid)
+        (daemon,) = (child for child in up.children() if DAEMON in child.cmdline())
+        with standing_still(daemon):
+            # For longer than it takes a node without a run to give its shards away.
+            time.sleep(3 * TIMEOUT_S)
+            scene.append()
+            dev.until(scene.readable, CHANGE_S)
+            assert scene.owners() == {"node-a": 2, "node-b": 2}
+            with standing_still(up):
+                state = AgentState.read(settings.node_folder("node-b"))
+                assert state is not None
+                heads = [psutil.Process(session.pid) for session in state.sessions]
+                family = {each for head in heads for each in (head, *head.children(recursive=True))}
+                family |= {each for each in up.children() if "node-b" in each.cmdline()}
+                for process in family:
+                    process.kill()
+                scene.append()
+                dev.until(lambda: scene.owners() == {"node-a": 4}, CHANGE_S)
+                dev.until(scene.readable, CHANGE_S)
+
+        def shared() -> bool:
+            # No run is launched for shards without records.
+            scene.append()
+            time.sleep(1.0)
+            return scene.owners() == {"node-a": 2, "node-b": 2}
+
+        dev.until(shared, START_S)
+        dev.until(scene.readable, CHANGE_S)
+        verified = leasehold("verify", "--home", home, folder=tmp_path)
+        assert verified.code == 0, verified.out
+        assert dev.end(signal.SIGINT) == 0, dev.text
+    assert_nothing_runs(home)
