@@ -388,7 +388,7 @@ def test_each_whole_tick_leaves_a_new_mark_for_agents_and_none_where_the_sensor_
     second = mark()
     assert second not in ("", first)
 
-    def refuse(_: object) -> None:
+    def refuse(*_: object) -> None:
         raise StoreUnavailable("The lease store does not answer.")
 
     with pytest.MonkeyPatch.context() as patch:

@@ -191,12 +191,18 @@ def test_a_node_whose_code_server_is_silent_lives_on_and_gives_its_shards_away(
         until(lambda: scene.row is not None and scene.row.member)
         scene.store.register(KEY, Node(B, 0, "b-1"), observer="test")
         scene.claim(A)
+
+        def seen(reached: Callable[[Node], bool]) -> bool:
+            # The other node lives as well.
+            scene.store.beat(KEY, B, "b-1")
+            return scene.row is not None and reached(scene.row)
+
         scene.server.answers, scene.server.silence_s = False, 11.0
-        until(lambda: scene.row is not None and not scene.row.accepts_runs)
+        until(lambda: seen(lambda now: not now.accepts_runs))
         row = scene.row
         assert row is not None
         assert row.member
-        until(lambda: scene.row is not None and scene.row.lease_id > row.lease_id + 1)
+        until(lambda: seen(lambda now: now.lease_id > row.lease_id + 1))
         actions = plan(scene.store.snapshot(KEY), live=[A, B]).actions
         assert {type(action) for action in actions} == {BeginTransfer}
         assert {action.shard for action in actions} == set(SHARDS)
