@@ -87,7 +87,7 @@ class Member:
         contested: True if another living incarnation had the name when last seen, and before that.
             A run that is started meanwhile is told that incarnation, and its beats keep it alive.
         problem: the mistake that the thread met last, until a beat succeeds.
-        followed: True if runs that have shards of the node open need no planner that launches more.
+        followed: True if runs have shards of the node open, and go on without the node's planner.
     """
 
     def __init__(
@@ -378,7 +378,7 @@ class Member:
         Return the change as a phrase for people; an empty text if there is none. Where another
         incarnation has the name, the call only watches it, until its counter moves or has stood
         still for the group's timeout; unless the node `joins`, it never does more than that. A node
-        whose planner is silent takes no runs: nobody would launch them.
+        whose planner is silent takes no runs unless it is followed: nobody would launch them.
 
         Raises:
             NodeNameTaken: another live process answers to the name.

@@ -8,8 +8,8 @@ for the node, one is too late.
 What happens after a host has died, with a timeout T:
 
 1. The node before it, in the order of the names, has watched its beats, and sees none for T.
-2. That node's planner evicts it, so that its shards are free and the group's number rises.
-3. The planners of all nodes see the number within a second, and claim what falls to their nodes.
+2. That node's planner evicts it: its shards are free, and the group's `generation` has risen.
+3. The planners of all nodes see that within a second, and claim what falls to their nodes.
 4. The run of each node opens what its node has gained. Nobody has waited for Dagster.
 
 Where several neighbours die at once, step 1 takes T for each of them in turn; a sensor, which
@@ -31,9 +31,9 @@ from dagster_leasehold.lease_store.store import LeaseStore
 
 LOOK_S = 1.0
 NODES_PER_SECOND = 100
-"""The number of nodes that look in the same second where a group has more of them than that."""
+"""The most nodes of a group that look within one second."""
 PAUSE = 9.0
-"""The pause between two looks, in times of what a look takes: a tenth of the time is work."""
+"""The pause after a look, in multiples of its own time: a planner works a tenth of the time."""
 
 
 class NodePlanner:

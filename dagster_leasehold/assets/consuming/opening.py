@@ -70,9 +70,9 @@ class Opening:
     def open(self, shards: Sequence[ShardId], *, gained: bool = False) -> None:
         """Open these shards and find out where each begins; one that fails is reported.
 
-        A run that follows may open more of them later; those that are open stay as they are. Of
-        shards that its node has `gained`, another run of the node may have opened one by now, or
-        the node have lost it again: that is not worth a report.
+        A run that follows may open more of them later; those that are open stay as they are. A
+        shard that the node has `gained` gets no report where another run has opened it by now, or
+        the node has lost it again.
         """
         fresh = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
         if fresh:

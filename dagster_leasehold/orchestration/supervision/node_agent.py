@@ -25,7 +25,7 @@ from dagster_leasehold.lease_store.errors import (
     UserMistake,
 )
 from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
 from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -253,17 +253,18 @@ class NodeAgent:
     def _bury(self) -> None:
         """Fail the runs whose process is gone, and free the shards that they had open."""
         failed = self._runs.fail_dead()
-        for member in self._members if failed else ():
-            for row in member.progress():
-                if row.consumer_run in failed:
-                    close_ended_tenure(
-                        self._store,
-                        member.key,
-                        row.shard,
-                        self._node,
-                        ended=row.consumer_run,
-                        closing=uuid.uuid4().hex,
-                    )
+        try:
+            for member in self._members if failed else ():
+                for row in member.progress():
+                    if row.consumer_run in failed:
+                        self._free(member.key, row.shard, row.consumer_run)
+        except StoreError as error:
+            # The janitor frees them as well.
+            say(f"Shards of runs that ended could not be freed: {error}")
+
+    def _free(self, key: GroupKey, shard: ShardId, run: str) -> None:
+        closing = uuid.uuid4().hex
+        close_ended_tenure(self._store, key, shard, self._node, ended=run, closing=closing)
 
     def _followed(self, member: Member) -> bool:
         """Return True if runs have shards of the node open, as far as anybody can tell."""
