@@ -26,8 +26,6 @@ SHARE_TAG = "leasehold/share_of"
 SHARDS_TAG = ".dagster/leasehold_shards"
 """Names the partitions of such a run."""
 PROCESS_TAG = ".dagster/leasehold_process"
-EARLIER_PROCESS_TAG = "leasehold/process"
-"""Its name in runs of 0.1."""
 
 
 def asset_key(stream: ShardStream) -> dg.AssetKey:

@@ -14,13 +14,7 @@ from contextlib import contextmanager, suppress
 
 import dagster as dg
 
-from dagster_leasehold.assets.partitions import (
-    EARLIER_PROCESS_TAG,
-    PROCESS_TAG,
-    RECORDS_TAG,
-    STREAM_TAG,
-    shards_tag,
-)
+from dagster_leasehold.assets.partitions import PROCESS_TAG, RECORDS_TAG, STREAM_TAG, shards_tag
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
@@ -78,8 +72,7 @@ def noted_process(run: dg.DagsterRun) -> str:
     2. The new run has all tags of the old one, its process included, which is gone.
     3. The janitor looks before it has noted its own: failed for that, it would never begin.
     """
-    noted = run.tags.get(PROCESS_TAG) or run.tags.get(EARLIER_PROCESS_TAG, "")
-    note, _, of = noted.partition(_OF)
+    note, _, of = run.tags.get(PROCESS_TAG, "").partition(_OF)
     return note if of in ("", run.run_id) else ""
 
 

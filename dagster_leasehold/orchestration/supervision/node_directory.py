@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
 _PREFIX = "leasehold/node/"
-# An entry of its own: a launcher of an earlier version reads the address as it always was.
-_HOME_PREFIX = "leasehold/node-home/"
 ANSWER_TIMEOUT_S = 3.0
 PORT_MAX = 65535
 
@@ -46,9 +44,8 @@ class Endpoint:
 
 def publish(instance: DagsterInstance, node: str, endpoint: Endpoint) -> None:
     """Let launchers find a node's code server, and the home that `instance` has on its host."""
-    entry = json.dumps(asdict(endpoint))
-    entries = {_PREFIX + node: entry, _HOME_PREFIX + node: instance.root_directory}
-    instance.daemon_cursor_storage.set_cursor_values(entries)
+    entry = json.dumps({**asdict(endpoint), "home": instance.root_directory})
+    instance.daemon_cursor_storage.set_cursor_values({_PREFIX + node: entry})
 
 
 def withdraw(instance: DagsterInstance, node: str) -> None:
@@ -58,16 +55,14 @@ def withdraw(instance: DagsterInstance, node: str) -> None:
 
 def find(instance: DagsterInstance, node: str) -> Endpoint | None:
     """Return the address of a node's code server; None if no agent published it, or it left."""
-    try:
-        entry: Any = json.loads(_entry(instance, node) or "")
-        return Endpoint(**cast("dict[str, Any]", entry))
-    except (ValueError, TypeError):
-        return None
+    published = _published(instance, node)
+    return Endpoint(published["host"], published["port"]) if published else None
 
 
 def home_of(instance: DagsterInstance, node: str) -> str | None:
-    """Return the folder of Dagster's own files on a node's host; None if no agent published it."""
-    return _entry(instance, node, _HOME_PREFIX)
+    """Return the folder of Dagster's own files on a node's host; None if `find` gives none."""
+    published = _published(instance, node)
+    return published["home"] if published else None
 
 
 def withdrawn(instance: DagsterInstance, node: str) -> bool:
@@ -75,8 +70,13 @@ def withdrawn(instance: DagsterInstance, node: str) -> bool:
     return _entry(instance, node) == ""
 
 
-def _entry(instance: DagsterInstance, node: str, prefix: str = _PREFIX) -> str | None:
-    key = prefix + node
+def _published(instance: DagsterInstance, node: str) -> dict[str, Any] | None:
+    entry = _entry(instance, node)
+    return json.loads(entry) if entry else None
+
+
+def _entry(instance: DagsterInstance, node: str) -> str | None:
+    key = _PREFIX + node
     return instance.daemon_cursor_storage.get_cursor_values({key}).get(key)
 
 

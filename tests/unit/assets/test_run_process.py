@@ -106,11 +106,6 @@ def test_a_run_notes_its_process_where_dagsters_pages_do_not_show_it():
     assert [tag for tag in noted.tags if get_tag_type(tag) is not TagType.HIDDEN] == [STREAM_TAG]
 
 
-def test_a_run_of_the_version_before_is_known_by_its_process():
-    run = dg.DagsterRun(job_name="job", tags={"leasehold/process": process_note()})
-    assert noted_process(run) == process_note()
-
-
 def test_a_run_that_is_executed_again_is_not_taken_for_the_one_that_died():
     """Dagster copies the tags of the dead run, with a process that is gone."""
     with dg.DagsterInstance.ephemeral() as instance:
