@@ -94,7 +94,8 @@ def test_every_command_of_the_quick_start(
 
 def prepare(terminal: Terminal) -> None:
     """Bring the files of a clone that the page needs, and logs to load."""
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+    (terminal.folder / "examples").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "examples/demo.py"):
         shutil.copy(ROOT / name, terminal.folder / name)
     (terminal.folder / ".venv").symlink_to(terminal.programs.parent)
     (terminal.programs.parent / ".stamp-run").touch()

@@ -60,11 +60,12 @@ DRIVER_MEMORY = "2g"
 FEW_CORES_MAX = 4
 OPTIONS_OF_FEW_CORES = (
     "-XX:+UseSerialGC -XX:NewSize=32m -XX:MaxNewSize=224m "
-    "-XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=40"
+    "-XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=40 -Xlog:gc+ergo=error"
 )
 """Options of the JVM on a host with few cores. They are as fast there as the others, and take two
 thirds of the memory after a job on DataFrames. With more cores the serial collector was not
-measured."""
+measured. In a small heap the JVM makes the young generation smaller, and would say so on standard
+output, where a program prints its own lines."""
 OPTIONS_OF_MANY_CORES = "-XX:+UseParallelGC"
 
 
