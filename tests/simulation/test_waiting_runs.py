@@ -66,9 +66,11 @@ def test_a_run_that_takes_no_answer_for_no_is_found(monkeypatch: pytest.MonkeyPa
     )
     config_ = SimulationConfig(nodes=4, shards=12, faults=Faults.SWARM, steps=1_500)
     broken = {seed: run_seed(config_, seed, Parts(through(TakesNoAnswerForNo))) for seed in LOSSES}
-    found = {seed: outcome.violations[0] for seed, outcome in broken.items() if outcome.violations}
-    assert found
-    for seed, violation in found.items():
+    violations = {
+        seed: outcome.violations[0] for seed, outcome in broken.items() if outcome.violations
+    }
+    assert violations
+    for seed, violation in violations.items():
         assert violation.startswith("I15: run-")
         assert "open, which it was asked for" in violation
         assert run_seed(config_, seed, Parts(consume)).violations == ()
