@@ -8,7 +8,7 @@ interval of 1 s, and lets one event after the other happen:
 * `agent`: the agent is killed and started again.
 * `host`: agent, code server and runs of a node are killed together, and nothing starts them again.
 * `leave`: an agent is told to end.
-* `hand-over`: two nodes are told to change a shard.
+* `hand-over`: two nodes are told to exchange one shard each.
 
 Each figure is in seconds, the median of the rounds, and of that shard of the node that took
 longest: from the event to the shard's first commit by another tenure, and until the table showed
@@ -23,9 +23,10 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,8 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.orchestration.supervision.code_server import AgentState
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+from tests.acceptance.leasehold_process import agents_of, kill_node, standing_still
 
 EVENTS = ("run", "agent", "host", "leave", "hand-over")
 RATE, INTERVAL_S = 300, 1.0
@@ -82,28 +83,21 @@ class Scene:
 
     deployment: LiveDeployment
     store: LeaseStore
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def leases(self) -> dict[ShardId, ShardLease]:
         """Return the shards of the group."""
         return {row.shard: row for row in self.store.snapshot(KEY).shards}
 
-    def agents(self) -> dict[NodeName, psutil.Process]:
-        """Return the process of each node's agent."""
-        agents: dict[NodeName, psutil.Process] = {}
-        for child in self.deployment.process.children():
-            # One that has just ended is none.
-            with suppress(psutil.Error):
-                words = child.cmdline()
-                if "node" in words and "--name" in words:
-                    agents[NodeName(words[words.index("--name") + 1])] = child
-        return dict(sorted(agents.items()))
+    def nodes(self) -> list[NodeName]:
+        """Return the nodes that have shards, in order."""
+        owners = (row.consumer_owner for row in self.leases().values())
+        return sorted({owner for owner in owners if owner is not None})
 
     def shared(self) -> bool:
-        """Return True if each node has half of the shards, and each of these a run."""
+        """Return True if two nodes have half of the shards each, and each shard a run."""
         rows = self.leases().values()
-        owners = [row.consumer_owner for row in rows if row.consumer_run]
-        return all(owners.count(node) * 2 == len(rows) for node in self.agents()) and all(owners)
+        owners = Counter(row.consumer_owner for row in rows if row.consumer_run)
+        return list(owners.values()) == [len(rows) // 2] * 2
 
     def measure(self, event: str, node: NodeName) -> dict[str, float]:
         """Let an event happen to a node, and return what became of its shards."""
@@ -111,10 +105,10 @@ class Scene:
         mine = [shard for shard, row in before.items() if row.consumer_owner == node]
         if event == "hand-over":
             mine = mine[:1]
+        rows = {shard: before[shard] for shard in mine}
         shards = {
             shard: Shard((row.consumer_run, row.consumer_epoch), str(row.check_point))
-            for shard in mine
-            for row in (before[shard],)
+            for shard, row in rows.items()
         }
         with getattr(self, event.replace("-", "_"))(node, mine):
             self._watch(shards, WATCHED_S[event])
@@ -167,37 +161,30 @@ class Scene:
     def agent(self, node: NodeName, shards: Sequence[ShardId]) -> Generator[None]:
         """Kill the agent alone."""
         del shards
-        self.agents()[node].kill()
+        self._agent(node).kill()
         yield
 
     @contextmanager
     def host(self, node: NodeName, shards: Sequence[ShardId]) -> Generator[None]:
         """Kill all processes of a node, and keep `leasehold dev` from starting them again."""
         del shards
-        agent = self.agents()[node]
-        state = AgentState.read(self.deployment.settings.node_folder(node))
-        sessions = () if state is None else state.sessions
-        heads = [agent, *(psutil.Process(each.pid) for each in sessions)]
-        family = {process for head in heads for process in (head, *head.children(recursive=True))}
-        with self._left_alone():
-            for process in family:
-                process.kill()
+        with standing_still(self.deployment.process):
+            kill_node(self.deployment.settings.home, node)
             yield
 
     @contextmanager
     def leave(self, node: NodeName, shards: Sequence[ShardId]) -> Generator[None]:
         """Tell an agent to end."""
         del shards
-        agent = self.agents()[node]
-        with self._left_alone():
-            agent.terminate()
+        with standing_still(self.deployment.process):
+            self._agent(node).terminate()
             yield
 
     @contextmanager
     def hand_over(self, node: NodeName, shards: Sequence[ShardId]) -> Generator[None]:
-        """Have two nodes change a shard, so that each keeps its number of them."""
+        """Have two nodes exchange one shard each."""
         rows = self.leases()
-        other = next(each for each in self.agents() if each != node)
+        other = next(each for each in self.nodes() if each != node)
         back = next(shard for shard, row in rows.items() if row.consumer_owner == other)
         wanted = {shards[0]: other, back: node}
         self.store.begin_transfer(
@@ -207,13 +194,9 @@ class Scene:
         )
         yield
 
-    @contextmanager
-    def _left_alone(self) -> Generator[None]:
-        self.deployment.process.suspend()
-        try:
-            yield
-        finally:
-            self.deployment.process.resume()
+    def _agent(self, node: NodeName) -> psutil.Process:
+        (agent,) = agents_of(self.deployment.settings.home, node)
+        return agent
 
 
 def measure(folder: Path, events: Sequence[str], rounds: int) -> list[dict[str, Any]]:
@@ -229,7 +212,7 @@ def measure(folder: Path, events: Sequence[str], rounds: int) -> list[dict[str, 
                 for number in range(rounds):
                     _wait_until(scene.shared)
                     time.sleep(SETTLED_S)
-                    nodes = list(scene.agents())
+                    nodes = scene.nodes()
                     each.append(scene.measure(event, nodes[number % len(nodes)]))
                 medians = {name: statistics.median(row[name] for row in each) for name in each[0]}
                 rows.append({"event": event} | {name: round(s, 1) for name, s in medians.items()})

@@ -113,10 +113,10 @@ class Demo:
         """Run the demo to its end; return True if everything is where it belongs."""
         self.say(f"loaded {self.load(round(expected * FIRST_PART)):,} of {expected:,} records")
         with self._deployment():
-            self._until("something is committed", lambda now: committed(now) > 0 or not expected)
+            self._until("something was committed", lambda now: committed(now) > 0 or not expected)
             self.say(self.reshard())
             self.load(expected)
-            self._until("everything is in the table", self._complete)
+            self._until("everything was in the table", self._complete)
             owners = Counter(row["consumer_owner"] for row in self._status()["shards"])
             owners.pop(None, None)
             shares = ", ".join(f"{node} {number}" for node, number in sorted(owners.items()))
@@ -193,7 +193,7 @@ class Demo:
         while not reached(now := self._status()):
             self.say(f"{committed(now):,} records committed, {in_table(now):,} in the table")
             if self._dev.poll() is not None or time.monotonic() > self._deadline_s:
-                raise DemoFailed(f"Until the end, not {what}: see {self.home / 'dev.log'}.")
+                raise DemoFailed(f"The demo ended before {what}: see {self.home / 'dev.log'}.")
             time.sleep(POLL_S)
 
     def _complete(self, now: dict[str, Any]) -> bool:
@@ -249,7 +249,7 @@ def rows_in_duckdb(metadata: str) -> Iterator[tuple[str, bytes]]:
 
 
 def empty_home(home: Path) -> None:
-    """Make the folder, or empty that of an earlier demo; any other one is left alone."""
+    """Make the folder, or empty it if a demo made it; end if it holds anything else."""
     if home.exists() and any(home.iterdir()):
         if not (home / MARK).exists():
             sys.exit(f"The folder {home} is not empty, and no demo made it: name another one.")

@@ -18,20 +18,16 @@ watches all nodes, evicts them together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
-from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.rules.starting_point import pending_bootstraps
-from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.store import LeaseStore
 
 LOOK_S = 1.0
 NODES_PER_SECOND = 100
-"""The most nodes of a group that look within one second."""
+"""The looks per second in a group of more nodes than this: each node looks less often."""
 PAUSE = 9.0
 """The pause after a look, in multiples of its own time: a planner works a tenth of the time."""
 
@@ -82,22 +78,22 @@ class NodePlanner:
         began_s = self._clock()
         if began_s < self._next_s:
             return None
-        # Where the store does not answer, it is asked again a second after that was known.
-        took_s = 0.0
-        pause_s = LOOK_S
         try:
             report = self._rebalancer.tick()
-            took_s = self._clock() - began_s
-            pause_s = max(pause_s, len(report.snapshot.nodes) / NODES_PER_SECOND) - took_s
-        finally:
-            self._next_s = self._clock() + max(pause_s, took_s * PAUSE)
+        except BaseException:
+            # A store that takes long to say that it is away is asked again as soon as any other.
+            self._next_s = self._clock() + LOOK_S
+            raise
+        ended_s = self._clock()
+        pause_s = max(LOOK_S, len(report.snapshot.nodes) / NODES_PER_SECOND)
+        self._next_s = max(began_s + pause_s, ended_s + (ended_s - began_s) * PAUSE)
         return report
 
     def gained(self, run: str) -> tuple[ShardId, ...]:
-        """Plan, and return the shards that the node has gained since the last look, to be opened.
+        """Plan, and return the shards to open: those that the node has gained since the last look.
 
-        Those that it had at the first look are the launcher's, and so are shards that need a run
-        of their own. A run that searches one of its own for a record takes no others.
+        The launcher starts runs for those that the node had at the first look, and for shards that
+        need a run of their own. A run that searches a shard for a bad record takes no others.
 
         It raises as `plan` does.
         """
@@ -107,19 +103,9 @@ class NodePlanner:
         held = set(report.owned[self._node])
         gained = set() if self._held is None else held - self._held
         self._held = held
-        if not gained or _searches(report.progress, run):
+        rows = report.progress
+        if not gained or any(row.blocked for row in rows.values() if row.consumer_run == run):
             return ()
-        apart = pending_bootstraps(report.snapshot)
-        rows = (report.progress.get(shard) for shard in report.ready(self._node))
-        shards = (
-            row.shard
-            for row in rows
-            if row is not None
-            and row.shard in gained - apart
-            and not (row.consumer_run or row.blocked)
-        )
-        return tuple(sorted(shards, key=rank_key))
-
-
-def _searches(progress: Mapping[ShardId, Progress], run: str) -> bool:
-    return any(row.blocked for row in progress.values() if row.consumer_run == run)
+        free = {row.shard for row in rows.values() if not (row.consumer_run or row.blocked)}
+        wanted = (gained & free) - pending_bootstraps(report.snapshot)
+        return tuple(shard for shard in report.ready(self._node) if shard in wanted)

@@ -648,7 +648,7 @@ class Rebalancer:
             generation = None
 
     def _neighbour(self) -> NodeName | None:
-        """Return the one node whose beats are watched; None for all of them.
+        """Return the node whose beats to watch, or None to watch all nodes.
 
         The last node watches the first; one that is alone watches itself.
         """
@@ -660,7 +660,7 @@ class Rebalancer:
         return min(later or ring, key=rank_key)
 
     def _progress_of(self, snapshot: Snapshot) -> dict[ShardId, Progress]:
-        """Read the progress of the served nodes' shards, and check that the store has them so."""
+        """Return the progress of the served nodes' shards, and compare it with the snapshot."""
         if self._neighbour_only and self._progress and self._progress[0] is snapshot:
             return self._progress[1]
         self._notes.count("progress")

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from dagster_leasehold.orchestration.settings import Settings
 
 COMMAND = (sys.executable, "-m", "dagster_leasehold.orchestration.command_line")
 DEMO = (sys.executable, str(Path(__file__).parents[2] / "examples" / "demo.py"))
@@ -139,6 +141,49 @@ def processes_of(home: Path) -> list[str]:
         except psutil.Error:
             continue
     return commands
+
+
+def sessions_of(home: Path, node: str) -> list[int]:
+    """The process numbers of a node's code servers, as its agent noted them."""
+    with suppress(OSError, ValueError):
+        state = json.loads((Settings(home=home).node_folder(node) / "agent.json").read_text())
+        return [int(note.split("|")[1]) for note in state["sessions"]]
+    return []
+
+
+def agents_of(home: Path, node: str) -> list[psutil.Process]:
+    """The processes of a node's agent."""
+    return [process for process in psutil.process_iter() if _is_agent(process, node, str(home))]
+
+
+def kill_node(home: Path, node: str) -> None:
+    """Kill -9 a node's agent, its code server and all of its runs at once."""
+    sessions = set(sessions_of(home, node))
+    agents = {process.pid for process in agents_of(home, node)}
+    assert sessions, "its agent has noted a code server"
+    assert agents, "its agent runs"
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid in agents or os.getsid(process.pid) in sessions:
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def _is_agent(process: psutil.Process, node: str, home: str) -> bool:
+    with suppress(psutil.Error):
+        line = process.cmdline()
+        own = home in line or process.environ().get("LEASEHOLD_HOME") == home
+        return own and "node" in line and "--name" in line and node in line
+    return False
+
+
+@contextmanager
+def standing_still(process: psutil.Process) -> Iterator[None]:
+    """A process that is suspended for the block."""
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
 
 
 def assert_nothing_runs(home: Path) -> None:

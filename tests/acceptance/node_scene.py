@@ -5,10 +5,7 @@ Each host is a home of its own on this machine.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -26,6 +23,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.instance import INSTANCE_FILE, production_text
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+from tests.acceptance.leasehold_process import kill_node, sessions_of
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
 from tests.table_engines import duckdb_query, let_duckdb_into_the_store
@@ -197,11 +195,7 @@ class Watched:
 
     def sessions(self, node: str) -> list[int]:
         """The process numbers of a node's code servers, as its agent noted them."""
-        folder = Settings(home=self.homes[node]).node_folder(node)
-        with suppress(OSError, ValueError):
-            state = json.loads((folder / "agent.json").read_text())
-            return [int(note.split("|")[1]) for note in state["sessions"]]
-        return []
+        return sessions_of(self.homes[node], node)
 
     def run_parents(self) -> Iterator[tuple[str, int]]:
         """For each run at work: the node that it consumes as, and the parent of its process."""
@@ -238,26 +232,7 @@ class Watched:
 
     def kill(self, node: str) -> None:
         """Kill -9 a node's agent, its code server and all of its runs at once."""
-        sessions = set(self.sessions(node))
-        agents = {
-            process.pid
-            for process in psutil.process_iter()
-            if _is_agent(process, node, str(self.homes[node]))
-        }
-        assert sessions, "its agent has noted a code server"
-        assert agents, "its agent runs"
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if process.pid in agents or os.getsid(process.pid) in sessions:
-                    os.kill(process.pid, signal.SIGKILL)
-
-
-def _is_agent(process: psutil.Process, node: str, home: str) -> bool:
-    with suppress(psutil.Error):
-        line = process.cmdline()
-        own = home in line or process.environ().get("LEASEHOLD_HOME") == home
-        return own and "node" in line and "--name" in line and node in line
-    return False
+        kill_node(self.homes[node], node)
 
 
 def files_of_runs(home: Path, runs: set[str]) -> list[Path]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -16,10 +14,15 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import load_settings
-from dagster_leasehold.orchestration.supervision.code_server import AgentState
 from dagster_leasehold.orchestration.supervision.dagster_processes import DAEMON
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold, running
+from tests.acceptance.leasehold_process import (
+    assert_nothing_runs,
+    kill_node,
+    leasehold,
+    running,
+    standing_still,
+)
 from tests.ports import free_port
 
 pytestmark = [
@@ -57,15 +60,6 @@ class Scene:
         return committed == self.records and not self.store.publication_lag(KEY)
 
 
-@contextmanager
-def standing_still(process: psutil.Process) -> Iterator[None]:
-    process.suspend()
-    try:
-        yield
-    finally:
-        process.resume()
-
-
 def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     log = LocalLog.create(home / "logs" / "demo", SHARDS)
@@ -81,19 +75,13 @@ def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Pat
         up = psutil.Process(dev.pid)
         (daemon,) = (child for child in up.children() if DAEMON in child.cmdline())
         with standing_still(daemon):
-            # For longer than it takes a node without a run to give its shards away.
+            # After 2 T, a node without a run would give its shards away.
             time.sleep(3 * TIMEOUT_S)
             scene.append()
             dev.until(scene.readable, CHANGE_S)
             assert scene.owners() == {"node-a": 2, "node-b": 2}
             with standing_still(up):
-                state = AgentState.read(settings.node_folder("node-b"))
-                assert state is not None
-                heads = [psutil.Process(session.pid) for session in state.sessions]
-                family = {each for head in heads for each in (head, *head.children(recursive=True))}
-                family |= {each for each in up.children() if "node-b" in each.cmdline()}
-                for process in family:
-                    process.kill()
+                kill_node(home, "node-b")
                 scene.append()
                 dev.until(lambda: scene.owners() == {"node-a": 4}, CHANGE_S)
                 dev.until(scene.readable, CHANGE_S)

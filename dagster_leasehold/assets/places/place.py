@@ -268,7 +268,7 @@ class OutputPlace(ABC):
 class MovingRecords:
     """Leaves signs of progress while records move through a task, now and then.
 
-    A task that ends before the first sign is due leaves none.
+    A task that is done before its first sign is due leaves no sign.
 
     Args:
         folder: the attempt's folder.

@@ -1,4 +1,4 @@
-"""Processes that keep others running: agents, code servers, Dagster's own, a private database.
+"""Processes that keep others running: agents, code servers, and Dagster's own.
 
-Called by the commands `node` and `dev`. Nothing in here decides who owns a shard.
+The commands `node` and `dev` use it. The rules in `lease_store` decide who owns a shard.
 """

@@ -244,7 +244,7 @@ class CodeServer:
             self.sessions.append(left.process)
 
     def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
-        """Keep the runs of a killed agent's code servers; end those with another environment.
+        """Let a killed agent's runs go on, but end those that have another environment than ours.
 
         Args:
             sessions: of its code servers, as it noted them.

@@ -13,10 +13,10 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.consuming.ownership import close_ended_tenure
 from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.lease_store.errors import (
     LeaseholdError,
@@ -25,11 +25,12 @@ from dagster_leasehold.lease_store.errors import (
     UserMistake,
 )
 from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.lease_store.member import PLANNER_LOOK_S, Member
 from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
+from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.presentation import say
@@ -37,6 +38,7 @@ from dagster_leasehold.orchestration.supervision.code_server import AgentState, 
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, publish, withdraw
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
+from dagster_leasehold.sensors.run_cleaning import Burial
 from dagster_leasehold.sensors.tick_mark import tick_marks
 
 if TYPE_CHECKING:
@@ -252,19 +254,13 @@ class NodeAgent:
 
     def _bury(self) -> None:
         """Fail the runs whose process is gone, and free the shards that they had open."""
-        failed = self._runs.fail_dead()
-        try:
-            for member in self._members if failed else ():
-                for row in member.progress():
-                    if row.consumer_run in failed:
-                        self._free(member.key, row.shard, row.consumer_run)
-        except StoreError as error:
-            # The janitor frees them as well.
-            say(f"Shards of runs that ended could not be freed: {error}")
-
-    def _free(self, key: GroupKey, shard: ShardId, run: str) -> None:
-        closing = uuid.uuid4().hex
-        close_ended_tenure(self._store, key, shard, self._node, ended=run, closing=closing)
+        for member in self._members if self._runs.fail_dead() else ():
+            steps = FailingSteps(self._clock)
+            burial = Burial(self._store, member.key, lambda: uuid.uuid4().hex, steps)
+            snapshot = partial(self._store.snapshot, member.key)
+            freed = burial.free(self._instance, member.progress(), (), snapshot)
+            for line in (*freed, *steps.notes):
+                say(f"Group {member.key}: {line}.")
 
     def _followed(self, member: Member) -> bool:
         """Return True if runs have shards of the node open, as far as anybody can tell."""
@@ -319,9 +315,11 @@ class NodeAgent:
         return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 
     def _tolerantly(self, work: Callable[[], None]) -> None:
-        """Do something with Dagster's storage, which may be away for a while."""
+        """Do something with Dagster's storage or the leases, which may be away for a while."""
         try:
             work()
+        except StoreError as error:
+            say(f"The lease store did not answer: {error}")
         except Exception as error:
             say(f"Dagster's storage did not answer: {type(error).__name__}: {error}")
 

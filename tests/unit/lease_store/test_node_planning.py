@@ -145,7 +145,7 @@ def test_a_planner_works_for_a_tenth_of_the_time_at_most() -> None:
 
 
 def test_a_store_that_is_away_is_asked_again_a_second_later_and_nobody_is_evicted() -> None:
-    """Method: it takes six seconds to say so, each time."""
+    """Method: each call takes six seconds before it fails."""
     place = Place(A, B)
     place.run(6)
     place.store.away, place.store.look_s = True, 6.0

@@ -239,7 +239,7 @@ def test_it_claims_for_its_node_though_no_sensor_ticks(scene: Scene) -> None:
 def test_a_node_whose_sensor_is_silent_takes_runs_while_one_has_a_shard_open(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its run opens what the node gains; the next run would never begin."""
+    """The run that is at work opens what the node gains. Nobody would launch another one."""
     monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
     monkeypatch.setattr(node_agent, "PLANNER_LOOK_S", 0.1)
     leave_tick_mark(scene.instance, KEY)
@@ -269,6 +269,9 @@ def test_the_shards_of_a_run_whose_process_ended_are_free_within_a_second(
     monkeypatch.setattr(node_agent, "RUNS_LOOK_S", DEADLINE_S)
     with scene.at_work():
         until(lambda: {row.consumer_owner for row in scene.store.snapshot(KEY).shards} == {A})
+        scene.instance.add_run(
+            dg.DagsterRun(job_name="job", run_id="run-2", status=dg.DagsterRunStatus.STARTED)
+        )
         for shard, run in zip(SHARDS, ("run-1", "run-2"), strict=True):
             assert isinstance(scene.store.open_tenure(KEY, shard, A, run), Opened)
         until(lambda: failed["asked"])
@@ -414,6 +417,8 @@ def test_a_database_that_is_away_is_no_reason_to_start_it_again_however_many_gro
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: a round of 30 beats takes three minutes, longer than a turn may; so does leaving."""
+    # The store's clock runs up to 300 times as fast as that by which the loops wait.
+    monkeypatch.setattr(node_agent, "KEEP_S", 0.01)
     monkeypatch.setattr(node_agent, "LOOK_S", 0.01)
     store = SilentStore()
     further = [GroupKey.parse("default", f"stream-{number}") for number in range(29)]
