@@ -117,6 +117,9 @@ class DatabaseServer(ABC):
 
     def start(self, *options: str) -> None:
         """Start, or start again with the same data, and wait until it answers."""
+        # A server that starts clears its temporary folder, which is no other server's therefore.
+        temporary = self.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
         # A killed server leaves it, and the next one refuses if a process has that number again.
         self.socket_lock.unlink(missing_ok=True)
         log = (self.folder / "server.log").open("ab")
@@ -127,6 +130,7 @@ class DatabaseServer(ABC):
                 f"--datadir={self.folder / 'data'}",
                 f"--socket={self.socket}",
                 f"--pid-file={self.folder / 'pid'}",
+                f"--tmpdir={temporary}",
                 f"--port={self.port}",
                 "--bind-address=127.0.0.1",
                 "--character-set-server=utf8mb4",
