@@ -21,6 +21,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.declared import declare
 
 SHARDS = 4
 SETTLED_S = 300.0
@@ -47,8 +48,7 @@ def measure(streams: int, seconds: float) -> dict[str, Any]:
     names = [f"stream{number:02d}" for number in range(streams)]
     try:
         settings = Settings(home=folder, nodes=("node-a",))
-        tables = [f'[[streams]]\nname = "{name}"\n' for name in names]
-        (folder / "leasehold.toml").write_text("\n".join(tables), "utf-8")
+        declare(folder, *names)
         for name in names:
             LocalLog.create(folder / "logs" / name, SHARDS)
         store = open_store(settings.store_url)

@@ -35,7 +35,7 @@ from typing import Any
 
 from benchmarks.figures import print_rows
 from benchmarks.figures.live_arrivals import IDLE_LIMIT_S, Arrivals
-from benchmarks.figures.live_deployment import LiveDeployment, Stretch, knows_pace, row_of
+from benchmarks.figures.live_deployment import LiveDeployment, Stretch, row_of
 from benchmarks.figures.live_records import age_figures, file_flow, log_flow
 from benchmarks.figures.live_streaming import LiveStreaming
 from benchmarks.figures.process_tree import adopt_orphans
@@ -126,7 +126,7 @@ def main() -> None:
                 shutil.rmtree(home, ignore_errors=True)
             return
         # A declaration without a commit interval has one pace, whatever is asked for.
-        ours = arguments.intervals if knows_pace() else [None]
+        ours = arguments.intervals
         for number, interval_s in enumerate(ours if arguments.only != RIVAL else []):
             home, minutes = folder / f"home-{number}", arguments.minutes
             measure_ours(home, interval_s, arguments.rates, minutes, noted)

@@ -47,6 +47,7 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
 )
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests import mariadb
+from tests.declared import declare, stream_text
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, DagsterRun
@@ -160,11 +161,9 @@ class Deployment:
 @contextmanager
 def _deployment(home: Path, *, node: bool) -> Generator[Deployment]:
     home.mkdir()
-    (home / "leasehold.toml").write_text(
-        f'[[streams]]\nname = "{KEY.stream}"\nshards_per_run = {SHARDS}\n'
-        # A run commits at once, and does not wait for the next round.
-        f"commit_interval_s = 0\nidle_limit_s = {IDLE_LIMIT_S}\n"
-    )
+    # A run commits at once, and does not wait for the next round.
+    pace = {"shards_per_run": SHARDS, "commit_interval_s": 0, "idle_limit_s": IDLE_LIMIT_S}
+    declare(home, stream_text(KEY.stream, pace=f"Pace(**{pace})"))
     parts_file = home / "parts.jsonl"
     with ExitStack() as stack:
         if node:

@@ -2,12 +2,13 @@
 
 Everything that a project writes to consume a log is imported from here:
 
-* a stream and how it is consumed: `ShardStream`, `Limits`, `WatermarkOf`, `GapPolicy`,
-  `AssignmentMode`, `Modulo`, `Pinned`, and its published table: `TableSettings`;
-* where its records come from: `LocalLog`, `KafkaSource`, `KinesisStream`, `LogHub`, each of the
-  services with its options;
+* a stream and how it is consumed: `ShardStream`, `Pace`, `Limits`, `Checks`, `Retention`,
+  `WatermarkOf`, `GapPolicy`, `AssignmentMode`, `Modulo`, `Pinned`, and its published table:
+  `TableSettings`;
+* where its records come from: `named_source`, or `LocalLog`, `KafkaSource`, `KinesisStream`,
+  `LogHub`, each of the services with its options;
 * its transform and its hook: `arrow_transform`, `parse_json`, `parse_csv`, `CommittedBatch`;
-* hours of event time: `hourly_asset`, `LatePolicy`, `LateAction`;
+* hours of event time: `HourlyAsset`, `LatePolicy`, `LateAction`;
 * both in the YAML of a `dg` project: `ShardStreamComponent`, `HourlyAssetComponent`;
 * what Dagster loads, and how it is set up: `build_definitions`, `Settings`, `load_settings`,
   `production_text`; and `LeaseholdError`, the root of all errors.
@@ -28,10 +29,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dagster_leasehold.assets.arrow_transform import arrow_transform
     from dagster_leasehold.assets.commit_hook import CommittedBatch
+    from dagster_leasehold.assets.pace import Pace
     from dagster_leasehold.assets.parsing import parse_csv, parse_json
-    from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
+    from dagster_leasehold.assets.shard_stream import Checks, Retention, ShardStream, WatermarkOf
     from dagster_leasehold.assets.table_settings import TableSettings
-    from dagster_leasehold.assets.windows.hourly_asset import LateAction, LatePolicy, hourly_asset
+    from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, LateAction, LatePolicy
     from dagster_leasehold.lease_store.errors import LeaseholdError
     from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy
     from dagster_leasehold.lease_store.rules.node_settings import Modulo, Pinned
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
         HourlyAssetComponent,
         ShardStreamComponent,
     )
+    from dagster_leasehold.orchestration.declared_streams import named_source
     from dagster_leasehold.orchestration.instance import production_text
     from dagster_leasehold.orchestration.settings import Settings, load_settings
     from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
@@ -51,8 +54,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AssignmentMode",
+    "Checks",
     "CommittedBatch",
     "GapPolicy",
+    "HourlyAsset",
     "HourlyAssetComponent",
     "KafkaOptions",
     "KafkaSource",
@@ -66,7 +71,9 @@ __all__ = [
     "LogHub",
     "LogHubOptions",
     "Modulo",
+    "Pace",
     "Pinned",
+    "Retention",
     "Settings",
     "ShardStream",
     "ShardStreamComponent",
@@ -74,8 +81,8 @@ __all__ = [
     "WatermarkOf",
     "arrow_transform",
     "build_definitions",
-    "hourly_asset",
     "load_settings",
+    "named_source",
     "parse_csv",
     "parse_json",
     "production_text",
@@ -84,8 +91,10 @@ __all__ = [
 # The module that each name comes from: the same as the imports above, which no program runs.
 _HOMES = {
     "AssignmentMode": "dagster_leasehold.lease_store.group_rows",
+    "Checks": "dagster_leasehold.assets.shard_stream",
     "CommittedBatch": "dagster_leasehold.assets.commit_hook",
     "GapPolicy": "dagster_leasehold.lease_store.group_rows",
+    "HourlyAsset": "dagster_leasehold.assets.windows.hourly_asset",
     "HourlyAssetComponent": "dagster_leasehold.orchestration.components",
     "KafkaOptions": "dagster_leasehold.shard_sources.kafka",
     "KafkaSource": "dagster_leasehold.shard_sources.kafka",
@@ -99,7 +108,9 @@ _HOMES = {
     "LogHub": "dagster_leasehold.shard_sources.loghub.source",
     "LogHubOptions": "dagster_leasehold.shard_sources.loghub.options",
     "Modulo": "dagster_leasehold.lease_store.rules.node_settings",
+    "Pace": "dagster_leasehold.assets.pace",
     "Pinned": "dagster_leasehold.lease_store.rules.node_settings",
+    "Retention": "dagster_leasehold.assets.shard_stream",
     "Settings": "dagster_leasehold.orchestration.settings",
     "ShardStream": "dagster_leasehold.assets.shard_stream",
     "ShardStreamComponent": "dagster_leasehold.orchestration.components",
@@ -107,8 +118,8 @@ _HOMES = {
     "WatermarkOf": "dagster_leasehold.assets.shard_stream",
     "arrow_transform": "dagster_leasehold.assets.arrow_transform",
     "build_definitions": "dagster_leasehold.orchestration.build",
-    "hourly_asset": "dagster_leasehold.assets.windows.hourly_asset",
     "load_settings": "dagster_leasehold.orchestration.settings",
+    "named_source": "dagster_leasehold.orchestration.declared_streams",
     "parse_csv": "dagster_leasehold.assets.parsing",
     "parse_json": "dagster_leasehold.assets.parsing",
     "production_text": "dagster_leasehold.orchestration.instance",

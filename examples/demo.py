@@ -38,13 +38,20 @@ END_S = 120.0
 MARK = "demo.json"
 SETTINGS = """\
 nodes = ["node-a", "node-b"]
-
-[[streams]]
-name = "demo"
-batch_records_max = 5000
-commit_interval_s = 0
+module = "streams"
 """
-"""Small batches, so that a demo shows many of them."""
+STREAMS = '''\
+"""The stream of the demo, in small batches, so that it shows many of them."""
+
+from dagster_leasehold import Limits, Pace, ShardStream, named_source
+
+demo = ShardStream(
+    "demo",
+    named_source("local_log", "demo"),
+    limits=Limits(records_max=5_000),
+    pace=Pace(commit_interval_s=0),
+)
+'''
 METHODS = ("GET",) * 8 + ("POST", "HEAD")
 STATUSES = (200,) * 14 + (204, 301, 304, 404, 429, 500)
 PATHS = ("/", "/search", "/cart", "/login", "/api/items", "/api/orders", "/static/site.css")
@@ -260,6 +267,7 @@ def empty_home(home: Path) -> None:
     home.mkdir(parents=True, exist_ok=True)
     (home / MARK).write_text("{}\n")
     (home / "leasehold.toml").write_text(SETTINGS)
+    (home / "streams.py").write_text(STREAMS)
 
 
 def main() -> None:

@@ -29,25 +29,19 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.declared import declare, stream_text
 from tests.ports import free_port
 
 KEY = GroupKey.parse("default", "demo")
 NODES = 2
-PACE = "commit_interval_s"
 PATIENCE_S = 300.0
 POLL_S = 1.0
 
 
 Publication = tuple[datetime, dict[ShardId, int]]
 """The moment of a publication, and the cursors of the shards after it."""
-
-
-def knows_pace() -> bool:
-    """Return True if a stream's declaration has a commit interval."""
-    return PACE in StreamSettings.model_fields
 
 
 @dataclass(slots=True)
@@ -95,9 +89,9 @@ class LiveDeployment:
     ) -> None:
         self._home = home
         home.mkdir()
-        pace = "" if interval_s is None else f"{PACE} = {interval_s}\n"
-        pace += "" if idle_limit_s is None else f"idle_limit_s = {idle_limit_s}\n"
-        (home / "leasehold.toml").write_text(f'[[streams]]\nname = "{KEY.stream}"\n{pace}')
+        given = {"commit_interval_s": interval_s, "idle_limit_s": idle_limit_s}
+        pace = {name: value for name, value in given.items() if value is not None}
+        declare(home, stream_text(KEY.stream, pace=f"Pace(**{pace})"))
         self.log = LocalLog.create(load_settings(home=home).log_folder(KEY.stream), SHARDS)
         self._process: subprocess.Popen[bytes] | None = None
         self._cpu = CpuClock()

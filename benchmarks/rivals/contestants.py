@@ -30,22 +30,11 @@ from dagster_leasehold.orchestration.supervision import dagster_processes
 from dagster_leasehold.reading import committed_paths
 from tests import mariadb
 from tests.database_server import program
+from tests.declared import declare, stream_text
 
 INTERVAL_S = 1.0
 """The pace of all: the commit interval, the trigger, the pause between files or fetches."""
 KEY = GroupKey.parse("default", TOPIC)
-SETTINGS = """
-lease_timeout_s = {timeout_s}
-
-[[streams]]
-name = "{stream}"
-source = "kafka"
-commit_interval_s = {interval_s}
-publish_interval_s = {interval_s}
-
-[streams.options]
-bootstrap_servers = "{brokers}"
-"""
 
 
 class Contestant(ABC):
@@ -152,10 +141,14 @@ class Leasehold(Contestant):
     @override
     def __enter__(self) -> Self:
         super().__enter__()
-        text = SETTINGS.format(
-            timeout_s=self.timeout_s, interval_s=INTERVAL_S, stream=TOPIC, brokers=self.log.address
+        stream = stream_text(
+            TOPIC,
+            "kafka",
+            options={"bootstrap_servers": self.log.address},
+            pace=f"Pace(commit_interval_s={INTERVAL_S})",
+            iceberg=f"TableSettings(publish_interval_s={INTERVAL_S})",
         )
-        (self.folder / "leasehold.toml").write_text(text)
+        declare(self.folder, stream, settings=f"lease_timeout_s = {self.timeout_s}\n")
         with patch.dict(os.environ, {MARK: self.control_mark}):
             database = self._stack.enter_context(mariadb.running())
         self._stack.enter_context(patch.dict(os.environ, database.of_deployment()))

@@ -114,21 +114,23 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
 
 
 def _lag_rule(stream: ShardStream) -> str:
-    if stream.lag_max_s is None:
-        return f"At most {stream.lag_max} records are unread. An unknown number does not pass."
+    records, seconds = stream.checks.lag_max, stream.checks.lag_max_s
+    if seconds is None:
+        return f"At most {records} records are unread. An unknown number does not pass."
     return (
-        f"No record is unread for more than {stream.lag_max_s:g} s; of those that are counted, at "
-        f"most {stream.lag_max} are unread. An unknown age does not pass."
+        f"No record is unread for more than {seconds:g} s; of those that are counted, at most "
+        f"{records} are unread. An unknown age does not pass."
     )
 
 
 def _limits(stream: ShardStream) -> str:
-    records = f"{stream.lag_max} records"
-    return records if stream.lag_max_s is None else f"{records}, none for {stream.lag_max_s:g} s,"
+    records, seconds = f"{stream.checks.lag_max} records", stream.checks.lag_max_s
+    return records if seconds is None else f"{records}, none for {seconds:g} s,"
 
 
 def _lag(stream: ShardStream, lag: int | None, seconds: float | None) -> ShardCheck:
-    judged = lag if stream.lag_max_s is None else seconds
+    seconds_max = stream.checks.lag_max_s
+    judged = lag if seconds_max is None else seconds
     metadata: dict[str, Any] = {"lag_known": judged is not None}
     metadata |= {} if lag is None else {"lag": lag}
     metadata |= {} if seconds is None else {"lag_seconds": round(seconds, 3)}
@@ -140,8 +142,8 @@ def _lag(stream: ShardStream, lag: int | None, seconds: float | None) -> ShardCh
             "next run catches up."
         )
         return ShardCheck(LAG, False, description, metadata)
-    late = stream.lag_max_s is not None and seconds is not None and seconds > stream.lag_max_s
-    passed = not late and (lag or 0) <= stream.lag_max
+    late = seconds_max is not None and seconds is not None and seconds > seconds_max
+    passed = not late and (lag or 0) <= stream.checks.lag_max
     count = "An unknown number of" if lag is None else str(lag)
     age = "" if not seconds else f", the oldest for {seconds:.0f} s"
     description = f"{count} records are unread{age}; the limit is {_limits(stream).rstrip(',')}."

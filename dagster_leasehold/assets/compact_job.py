@@ -88,7 +88,7 @@ def _compact(
         key=key,
         output_root=owned(store, deployment.output_folder(key)),
         run=run,
-        target_bytes=config.target_bytes or stream.compact_target_bytes,
+        target_bytes=config.target_bytes or stream.retention.compact_target_bytes,
         ended=partial(run_ended, context.instance),
     )
     snapshot = store.snapshot(key)
@@ -107,7 +107,7 @@ def _compact(
         )
         continued = ContinuedCompaction(
             compactor,
-            timedelta(seconds=stream.compact_after_s),
+            timedelta(seconds=stream.retention.compact_after_s),
             {ShardId(shard): number for shard, number in config.old_until.items()}
             | dict.fromkeys(finished(snapshot), NUMBERS_END),
             yielding.stopped,
@@ -150,7 +150,7 @@ def _vacuum(context: dg.OpExecutionContext, stream: ShardStream, deployment: Dep
         deployment.store(),
         key,
         folder,
-        older_than=timedelta(seconds=stream.vacuum_after_s),
+        older_than=timedelta(seconds=stream.retention.vacuum_after_s),
         catalog=deployment.catalog,
     )
     context.log.info(

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, declared
+from dagster_leasehold.lease_store.group_rows import HANDOFF_LIMIT_DEFAULT_S, STALL_LIMIT_DEFAULT_S
 from dagster_leasehold.lease_store.identifiers import ShardId
 
-COMMIT_INTERVAL_DEFAULT_S = 10.0
-COMMIT_BYTES_DEFAULT = 64 * 1024 * 1024
-IDLE_LIMIT_DEFAULT_S = 120.0
-RUN_BUDGET_DEFAULT_S = 3_600.0
 LOOKS_PER_INTERVAL = 10
 LOOK_MIN_S = 0.2
 LOOK_MAX_S = 5.0
@@ -30,19 +29,26 @@ REST_FRACTION = 0.25
 """The rest after a batch that takes longer, as a part of its time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """The pace of a stream's runs.
+@declared
+class Pace(Declared):
+    """The pace of a stream's runs: when they commit, and when they end."""
 
-    Attributes:
-        commit_interval_s: the longest time that a record waits at the head of the log, in seconds.
-        commit_bytes: unread bytes of one shard that make a batch sooner.
-        idle_limit_s: the time without records after which a run ends, in seconds.
-    """
-
-    commit_interval_s: float = COMMIT_INTERVAL_DEFAULT_S
-    commit_bytes: int = COMMIT_BYTES_DEFAULT
-    idle_limit_s: float = IDLE_LIMIT_DEFAULT_S
+    commit_interval_s: Annotated[float, NOT_NEGATIVE] = 10.0
+    """The longest time that a record waits at the head of the log before it is committed, in
+    seconds; `0` commits at once."""
+    commit_bytes: Annotated[int, POSITIVE] = 64 * 1024 * 1024
+    """The unread bytes of one shard that are committed sooner."""
+    idle_limit_s: Annotated[float, POSITIVE] = 120.0
+    """The time without records after which a run ends, in seconds."""
+    run_budget_s: Annotated[float, POSITIVE] = 3_600.0
+    """The time after which a run leaves the rest to the next one, in seconds."""
+    stall_limit_s: Annotated[float, POSITIVE] = STALL_LIMIT_DEFAULT_S
+    """The time without progress after which a run gives up its shards and fails, in seconds.
+    Progress is a source or Dagster that answers, or records that move in Spark."""
+    handoff_limit_s: Annotated[float, POSITIVE] = HANDOFF_LIMIT_DEFAULT_S
+    """The longest time that a hand-over waits for a holder, in seconds."""
+    shards_per_run: Annotated[int, POSITIVE] = 64
+    """The most shards that one run of a sensor or schedule serves."""
 
     @property
     def look_s(self) -> float:

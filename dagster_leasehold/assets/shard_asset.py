@@ -196,7 +196,7 @@ def _consume(
     lines = ProgressLines("Consuming", "records", context.log.info, time.monotonic)
     placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=wanted)
     for shards in rounds:
-        for some in placer.portions(shards, stream.shards_per_run):
+        for some in placer.portions(shards, stream.pace.shards_per_run):
             placement = placer.place(some, wait_s=config.wait_s, log=context.log.info)
             done.refuse(placement.refused)
             for node, held in placement.by_node().items():

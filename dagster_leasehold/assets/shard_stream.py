@@ -5,45 +5,77 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+from typing_extensions import override
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
-from dagster_leasehold.assets.pace import (
-    COMMIT_BYTES_DEFAULT,
-    COMMIT_INTERVAL_DEFAULT_S,
-    IDLE_LIMIT_DEFAULT_S,
-    RUN_BUDGET_DEFAULT_S,
-    Pace,
+from dagster_leasehold.assets.declared import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Declared,
+    TakenBy,
+    declared,
+    given_name,
 )
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.pruning import output_age
+from dagster_leasehold.lease_store.pruning import HISTORY_DAYS_MAX, HISTORY_DAYS_MIN, output_age
 from dagster_leasehold.lease_store.rules.isolation import OnPoison
 from dagster_leasehold.lease_store.rules.node_settings import (
     NodeSettings,
     check_served,
     check_settings,
     node_row,
+    node_settings,
 )
 from dagster_leasehold.shard_sources.source import Limits, ShardSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+else:
+    DataFrame = Any  # pydantic looks at annotations, and Spark takes long to import
 
-COMPACT_TARGET_BYTES = 128 * 1024 * 1024
-COMPACT_AFTER_S = 3_600.0
-VACUUM_AFTER_S = 24 * 3_600.0
 VACUUM_AFTER_MIN_S = 60.0
-GROUP_NAME_DEFAULT = "streams"
-KINDS_DEFAULT = frozenset({"pyspark", "iceberg", "parquet"})
+# Limits whose sentence is written by hand are stated for the schema of YAML alone.
+TIME_FOR_READERS = Field(json_schema_extra={"minimum": VACUUM_AFTER_MIN_S})
+DAYS_OF_HISTORY = Field(
+    examples=[365], json_schema_extra={"minimum": HISTORY_DAYS_MIN, "maximum": HISTORY_DAYS_MAX}
+)
+POSITION = Field(json_schema_extra={"pattern": r"^(begin|end|\d{4}-\d\d-\d\d.*)$"})
+_OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": False}
+NODES = WithJsonSchema(
+    {
+        "type": "object",
+        "additionalProperties": _OBJECT
+        | {
+            "properties": {
+                "source_count": {"type": "integer"},
+                "node_id": {"type": "integer"},
+                "pinned": {"type": "object"},
+            }
+        },
+    }
+)
+LIMITS = WithJsonSchema(
+    _OBJECT
+    | {
+        "properties": {
+            name: {"type": "integer", "exclusiveMinimum": 0}
+            for name in ("records_max", "bytes_max")
+        }
+    }
+)
 
-Transform = Callable[["DataFrame"], "DataFrame"]
+Transform = Callable[[DataFrame], DataFrame]
 
 
 def prefix_parts(key_prefix: str | Sequence[str]) -> tuple[str, ...]:
@@ -51,7 +83,7 @@ def prefix_parts(key_prefix: str | Sequence[str]) -> tuple[str, ...]:
     return (key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix)
 
 
-def check_prefix(owner: str, parts: Sequence[str]) -> None:
+def check_prefix(parts: Sequence[str]) -> None:
     """Check the parts of a key's prefix.
 
     Raises:
@@ -60,8 +92,8 @@ def check_prefix(owner: str, parts: Sequence[str]) -> None:
     for part in parts:
         if not re.fullmatch(r"[^/\s]+", part):
             raise InvalidSetting(
-                f"{owner}: key_prefix has the part {shown(part)}: give each part by itself, "
-                "without slashes and spaces."
+                f"key_prefix has the part {shown(part)}: give each part by itself, without slashes "
+                "and spaces."
             )
 
 
@@ -77,144 +109,189 @@ class WatermarkOf(StrEnum):
     OUTPUT = "output"
 
 
-@dataclass(frozen=True)
-class ShardStream:
+@declared
+class Checks(Declared):
+    """What a stream's batches and shards have to meet."""
+
+    quarantined_max: Annotated[int, NOT_NEGATIVE] = 1_000
+    """The most records of one batch that may go to quarantine."""
+    lag_max: Annotated[int, NOT_NEGATIVE] = 1_000_000
+    """The most unread records of a shard for which its lag check passes."""
+    lag_max_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
+    """The longest time that a record may be unread for the check to pass, in seconds; without it,
+    the number of records alone counts. Give it where the service does not count records."""
+
+
+@declared
+class Retention(Declared):
+    """How long a stream's output stays, and when its files are merged and removed."""
+
+    output_days: Annotated[float | None, DAYS_OF_HISTORY] = None
+    """The age in days at which committed output expires, from 1 to 36,500; without it, output is
+    kept for good."""
+    compact: bool = True
+    """A sensor merges small files of committed output."""
+    compact_target_bytes: Annotated[int, POSITIVE] = 128 * 1024 * 1024
+    """The size of a merged file, in bytes."""
+    compact_after_s: Annotated[float, NOT_NEGATIVE] = 3_600.0
+    """A batch is merged once it is this much older than the newest batch of its shard, in seconds.
+    A replay or a forced checkpoint takes merged batches as a whole."""
+    vacuum_after_s: Annotated[float, TIME_FOR_READERS] = 24 * 3_600.0
+    """The age at which files that nothing names any more are removed, in seconds: at least 60, and
+    more than any reader takes, and than the age of a backup that may be restored."""
+
+    def __post_init__(self) -> None:
+        output_age(self.output_days)
+        if self.vacuum_after_s < VACUUM_AFTER_MIN_S:
+            raise InvalidSetting(
+                f"vacuum_after_s is {self.vacuum_after_s}: use at least {VACUUM_AFTER_MIN_S:g}, "
+                "since readers that have listed files need time to read them."
+            )
+
+    @property
+    def output_age(self) -> timedelta | None:
+        """The age from which on committed output expires; None keeps it for good."""
+        return output_age(self.output_days)
+
+
+class NamedThings(Protocol):
+    """Finds what a declaration in YAML names; the context of its validation."""
+
+    def source(self, stream: str, named: object) -> ShardSource:
+        """Return the source of a stream: a kind, or a mapping from a kind to its options."""
+        ...
+
+    def stream(self, named: str) -> ShardStream:
+        """Return the stream that another declaration names."""
+        ...
+
+    def function(self, what: str, path: str) -> Callable[..., Any]:
+        """Return the function at `module.function`; `what` opens the sentence if there is none."""
+        ...
+
+
+def _source(given: Any, info: ValidationInfo) -> Any:
+    """Return a source, which YAML gives by name."""
+    if not isinstance(given, str | Mapping):
+        return given
+    if info.context is None:
+        raise ValueError("give the source itself, which named_source makes by name")
+    return info.context.source(info.data.get("name", ""), given)
+
+
+def _function(given: Any, info: ValidationInfo) -> Any:
+    """Return a function, which YAML gives as `module.function`."""
+    if info.context is not None and isinstance(given, str):
+        what = str(info.field_name).replace("_", " ")
+        return info.context.function(f"The {what} of {shown(info.data.get('name', ''))}", given)
+    if given is not None and not callable(given) and not isinstance(given, ArrowTransform):
+        raise ValueError("give the function itself")
+    return given
+
+
+NAMED_SOURCE = {"type": ["string", "object"], "minProperties": 1, "maxProperties": 1}
+FUNCTION = TakenBy(_function, {"type": ["string", "null"], "pattern": r"^\w+(\.\w+)+$"})
+
+
+def _limits(given: Limits) -> Limits:
+    for setting in ("records_max", "bytes_max"):
+        if (value := getattr(given, setting)) <= 0:
+            raise InvalidSetting(f"limits.{setting} is {value}: use a positive number.")
+    return given
+
+
+def _nodes(given: Any) -> Any:
+    """Return the settings of nodes, which YAML gives as mappings."""
+    if not isinstance(given, Mapping):
+        return given
+    parsed: dict[str, NodeSettings] = {}
+    for name, settings in given.items():
+        try:
+            parsed[name] = node_settings(settings)
+        except LeaseholdError as error:
+            raise InvalidSetting(f"Node {shown(name)}: {error}") from None
+    return parsed
+
+
+@declared
+class ShardStream(Declared):
     """A stream to consume: one Dagster asset with one partition per shard.
 
-    Attributes:
-        name: the stream's name, also the last part of the asset's key.
-        source: where its shards and records come from.
-        transform: applied by Spark to the records of a batch, as a DataFrame of the columns
-            `shard_id`, `cursor`, `event_time`, `key`, `value` and `attributes`, or made by
-            `arrow_transform`, which is faster: applied to Arrow tables of these columns. It keeps
-            the column `shard_id`. Rows whose column `quarantine_error` is not null go to quarantine
-            instead of the output.
-        group: the consumer group.
-        ordered: True if the children of a split or merge wait for their parents.
-        assignment: the rule by which shards are shared among the nodes.
-        nodes: node name to the settings of that node: a `Modulo` for the assignment `modulo`, a
-            `Pinned` for `pinned`.
-        gap_policy: the rule for records that were removed before they were read.
-        initial_position: `begin`, `end` or an ISO 8601 time, where nothing is stored.
-        watermark_of: the event times that say how far a shard has come.
-        commit_interval_s: the longest time that a record waits at the head of the log before it is
-            committed, in seconds; 0 for no wait.
-        commit_bytes: unread bytes of one shard that make a batch sooner.
-        idle_limit_s: the time without records after which a run that follows its shards ends, in
-            seconds.
-        limits: the most that one batch of one shard may hold; the first one of a run is smaller.
-        shards_per_run: the most shards that one sensor or schedule run serves.
-        run_budget_s: the time after which a run leaves the rest to the next, in seconds.
-        stall_limit_s: the longest time without progress, in seconds, after which a run gives up
-            what it holds and fails. Progress is a source or Dagster that answers, or records that
-            move in Spark.
-        handoff_limit_s: the longest that a hand-over may wait for a holder, in seconds.
-        quarantined_max: the most records of one batch that may be quarantined.
-        on_poison: what becomes of a record at which every run hangs or crashes, once it was found:
-            it goes to quarantine, or its shard is held there.
-        lag_max: the most unread records a shard may have for its lag check to pass.
-        lag_max_s: the longest time, in seconds, that a record may be unread for the check to pass;
-            None judges by their number alone. Give it where the service does not count records.
-        output_days: how old committed output may become before it expires, in days; None keeps it
-            for good.
-        compact: True to have a sensor merge small files of committed output by itself.
-        compact_target_bytes: the size of a merged file, in bytes.
-        compact_after_s: how much older than the newest batch of its shard a batch must be to be
-            merged, in seconds. A replay or a forced checkpoint takes merged batches as a whole.
-        vacuum_after_s: how long the sensor's compactions leave a file that nothing names any more,
-            in seconds. It is longer than any reader takes, and than a backup of the lease store
-            may be old that is restored.
-        table: the name and layout of the published table, and how often it is published to.
-        on_commit: called with each committed batch, at least once, in the order of the commits of
-            its shard. It runs in the code server, not in Spark.
-        key_prefix: the parts before the name in the keys of the stream's assets, or the only one.
-        group_name: the group of these assets in Dagster; `group` is the consumer group.
-        owners: of these assets: mail addresses, or teams as `team:web`.
-        tags: of these assets.
-        kinds: of the stream's own asset; Dagster shows three at most.
+    Its name is also the last part of the asset's key. In YAML, a source is named, as `kafka`, or
+    with its options, as `{kafka: {topic: visits}}`; a function is named as `module.function`.
 
     Raises:
         InvalidIdentifier: the name, the group or a node is not of the grammar.
-        InvalidSetting: a number is not positive, or nodes have settings of another assignment.
+        InvalidSetting: a value is of the wrong form, or nodes have settings of another assignment.
         AssignmentConflict, ShardOccupied: the settings of two nodes contradict each other.
     """
 
     name: str
-    source: ShardSource
-    transform: Transform | ArrowTransform | None = None
+    """The name of the stream, and of its asset."""
+    source: Annotated[ShardSource, TakenBy(_source, NAMED_SOURCE)]
+    """The source of its shards and records: `local_log`, `kafka`, `kinesis`, `loghub`, or your
+    own."""
+    transform: Annotated[
+        Transform | ArrowTransform | None, FUNCTION, Field(examples=["transforms.visits"])
+    ] = None
+    """The transform, applied by Spark to the records of a batch: made by `arrow_transform`, or a
+    function of DataFrames of the columns `shard_id`, `cursor`, `event_time`, `key`, `value` and
+    `attributes`. It keeps `shard_id`. Rows whose column `quarantine_error` is not null go to
+    quarantine instead of the output."""
+    on_commit: Annotated[OnCommit | None, FUNCTION, Field(examples=["hooks.on_visits"])] = None
+    """The hook, called with each committed batch, at least once, in the order of the commits of its
+    shard; it runs in the code server, not in Spark."""
     group: str = "default"
+    """The consumer group."""
     ordered: bool = True
+    """The children of a split or merge wait until their parents are consumed."""
     assignment: group_rows.AssignmentMode = group_rows.AssignmentMode.BALANCED
-    nodes: Mapping[str, NodeSettings] = field(default_factory=dict[str, NodeSettings], hash=False)
+    """The rule by which nodes share the shards: `balanced`, `modulo` or `pinned`."""
+    nodes: Annotated[Mapping[str, NodeSettings], BeforeValidator(_nodes), NODES] = field(
+        default_factory=dict[str, NodeSettings], hash=False
+    )
+    """The part of each node, for `modulo` and `pinned`."""
     gap_policy: group_rows.GapPolicy = group_rows.GapPolicy.HOLD
-    initial_position: str = "begin"
+    """The treatment of records that were removed before they were read: `hold`, or go on at the
+    `begin` or `end` of what is left."""
+    initial_position: Annotated[str, POSITION] = "begin"
+    """The position where a new shard begins: `begin`, `end`, or an ISO 8601 time."""
     watermark_of: WatermarkOf = WatermarkOf.SOURCE
-    commit_interval_s: float = COMMIT_INTERVAL_DEFAULT_S
-    commit_bytes: int = COMMIT_BYTES_DEFAULT
-    idle_limit_s: float = IDLE_LIMIT_DEFAULT_S
-    limits: Limits = field(default_factory=Limits)
-    shards_per_run: int = 64
-    run_budget_s: float = RUN_BUDGET_DEFAULT_S
-    stall_limit_s: float = group_rows.STALL_LIMIT_DEFAULT_S
-    handoff_limit_s: float = group_rows.HANDOFF_LIMIT_DEFAULT_S
-    quarantined_max: int = 1_000
+    """The event times that tell how far a shard has come: those of the `source`, or of the
+    transform's `output`."""
     on_poison: OnPoison = "hold"
-    lag_max: int = 1_000_000
-    lag_max_s: float | None = None
-    output_days: float | None = None
-    compact: bool = True
-    compact_target_bytes: int = COMPACT_TARGET_BYTES
-    compact_after_s: float = COMPACT_AFTER_S
-    vacuum_after_s: float = VACUUM_AFTER_S
-    table: TableSettings = field(default_factory=TableSettings)
-    on_commit: OnCommit | None = None
-    key_prefix: str | Sequence[str] = ()
-    group_name: str = GROUP_NAME_DEFAULT
-    owners: Sequence[str] = ()
+    """The treatment of a record at which every run hangs or crashes: `hold` the shard there, or
+    `quarantine` the record."""
+    pace: Pace = Pace()
+    """The pace of its runs."""
+    limits: Annotated[Limits, AfterValidator(_limits), LIMITS] = Limits()
+    """The most that one batch of one shard may hold."""
+    iceberg: TableSettings = TableSettings()
+    """The published table."""
+    checks: Checks = Checks()
+    """What its batches and shards have to meet."""
+    retention: Retention = Retention()
+    """How long its output stays, and when files are merged and removed."""
+    key_prefix: Annotated[str | Sequence[str], Field(examples=["web"])] = ()
+    """The parts before the name in the keys of the stream's assets, or the only one."""
+    group_name: str = "streams"
+    """The group of these assets in Dagster; `group` is the consumer group."""
+    owners: Annotated[Sequence[str], Field(examples=[["team:web"]])] = ()
+    """The owners of these assets: mail addresses, or teams as `team:web`."""
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    kinds: AbstractSet[str] = KINDS_DEFAULT
+    """The tags of these assets."""
+    kinds: AbstractSet[str] = frozenset({"pyspark", "iceberg", "parquet"})
+    """The kinds of the stream's own asset; Dagster shows three at most."""
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)
-        check_prefix(f"Stream {shown(self.name)}", self.prefix)
+        check_prefix(self.prefix)
         check_settings(self.assignment, self.nodes)
-        positive = {
-            "shards_per_run": self.shards_per_run,
-            "run_budget_s": self.run_budget_s,
-            "commit_bytes": self.commit_bytes,
-            "idle_limit_s": self.idle_limit_s,
-            "stall_limit_s": self.stall_limit_s,
-            "handoff_limit_s": self.handoff_limit_s,
-            "compact_target_bytes": self.compact_target_bytes,
-            "limits.records_max": self.limits.records_max,
-            "limits.bytes_max": self.limits.bytes_max,
-        }
-        for setting, value in positive.items():
-            if value <= 0:
-                raise InvalidSetting(
-                    f"Stream {self.name!r}: {setting} is {value}: use a positive number."
-                )
-        not_negative = {
-            "commit_interval_s": self.commit_interval_s,
-            "compact_after_s": self.compact_after_s,
-        }
-        for setting, value in not_negative.items():
-            if value < 0:
-                raise InvalidSetting(
-                    f"Stream {self.name!r}: {setting} is {value}: use 0 or a positive number."
-                )
-        if self.vacuum_after_s < VACUUM_AFTER_MIN_S:
-            raise InvalidSetting(
-                f"Stream {self.name!r}: vacuum_after_s is {self.vacuum_after_s}: use at least "
-                f"{VACUUM_AFTER_MIN_S:g}, since readers that have listed files need time to read "
-                "them."
-            )
-        if self.on_poison not in get_args(OnPoison):
-            raise InvalidSetting(
-                f"Stream {self.name!r}: on_poison is {shown(self.on_poison)}: use 'hold' or "
-                "'quarantine'."
-            )
-        output_age(self.output_days)
+
+    @override
+    @classmethod
+    def title(cls, _values: Any) -> str:
+        return f"Stream {given_name(_values)}: "
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -222,19 +299,9 @@ class ShardStream:
         return prefix_parts(self.key_prefix)
 
     @property
-    def pace(self) -> Pace:
-        """The pace of runs that follow their shards."""
-        return Pace(self.commit_interval_s, self.commit_bytes, self.idle_limit_s)
-
-    @property
     def key(self) -> GroupKey:
         """The consumer group within the stream."""
         return GroupKey.parse(self.group, self.name)
-
-    @property
-    def output_age(self) -> timedelta | None:
-        """The age from which on committed output expires; None keeps it for good."""
-        return output_age(self.output_days)
 
     def check_nodes(self, served: Sequence[NodeName]) -> None:
         """Check that the settings of nodes are those of the nodes that a deployment serves.
@@ -255,7 +322,7 @@ class ShardStream:
             key=self.key,
             ordered=self.ordered,
             timeout_s=timeout_s,
-            handoff_limit_s=self.handoff_limit_s,
+            handoff_limit_s=self.pace.handoff_limit_s,
             assignment=self.assignment,
             gap_policy=self.gap_policy,
             initial_position=self.initial_position,

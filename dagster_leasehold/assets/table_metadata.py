@@ -45,7 +45,7 @@ _DESCRIBED = {
 
 def definition_metadata(stream: ShardStream, deployment: Deployment) -> dict[str, Any]:
     """Return a stream's table, where it lies, and its columns if no transform makes them."""
-    table = stream.table.table_name(deployment.catalog.name, stream.key)
+    table = stream.iceberg.table_name(deployment.catalog.name, stream.key)
     return {
         "dagster/table_name": str(table),
         "dagster/uri": location_of(deployment.output_folder(stream.key)),

@@ -1,22 +1,26 @@
-"""The settings of a stream's table, checked where they are made."""
+"""The settings of a stream's table, and of the catalog that names it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from pydantic import Field
+
+from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, declared
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import TableName
 
 CATALOG_DEFAULT = "leasehold"
-PARTITIONING_DEFAULT = ("shard_id", "day(event_time)")
 NAMESPACE_DEFAULT = "leasehold"
-SNAPSHOTS_KEPT_DEFAULT = 50
-PUBLISH_INTERVAL_DEFAULT_S = 5.0
 PARTITION_FORM = re.compile(r"(year|month|day|hour)\(event_time\)|shard_id")
 """A field of a partitioning: of event time, or of the shard."""
+PARTITION_FIELD = Field(
+    json_schema_extra={"pattern": r"^(shard_id|(year|month|day|hour)\(event_time\))$"}
+)
 SECRET_PROPERTY = re.compile(r"(?i)secret|token|password|credential|access-key|session-key")
 """Names of a catalog's properties that hold what only the environment may."""
 _SORT = re.compile(r"(\w+)( asc| desc)?")
@@ -24,32 +28,26 @@ _LEVEL = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
 _NAME = re.compile(rf"(?:({_LEVEL}(?:\.{_LEVEL})*)\.)?({_LEVEL})")
 
 
-@dataclass(frozen=True)
-class TableSettings:
-    """The published table of a stream: its name, and how it is laid out.
+@declared
+class TableSettings(Declared):
+    """The published table of a stream: its name, and how it is laid out."""
 
-    Attributes:
-        name: `table` or `namespace.table`; None for the stream's name in the namespace
-            `leasehold`, with the group's name behind it unless that is `default`.
-        partitioning: fields of the partition spec: `shard_id`, and `year`, `month`, `day` or `hour`
-            of `event_time`; none for a table without partitions. A table that has another one gets
-            this one with its next publication; its files stay where they are.
-        sort_order: columns, each with `asc` or `desc` behind it if need be; it tells engines that
-            rewrite the table how to sort. It counts when the table is made.
-        properties: Iceberg's table properties.
-        snapshots_kept: the newest snapshots that stay readable.
-        publish_interval_s: the shortest time between publications, in seconds, on average.
-
-    Raises:
-        InvalidSetting: a value has no meaning.
-    """
-
-    name: str | None = None
-    partitioning: tuple[str, ...] = PARTITIONING_DEFAULT
+    name: Annotated[str | None, Field(examples=["web.visits"])] = None
+    """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default the name of the
+    stream in the namespace `leasehold`, with the group's name behind it unless that is
+    `default`."""
+    partitioning: tuple[Annotated[str, PARTITION_FIELD], ...] = ("shard_id", "day(event_time)")
+    """The fields of the table's partitions: `shard_id`, and `year`, `month`, `day` or `hour` of
+    `event_time`, or none; a change takes effect with the next publication."""
     sort_order: tuple[str, ...] = ()
+    """The columns by which engines that rewrite the table sort it, each with ` asc` or ` desc` if
+    need be; it counts when the table is made."""
     properties: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    snapshots_kept: int = SNAPSHOTS_KEPT_DEFAULT
-    publish_interval_s: float = PUBLISH_INTERVAL_DEFAULT_S
+    """Iceberg's table properties."""
+    snapshots_kept: Annotated[int, POSITIVE] = 50
+    """The number of newest snapshots that stay readable."""
+    publish_interval_s: Annotated[float, NOT_NEGATIVE] = 5.0
+    """The shortest average time between publications, in seconds."""
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
@@ -59,12 +57,6 @@ class TableSettings:
             )
         _check_partitioning(self.partitioning)
         _check_sort_order(self.sort_order)
-        if self.snapshots_kept < 1:
-            raise InvalidSetting(f"snapshots_kept is {self.snapshots_kept}: use 1 or more.")
-        if self.publish_interval_s < 0:
-            raise InvalidSetting(
-                f"publish_interval_s is {self.publish_interval_s}: use 0 or a positive number."
-            )
 
     def table_name(self, catalog: str, key: GroupKey) -> TableName:
         """Return the whole name of a group's table in a catalog."""

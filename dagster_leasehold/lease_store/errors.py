@@ -7,6 +7,8 @@ to do. Values of foreign origin are escaped and cut, so that an error is always 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import get_close_matches
 
 SHOWN_LENGTH_MAX = 80
 LINE_BYTES_MAX = 300
@@ -33,6 +35,14 @@ def one_line(text: str) -> str:
     if len(encoded) <= LINE_BYTES_MAX:
         return encoded.decode()
     return encoded[: LINE_BYTES_MAX - 3].decode(errors="ignore") + "…"
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown name: the nearest one, or all that exist."""
+    existing = sorted(names)
+    if near := get_close_matches(name, existing, n=1):
+        return f"did you mean {near[0]}?"
+    return f"use one of {', '.join(existing)}." if existing else "there is none."
 
 
 def without_secrets(line: str) -> str:

@@ -35,6 +35,7 @@ from dagster_leasehold.sensors.stream_sensors import (
     build_launching_sensor,
 )
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
+from dagster_leasehold.shard_sources.registry import check_library
 
 BUILT: list[ShardStream] = []
 """The streams whose definitions this process has built, those that do not merge included."""
@@ -70,12 +71,15 @@ def build_definitions(
             stream has settings of a node that the deployment does not serve; an hourly asset's
             name is taken or its stream is not among `streams`.
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
+        SourceLibraryMissing: the client library of a stream's source is not installed.
     """
     _check_names(streams)
     _check_hourly(streams, hourly)
     settings = settings or load_settings()
-    for stream in streams if settings.expected_nodes is not None else ():
-        stream.check_nodes(settings.node_names)
+    for stream in streams:
+        check_library(stream.source)
+        if settings.expected_nodes is not None:
+            stream.check_nodes(settings.node_names)
     deployment = deployment_of(settings)
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = []
     jobs: list[dg.JobDefinition] = []

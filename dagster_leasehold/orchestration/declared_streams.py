@@ -1,53 +1,69 @@
-"""The streams of a deployment, wherever they are declared: the one way to look them up.
+"""The streams of a deployment: the one way to look them up.
 
-`leasehold.toml` holds streams in their simplest form. All others are in a module: the one that an
-option of a command names, or the settings, or else that of the current folder's project. It holds
-them as `ShardStream`s, by themselves or in lists, or within Dagster's definitions, where those that
-are declared in YAML are found.
+They are in a module: the one that an option of a command names, or the settings, or else that of
+the current folder's project. It holds them as `ShardStream`s, by themselves or in lists, or within
+Dagster's definitions, where those that are declared in YAML are found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.lease_store.errors import (
-    InvalidSetting,
-    SourceLibraryMissing,
-    UnknownStream,
-    shown,
-)
+from dagster_leasehold.lease_store.errors import UnknownStream, shown
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, StreamName
 from dagster_leasehold.orchestration.presentation import listed
 from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE, declaring_module
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.orchestration.user_modules import (
     declared_twice,
     definitions_in,
     imported,
     loading,
     streams_in_module,
-    transform_of,
 )
-from dagster_leasehold.shard_sources.registry import StreamPlace, open_source
-from dagster_leasehold.shard_sources.source import Limits, ShardSource
+from dagster_leasehold.shard_sources.registry import StreamPlace, check_library, open_source
+from dagster_leasehold.shard_sources.source import ShardSource
+
+
+def named_source(
+    kind: str, stream: str, /, *, settings: Settings | None = None, **options: Any
+) -> ShardSource:
+    """Return the source of a stream by the name of its kind: `named_source("kafka", "visits", …)`.
+
+    Nothing is asked of its service yet, and a client library that is missing is named by the first
+    use: hosts that only look at leases and output do without.
+
+    Args:
+        kind: `local_log`, `kafka`, `kinesis`, `loghub`, or your own.
+        stream: the stream's name, which the source takes for the name in its service unless an
+            option says otherwise. A local log is in the folder `logs/STREAM` of the home.
+        settings: of the deployment; None reads them from the environment and `leasehold.toml`.
+        options: of that kind of source.
+
+    Raises:
+        UnknownSource: there is no source of this kind.
+        InvalidSetting: an option is missing, unknown or of the wrong form.
+        InvalidIdentifier: the stream's name is not of the grammar.
+    """
+    name = StreamName(stream)
+    settings = settings or load_settings()
+    return open_source(kind, options, StreamPlace(name, settings.log_folder(name)))
 
 
 def declared_stream(name: str | None = None, settings: Settings | None = None) -> ShardStream:
-    """Return the stream that `leasehold.toml` or the project's module declares by this name.
+    """Return the stream that the project's module declares by this name.
 
     Args:
         name: of the stream; None means the only one.
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
 
     Raises:
-        InvalidSetting: the module cannot be imported, a stream is declared twice, or its transform
-            is not found or not callable.
+        InvalidSetting: the module cannot be imported, or a stream is declared twice.
         UnknownStream: no stream of this name is declared, or None was given and there are several
             or none.
         SourceLibraryMissing: the client library of the stream's source is not installed.
@@ -61,8 +77,8 @@ class DeclaredStreams:
 
     Attributes:
         settings: of the deployment.
-        module: declares the streams in place of the settings; None takes those of the settings
-            and of the module that they name, and if they do neither, of the project's module.
+        module: declares the streams; None takes the module that the settings name, and if they
+            name none, that of the project.
     """
 
     settings: Settings
@@ -75,32 +91,37 @@ class DeclaredStreams:
         Raises:
             InvalidSetting: the module cannot be imported, or a stream is declared twice.
         """
-        return (*self._simple, *self._of_module)
+        return tuple(self._by_name)
 
     def opened(self, name: str | None) -> ShardStream:
         """Return a stream whose source can be used; None means the only stream.
 
         Raises:
-            InvalidSetting: the module cannot be imported, a stream is declared twice, or its
-                transform is not found or not callable.
-            UnknownStream: no stream of the name, or None and there are several.
+            InvalidSetting, UnknownStream: as `described`.
             SourceLibraryMissing: the client library of its source is not installed.
         """
-        chosen = self._chosen(name)
-        simple = self._simple.get(chosen)
-        return self._of_module[chosen] if simple is None else stream_of(simple, self.settings)
+        stream = self.described(name)
+        check_library(stream.source)
+        return stream
 
     def described(self, name: str | None) -> ShardStream:
-        """Return a stream for those who may not need its source; see `opened`.
+        """Return a stream for those who may not need its source; None means the only stream.
 
-        A source whose client library is missing says so when it is first used, since hosts that
-        only look at leases and output do without the library.
+        Raises:
+            InvalidSetting: the module cannot be imported, or a stream is declared twice.
+            UnknownStream: no stream of the name, or None and there are several.
         """
-        try:
-            return self.opened(name)
-        except SourceLibraryMissing as error:
-            simple = self._simple[self._chosen(name)]
-            return stream_of(simple, self.settings, cast("ShardSource", _MissingSource(error)))
+        names = self._some_names
+        if name is None and len(names) == 1:
+            return self._by_name[names[0]]
+        if name is None:
+            raise UnknownStream(f"Name the stream; the declared streams are: {listed(names)}.")
+        if name not in names:
+            raise UnknownStream(
+                f"No stream {shown(name)} is declared in the module {shown(self._named)}; the "
+                f"declared streams are: {listed(names)}."
+            )
+        return self._by_name[name]
 
     def all(self) -> tuple[ShardStream, ...]:
         """Return all streams, in their order.
@@ -110,11 +131,6 @@ class DeclaredStreams:
             UnknownStream: there is none.
         """
         return tuple(self.opened(name) for name in self._some_names)
-
-    def makes_raw_output(self, name: str) -> bool:
-        """Return True if the settings declare the stream, and name no transform."""
-        simple = self._simple.get(name)
-        return simple is not None and simple.transform is None
 
     def memberships_of(self, node: NodeName) -> dict[GroupKey, Node]:
         """Return the row to register for `node` in the group of each stream.
@@ -134,19 +150,12 @@ class DeclaredStreams:
         definitions of its own; otherwise the package's, which builds those of all declared streams.
 
         Raises:
-            InvalidSetting: the module cannot be imported, or Dagster would load its definitions
-                without the streams of the settings.
+            InvalidSetting: the module cannot be imported.
         """
         if self.module is not None:
             return self.module
         if self._named is None or not any(definitions_in(self._namespace)):
             return DEFINITIONS_MODULE
-        if self._simple:
-            raise InvalidSetting(
-                f"The module {shown(self._named)} has definitions of its own, which are without "
-                f"the streams that leasehold.toml declares ({listed(self._simple)}): declare them "
-                "in the module as well, or not at all."
-            )
         return self._named
 
     @property
@@ -162,7 +171,7 @@ class DeclaredStreams:
         if self._named is None:
             raise UnknownStream(
                 "No stream is declared here: run the command in the folder of the module that "
-                "declares one, name that module with -m, or declare one in leasehold.toml."
+                "declares one, name that module with -m, or begin one with `leasehold init`."
             )
         raise UnknownStream(
             f"The module {shown(self._named)} declares no streams: name one that holds a "
@@ -171,23 +180,17 @@ class DeclaredStreams:
 
     @cached_property
     def _named(self) -> str | None:
-        named = self.module or self.settings.module
-        return named if named or self.settings.streams else declaring_module()
-
-    @cached_property
-    def _simple(self) -> Mapping[str, StreamSettings]:
-        given = self.settings.streams if self.module is None else ()
-        return {stream.name: stream for stream in given}
+        return self.module or self.settings.module or declaring_module()
 
     @cached_property
     def _namespace(self) -> Mapping[str, object]:
         if self._named is None:
             return {}
         with loading(self._named, self.settings):
-            return vars(imported(self._named))
+            return vars(imported(self._named, self.settings.home))
 
     @cached_property
-    def _of_module(self) -> Mapping[str, ShardStream]:
+    def _by_name(self) -> Mapping[str, ShardStream]:
         if self._named is None:
             return {}
         namespace = self._namespace
@@ -197,59 +200,4 @@ class DeclaredStreams:
         for stream in streams:
             if by_name.setdefault(stream.name, stream) is not stream:
                 raise declared_twice(stream.name, f"in the module {shown(self._named)}")
-            if stream.name in self._simple:
-                places = f"in leasehold.toml and the module {shown(self._named)}"
-                raise declared_twice(stream.name, places)
         return by_name
-
-    def _chosen(self, name: str | None) -> str:
-        names = self._some_names
-        if name is None and len(names) == 1:
-            return names[0]
-        if name is None:
-            raise UnknownStream(f"Name the stream; the declared streams are: {listed(names)}.")
-        if name not in names:
-            place = "" if self._named is None else f" in the module {shown(self._named)}"
-            place += f"{' or' if place else ''} in leasehold.toml" if self._simple else ""
-            raise UnknownStream(
-                f"No stream {shown(name)} is declared{place}; the declared streams are: "
-                f"{listed(names)}."
-            )
-        return name
-
-
-def stream_of(
-    declared: StreamSettings, settings: Settings, source: ShardSource | None = None
-) -> ShardStream:
-    """Return the stream that simple settings declare, with its source and its transform.
-
-    A log or service that is not there yet is no error here: the step `shard_list` says so at
-    every tick until it is, and the other streams go on.
-
-    Raises:
-        InvalidSetting: the transform is not found or not callable.
-        SourceLibraryMissing: the source's client library is not installed.
-    """
-    stream = StreamName(declared.name)
-    place = StreamPlace(stream, settings.log_folder(stream))
-    # What both have under one name: the other settings are made into something else.
-    same = {each.name for each in fields(ShardStream)} & type(declared).model_fields.keys()
-    arguments: dict[str, Any] = {name: getattr(declared, name) for name in same}
-    arguments |= {
-        "source": source or open_source(declared.source, declared.source_options, place),
-        "transform": transform_of(declared.name, declared.transform),
-        "nodes": declared.node_settings,
-        "limits": Limits(declared.batch_records_max, declared.batch_bytes_max),
-        "table": declared.table_settings,
-    }
-    return ShardStream(**arguments)
-
-
-class _MissingSource:
-    """Stands for a source whose client library is missing: every use of it raises the error."""
-
-    def __init__(self, error: SourceLibraryMissing) -> None:
-        self._error = error
-
-    def __getattr__(self, name: str) -> Any:
-        raise self._error

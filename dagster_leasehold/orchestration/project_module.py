@@ -46,10 +46,14 @@ def project_folder() -> Path:
     return current
 
 
-def import_folders() -> list[Path]:
-    """Return the folders that the project's modules are imported from, as `dg` finds them."""
-    folder = project_folder()
-    return [each for each in (folder / "src", folder) if each.is_dir()]
+def import_folders(home: Path) -> list[Path]:
+    """Return the folders that the project's modules are imported from, as `dg` finds them.
+
+    The last is the home, if it has settings, which may name a module beside them.
+    """
+    project = project_folder()
+    folders = [each for each in (project / "src", project) if each.is_dir()]
+    return [*folders, home.absolute()] if (home / SETTINGS_FILE).is_file() else folders
 
 
 def declaring_module() -> str | None:

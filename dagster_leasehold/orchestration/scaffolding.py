@@ -4,62 +4,117 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import Field, dataclass, fields, is_dataclass
 from enum import Enum
 from inspect import cleandoc
 from textwrap import wrap
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-COLUMNS = 96
+COLUMNS = 92
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a language writes settings.
+
+    Attributes:
+        separator: between a setting and its value.
+        end: behind a value.
+        begin_part: of a part and its class, to the line before the settings of the part.
+        end_part: the line behind them, if there is one.
+        empty_parts: a part may have no settings, so that only these are commented out.
+        value: from a value to its text.
+    """
+
+    separator: str
+    end: str
+    begin_part: Callable[[str, type[Any]], str]
+    end_part: str
+    empty_parts: bool
+    value: Callable[[Any], str]
+
+
+def _yaml(value: Any) -> str:
+    return "''" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def quoted(value: object) -> str:
+    """Return a value as Python writes it, with texts in double quotes."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return f"[{', '.join(map(quoted, value))}]"
+    return repr(value)
+
+
+YAML = Form(": ", "", lambda name, _: f"{name}:", "", False, _yaml)
+PYTHON = Form("=", ",", lambda name, part: f"{name}={part.__name__}(", "),", True, quoted)
 
 
 def written_settings(
-    model: type[BaseModel],
-    values: Mapping[str, Any],
+    model: type[Any],
+    values: Mapping[str, str],
+    form: Form,
     *,
-    separator: str,
     left_out: Collection[str] = (),
+    commented: bool = True,
 ) -> Iterator[str]:
-    """Yield the lines of a model's settings.
+    """Yield the lines of the settings of a class.
 
     Args:
-        model: whose fields have descriptions, or whose docstring has a section `Attributes`.
-        values: settings that are given, and not commented out. Required ones that are not among
-            them are given by their example.
-        separator: between a setting and its value: ` = ` in TOML, `: ` in YAML.
+        model: a class that pydantic checks, whose fields have docstrings, or whose own docstring
+            has a section `Attributes`.
+        values: the texts of settings that are given, and not commented out.
+        form: how they are written.
         left_out: settings that are not written.
+        commented: settings that may be left out are commented out.
     """
-    meanings = _attributes(model)
-    for name, field in model.model_fields.items():
+    for name, field, meaning in fields_of(model):
         if name in left_out:
             continue
-        meaning = field.description or meanings.get(name, "")
         yield from (f"# {line}" for line in wrap(meaning, COLUMNS - 2))
-        given = name in values or field.is_required()
-        value = values[name] if name in values else _shown(field)
-        yield f"{'' if given else '# '}{name}{separator}{_text(value)}"
+        part: Any = field.annotation if is_dataclass(field.annotation) else None
+        if name not in values and part is not None:
+            lines = written_settings(part, {}, form, commented=form.empty_parts)
+            text = [form.begin_part(name, part), *(f"    {line}" for line in lines)]
+            text += [form.end_part] if form.end_part else []
+            out = not form.empty_parts
+        else:
+            value = values.get(name) or form.value(_example(field))
+            text = f"{name}{form.separator}{value}{form.end}".splitlines()
+            out = commented and name not in values and not field.is_required()
+        yield from (f"# {line}" if out else line for line in text)
 
 
-def _attributes(model: type[BaseModel]) -> dict[str, str]:
-    """Return the meanings of attributes that the docstring of their class tells."""
+def fields_of(model: type[Any]) -> Iterator[tuple[str, FieldInfo, str]]:
+    """Yield the fields of a class, each with its name and its meaning, which is a sentence."""
     _, _, section = cleandoc(model.__doc__ or "").partition("Attributes:\n")
-    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+    entries: list[tuple[str, str]] = re.findall(
+        r"^    (\w+): (.+(?:\n {8}.+)*)", section, re.MULTILINE
+    )
+    meanings = dict(entries)
+    plain = {each.name: FieldInfo(default=each.default) for each in _plain_fields(model)}
+    for name, field in getattr(model, "__pydantic_fields__", plain).items():
+        meaning = " ".join((field.description or meanings.get(name, "")).split())
+        yield name, field, meaning[:1].upper() + meaning[1:]
 
 
-def _shown(field: FieldInfo) -> Any:
-    default = None if field.is_required() else field.default
+def _plain_fields(model: type[Any]) -> tuple[Field[Any], ...]:
+    return fields(model) if is_dataclass(model) else ()
+
+
+def default_of(field: FieldInfo) -> Any:
+    """Return a field's default, of plain values; None where it has none."""
+    value: Any = None if field.is_required() else field.get_default(call_default_factory=True)
+    if isinstance(value, frozenset | tuple):
+        return sorted(value) if isinstance(value, frozenset) else [*value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _example(field: FieldInfo) -> Any:
+    """Return a field's default, or an example where that says nothing."""
+    default = default_of(field)
     return field.examples[0] if default in (None, []) and field.examples else default
-
-
-def _text(value: Any) -> str:
-    """Return a value as TOML and YAML both read it, in one line."""
-    if value is None:
-        return '""'
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{name} = {_text(each)}" for name, each in value.items())
-        return f"{{ {inner} }}" if inner else "{}"
-    return json.dumps(value.value if isinstance(value, Enum) else value, ensure_ascii=False)

@@ -60,7 +60,7 @@ def build_schedule(
         own = deployment.own(snapshot.nodes, address)
         incarnations = {node.name: node.incarnation for node in own}
         nodes = tuple(incarnations)
-        launches = due_launches(snapshot, nodes, taken, stream.shards_per_run)
+        launches = due_launches(snapshot, nodes, taken, stream.pace.shards_per_run)
         if not launches:
             return dg.SkipReason(f"No shard of {stream.name} is held here and idle.")
         return [run_request(stream, launch, incarnations[launch.node]) for launch in launches]

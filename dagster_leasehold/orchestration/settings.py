@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -29,6 +28,7 @@ from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     LeaseholdError,
     shown,
+    suggestion,
     without_secrets,
 )
 from dagster_leasehold.lease_store.group_rows import TIMEOUT_DEFAULT_S, Timing
@@ -40,7 +40,6 @@ from dagster_leasehold.orchestration.project_module import (
     project_folder,
     toml_values,
 )
-from dagster_leasehold.orchestration.stream_settings import NodeTable, StreamSettings
 
 HOME_DEFAULT = Path(".leasehold")
 LOCATION = "leasehold"
@@ -72,8 +71,7 @@ class Settings(pydantic.BaseModel):
         catalog_properties: PyIceberg's properties of another catalog than the lease database; its
             secrets come from the environment (`PYICEBERG_CATALOG__NAME__…`).
         module: the Python module that declares streams, or has the definitions of some; without
-            it and `streams`, commands look for it in the current folder's project.
-        streams: streams in their simplest form.
+            it, commands look for it in the current folder's project.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -91,9 +89,8 @@ class Settings(pydantic.BaseModel):
     catalog: str = CATALOG_DEFAULT
     catalog_properties: Mapping[str, str] = {}
     module: str | None = None
-    streams: tuple[StreamSettings, ...] = ()
 
-    @pydantic.field_validator("nodes", "streams", "catalog_properties", "spark", mode="before")
+    @pydantic.field_validator("nodes", "catalog_properties", "spark", mode="before")
     @classmethod
     def _list_of_variable(cls, value: object, info: pydantic.ValidationInfo) -> object:
         """Parse JSON of an environment variable, nodes as `a,b`, or Spark as one word."""
@@ -136,14 +133,6 @@ class Settings(pydantic.BaseModel):
         if len(set(value)) < len(value):
             raise ValueError("a node is named twice")
         return value
-
-    @pydantic.model_validator(mode="after")
-    def _streams_once(self) -> Settings:
-        names = [stream.name for stream in self.streams]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"stream {shown(name)} is declared twice")
-        return self
 
     @property
     def timing(self) -> Timing:
@@ -288,12 +277,6 @@ def load_settings(**overrides: object) -> Settings:
         ("output", lambda: settings.output_root),
         ("nodes", lambda: settings.node_names),
         ("agent_node", lambda: settings.agent_node and NodeName(settings.agent_node)),
-        ("streams", lambda: [stream.key for stream in settings.streams]),
-        ("streams", lambda: [stream.source_options for stream in settings.streams]),
-        (
-            "streams",
-            lambda: [each.check_nodes(settings.expected_nodes) for each in settings.streams],
-        ),
     ):
         try:
             derive()
@@ -310,33 +293,26 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
         return InvalidSetting(f"The settings are not valid: {_plain(first['msg'])}.")
     origin = origins.get(location[0], PREFIX + location[0].upper())
     if first["type"] == "extra_forbidden":
-        suggestion = _suggestion(location[-1], _siblings(location))
+        siblings = SparkSettings if location[0] == "spark" else Settings
         return InvalidSetting(
-            f"{origin} sets {shown('.'.join(location))}, which is no setting: {suggestion}"
+            f"{origin} sets {shown('.'.join(location))}, which is no setting: "
+            f"{suggestion(location[-1], siblings.model_fields)}"
         )
     return InvalidSetting(
         f"Setting {shown('.'.join(location))} from {origin} is not valid: {_plain(first['msg'])}."
     )
 
 
-def _siblings(location: Sequence[str]) -> Mapping[str, object]:
-    """Return the settings that exist at the place of one that does not."""
-    if len(location) == 1:
-        return Settings.model_fields
-    if location[0] == "spark":
-        return SparkSettings.model_fields
-    # ("streams", number, "nodes", name, key), or ("streams", number, key)
-    return NodeTable.model_fields if "nodes" in location[2:-1] else StreamSettings.model_fields
+def _no_streams(origin: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"{origin} declares streams, and settings are those of the deployment alone: declare "
+        "streams in Python, as `leasehold init` writes it, or in YAML, as components of `dg`, and "
+        "name their module as `module`."
+    )
 
 
 def _plain(message: str) -> str:
     return message.removeprefix("Value error, ").rstrip(".")
-
-
-def _suggestion(name: str, names: Mapping[str, object]) -> str:
-    """Return the end of a sentence: the nearest name, or all of them."""
-    near = get_close_matches(name, names, n=1)
-    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(sorted(names))}."
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -350,10 +326,12 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable.startswith(NOT_SETTINGS):
             continue
+        if variable == f"{PREFIX}STREAMS":
+            raise _no_streams(variable)
         if variable not in names:
-            suggestion = _suggestion(variable, names)
             raise InvalidSetting(
-                f"The environment variable {shown(variable)} is no setting: {suggestion}"
+                f"The environment variable {shown(variable)} is no setting: "
+                f"{suggestion(variable, names)}"
             )
         if value:
             values[names[variable]] = value
@@ -367,6 +345,8 @@ def _from_file(path: Path) -> dict[str, Any]:
         InvalidSetting: the file cannot be read, is not TOML, or holds a secret.
     """
     values = toml_values(path)
+    if "streams" in values:
+        raise _no_streams(str(path))
     if urlsplit(str(values.get("database_url", ""))).password:
         raise InvalidSetting(
             f"{path} holds a password in 'database_url': set {PREFIX}DATABASE_URL in the "

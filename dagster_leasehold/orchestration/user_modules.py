@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,24 +20,21 @@ _LOADING: set[str] = set()
 """The modules whose streams are being looked up; one that looks up its own would never end."""
 
 
-def transform_of(owner: str, path: str | None) -> Any:
-    """Return the transform that a stream or an hourly asset names as `module.function`.
+def function_at(what: str, path: str, home: Path) -> Any:
+    """Return the function that a declaration names as `module.function`; `what` is its owner's.
 
     Raises:
         InvalidSetting: it is not found or not callable.
     """
-    if path is None:
-        return None
-    transform = object_at(f"The transform of {shown(owner)}", path)
-    if not callable(transform):
+    function = object_at(what, path, home)
+    if not callable(function):
         raise InvalidSetting(
-            f"The transform of {shown(owner)}, {shown(path)}, is not callable: name a function, as "
-            "module.function."
+            f"{what}, {shown(path)}, is not callable: name a function, as module.function."
         )
-    return transform
+    return function
 
 
-def object_at(what: str, path: str) -> object:
+def object_at(what: str, path: str, home: Path) -> object:
     """Return the object that a setting names as `module.name`; `what` opens the sentence.
 
     Raises:
@@ -46,7 +44,7 @@ def object_at(what: str, path: str) -> object:
     if not module:
         raise InvalidSetting(f"{what} is {shown(path)}: name it as module.name.")
     try:
-        return getattr(imported(module), name)
+        return getattr(imported(module, home), name)
     except AttributeError:
         raise InvalidSetting(
             f"{what}, {shown(path)}, is not found: the module {shown(module)} has no {shown(name)}."
@@ -91,13 +89,15 @@ def definitions_in(namespace: Mapping[str, Any]) -> Iterator[Any]:
     yield from (each for each in values.values() if isinstance(each, kinds))
 
 
-def imported(module: str) -> ModuleType:
+def imported(module: str, home: Path) -> ModuleType:
     """Return a module, imported as Dagster would import it from the folder of this project.
+
+    A home that has settings may hold the module that they name.
 
     Raises:
         InvalidSetting: it cannot be imported.
     """
-    sys.path[:0] = [each for each in map(str, import_folders()) if each not in sys.path]
+    sys.path[:0] = [each for each in map(str, import_folders(home)) if each not in sys.path]
     try:
         return importlib.import_module(module)
     except Exception as error:

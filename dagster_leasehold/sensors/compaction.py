@@ -88,7 +88,7 @@ class CompactionRounds:
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
         # Those of busy nodes as well: they would count as moved when their nodes are free again.
         self._still.see(heads, now_s)
-        still = self._still.ends(self.stream.compact_after_s, now_s)
+        still = self._still.ends(self.stream.retention.compact_after_s, now_s)
         pauses = self._pace.pauses(free, now_s)
         all_old = dict.fromkeys(still, compaction_choice.BATCHES_MIN_STILL)
         all_old |= dict.fromkeys(finished(snapshot), compaction_choice.BATCHES_MIN_FINISHED)
@@ -99,7 +99,7 @@ class CompactionRounds:
             if each.decisive is None or self._is_old(store, each.shard, each.decisive)
         ]
         if not chosen:
-            if replaced and self._pace.vacuum_due(self.stream.vacuum_after_s, now_s):
+            if replaced and self._pace.vacuum_due(self.stream.retention.vacuum_after_s, now_s):
                 return [Compaction(Launch(min(free), ()))], "Removing the last replaced files."
             return [], "No shard has enough small files that are old enough."
         late = behind(
@@ -164,7 +164,7 @@ class CompactionRounds:
 
     def _is_old(self, store: LeaseStore, shard: ShardId, number: int) -> bool:
         """Return True if the first batch of a number, or behind it, is old enough."""
-        key, age = self.stream.key, self.stream.compact_after_s
+        key, age = self.stream.key, self.stream.retention.compact_after_s
         row = next(store.each_batch(key, shard, numbers=range(number, NUMBERS_END)), None)
         newest = next(store.each_batch(key, shard, newest_first=True), None)
         until = old_until(newest, timedelta(seconds=age))

@@ -85,7 +85,7 @@ class HistoryRounds:
 def janitor_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
     """Return the step `janitor`; `clock` gives monotonic seconds."""
     cleaning = RunCleaning(stream, deployment, clock, lambda: str(uuid.uuid4()))
-    history = HistoryRounds(stream.key, deployment, clock, stream.output_age)
+    history = HistoryRounds(stream.key, deployment, clock, stream.retention.output_age)
 
     def work(tick: Tick) -> Outcome:
         done = cleaning.clean(tick.runs) + history.tick()

@@ -101,9 +101,9 @@ class LaunchRounds:
         self.definition = definition_mark(self.stream)
         self._steps = FailingSteps(self.clock)
         self._obstacles = ObstacleReports(self.stream, self.clock)
-        self._reads = ReadMemory(self.stream.commit_interval_s, self.stream.limits.records_max)
+        self._reads = ReadMemory(self.stream.pace.commit_interval_s, self.stream.limits.records_max)
         self._following = FollowingRuns(
-            self.definition, self.stream.shards_per_run, self.clock, self.new_id
+            self.definition, self.stream.pace.shards_per_run, self.clock, self.new_id
         )
 
     def run(self, runs: ActiveRuns, report: TickReport) -> Round:
@@ -210,7 +210,7 @@ class LaunchRounds:
                 [idle for idle in ready if idle.shard not in queued],
                 history=self._history,
                 runs_active=runs_active,
-                shards_per_run=self.stream.shards_per_run,
+                shards_per_run=self.stream.pace.shards_per_run,
                 apart_active=apart_active,
             )
             chosen = {shard for launch in launches for shard in launch.shards}
@@ -396,7 +396,9 @@ def run_request(
     return dg.RunRequest(
         job_name=partitions.consume_job_name(stream),
         run_config=dg.RunConfig(ops={partitions.consume_op_name(stream): config}),
-        tags=tags_of(stream, launch, work_max_s=stream.run_budget_s + stream.stall_limit_s),
+        tags=tags_of(
+            stream, launch, work_max_s=stream.pace.run_budget_s + stream.pace.stall_limit_s
+        ),
     )
 
 

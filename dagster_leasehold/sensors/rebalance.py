@@ -128,7 +128,7 @@ def rebalance_step(
         wait: spends some seconds of a tick; None waits for real, until the tick is over.
     """
     memories: list[RebalanceMemory] = []
-    watch = SourceWatch(stream.source, stream.commit_interval_s, clock)
+    watch = SourceWatch(stream.source, stream.pace.commit_interval_s, clock)
 
     def memory(instance: dg.DagsterInstance) -> RebalanceMemory:
         if not memories:

@@ -37,7 +37,7 @@ def build_launching_sensor(
         jobs: that consume and compact the streams.
     """
     steps = [rebalance_step(stream, deployment) for stream in streams]
-    steps += [compaction_step(stream, deployment) for stream in streams if stream.compact]
+    steps += [compaction_step(stream, deployment) for stream in streams if stream.retention.compact]
     nodes = "its nodes" if deployment.agents else ", ".join(deployment.nodes)
     alive = "" if deployment.agents else f"Keeps {nodes} alive. "
     return _sensor(

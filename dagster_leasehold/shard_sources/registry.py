@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Never, cast
 
 from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     SourceLibraryMissing,
     UnknownSource,
     shown,
+    suggestion,
 )
 from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.shard_sources.source import ShardReader, ShardSource
@@ -58,7 +58,7 @@ class SourceKind:
     """A kind of source: its options, how it is opened, and how Spark's workers read it.
 
     Attributes:
-        options: the pydantic model of `[streams.options]`. It forbids unknown options, and none
+        options: the pydantic model of its options. It forbids unknown ones, and none
             of them is a secret: an option names the environment variable that holds one.
         open: from checked options to a source; it asks the service nothing yet.
         reader: from `ShardSource.spark_options` to a reader.
@@ -121,8 +121,10 @@ def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
     option = ".".join(str(part) for part in first["loc"])
     source = f"the source {shown(name)}"
     if first["type"] == "extra_forbidden":
-        suggestion = _suggestion(option, model)
-        raise InvalidSetting(f"{shown(option)} is no option of {source}{suggestion}")
+        names = (field.alias or name for name, field in model.model_fields.items())
+        raise InvalidSetting(
+            f"{shown(option)} is no option of {source}: {suggestion(option, names)}"
+        )
     if first["type"] == "missing":
         raise InvalidSetting(f"The option {shown(option)} of {source} is missing.")
     reason = first["msg"].removeprefix("Value error, ").rstrip(".")
@@ -130,23 +132,44 @@ def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
     raise InvalidSetting(f"{subject} of {source} is not valid: {reason}.")
 
 
-def _suggestion(option: str, model: type[BaseModel]) -> str:
-    names = [field.alias or name for name, field in model.model_fields.items()]
-    if near := get_close_matches(option, names, n=1):
-        return f"; did you mean {near[0]}?"
-    return f"; it has {', '.join(sorted(names)) if names else 'none'}."
-
-
-def open_source(name: str, options: BaseModel, place: StreamPlace) -> ShardSource:
+def open_source(name: str, options: Mapping[str, Any], place: StreamPlace) -> ShardSource:
     """Open the source of a stream; nothing is asked of its service yet.
+
+    Where its client library is missing, every use of the source says so.
 
     Raises:
         UnknownSource: there is no such source.
+        InvalidSetting: an option is missing, unknown or of the wrong form.
+    """
+    kind, checked = source_kind(name), source_options(name, options)
+    try:
+        _refuse_without_library(name, kind)
+    except SourceLibraryMissing as error:
+        return cast("ShardSource", _MissingSource(error))
+    return kind.open(checked, place)
+
+
+def check_library(source: ShardSource) -> None:
+    """Check that a source can be used.
+
+    Raises:
         SourceLibraryMissing: its client library is not installed.
     """
-    kind = source_kind(name)
-    _check_library(name, kind)
-    return kind.open(options, place)
+    if isinstance(source, _MissingSource):
+        source.refuse()
+
+
+class _MissingSource:
+    """Stands for a source whose client library is missing: every use of it raises the error."""
+
+    def __init__(self, error: SourceLibraryMissing) -> None:
+        self._error = error
+
+    def refuse(self) -> Never:
+        raise self._error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
 
 
 def reader_from_options(options: Mapping[str, str]) -> ShardReader:
@@ -176,11 +199,11 @@ def _reader_function(name: str) -> Callable[[Mapping[str, str]], ShardReader]:
             f"The source {shown(name)} needs the library {missing.name}, which is not installed "
             f"here: {_WHERE}."
         ) from missing
-    _check_library(name, kind)
+    _refuse_without_library(name, kind)
     return kind.reader
 
 
-def _check_library(name: str, kind: SourceKind) -> None:
+def _refuse_without_library(name: str, kind: SourceKind) -> None:
     if kind.library and find_spec(kind.library) is None:
         raise SourceLibraryMissing(
             f"The source {shown(name)} needs the library {kind.library}, which is not installed "

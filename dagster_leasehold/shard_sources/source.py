@@ -27,7 +27,12 @@ class Position(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one batch of one shard may hold."""
+    """The most that one batch of one shard may hold.
+
+    Attributes:
+        records_max: the most records.
+        bytes_max: the most bytes of keys and values.
+    """
 
     records_max: int = 1_000_000
     bytes_max: int = 256 * 1024 * 1024

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_leasehold.assets.partitions import shard_partitions
-from dagster_leasehold.assets.windows.hourly_asset import hourly_asset
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import load_settings
@@ -36,7 +36,7 @@ def unchanged(records: DataFrame) -> DataFrame:
 
 
 since = utc_now().replace(minute=0, second=0, microsecond=0) - timedelta(hours=6)
-per_hour = hourly_asset(orders, "orders_per_hour", unchanged, since=since, idle_after_s=0.0)
+per_hour = HourlyAsset("orders_per_hour", orders, unchanged, since=since, idle_after_s=0.0)
 
 
 @dg.asset(

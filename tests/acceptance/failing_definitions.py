@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import arrow_transform
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import load_settings
@@ -36,6 +37,6 @@ stream = ShardStream(
     name=STREAM,
     source=LocalLog(_settings.home / "logs" / STREAM),
     transform=arrow_transform(PricedVisits(_settings.home)),
-    commit_interval_s=1.0,
+    pace=Pace(commit_interval_s=1.0),
 )
 defs = build_definitions([stream], _settings)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform, arrow_transform
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.ledger_rows import BatchState
@@ -72,8 +73,7 @@ def stream_of(settings: Settings) -> ShardStream:
         name=STREAM,
         source=LocalLog(settings.home / "logs" / STREAM),
         transform=HoldingTransform(settings.home),
-        commit_interval_s=0.0,
-        idle_limit_s=1.0,
+        pace=Pace(commit_interval_s=0.0, idle_limit_s=1.0),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import dagster as dg
 
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.orchestration.build import build_definitions
@@ -29,8 +30,7 @@ def stream_of(settings: Settings, name: str) -> ShardStream:
     return ShardStream(
         name=name,
         source=LocalLog(settings.home / "logs" / name),
-        commit_interval_s=0.0,
-        idle_limit_s=1.0,
+        pace=Pace(commit_interval_s=0.0, idle_limit_s=1.0),
     )
 
 

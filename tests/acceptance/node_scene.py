@@ -24,6 +24,7 @@ from dagster_leasehold.orchestration.instance import INSTANCE_FILE, production_t
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 from tests.acceptance.leasehold_process import kill_node, sessions_of
+from tests.declared import declare, stream_text
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
 from tests.table_engines import duckdb_query, let_duckdb_into_the_store
@@ -39,17 +40,6 @@ AT_MS = 1_700_000_000_000
 SETTINGS = """
 output = "{output}"
 lease_timeout_s = {timeout_s}
-
-[[streams]]
-name = "{stream}"
-source = "kafka"
-batch_records_max = 50
-run_budget_s = 20
-commit_interval_s = 0.5
-idle_limit_s = 2
-{more}
-[streams.options]
-bootstrap_servers = "{broker}"
 """
 
 
@@ -62,12 +52,18 @@ def make_home(home: Path, output: str, broker: str, transform: str = "") -> None
         broker: of the topic.
         transform: of records, as `module.function`; records stay as they are without one.
     """
-    home.mkdir()
-    more = f'transform = "{transform}"\n' if transform else ""
-    text = SETTINGS.format(
-        output=output, timeout_s=TIMEOUT_S, stream=STREAM, broker=broker, more=more
+    module, _, function = transform.rpartition(".")
+    stream = stream_text(
+        STREAM,
+        "kafka",
+        options={"bootstrap_servers": broker},
+        limits="Limits(records_max=50)",
+        pace="Pace(run_budget_s=20, commit_interval_s=0.5, idle_limit_s=2)",
+        transform=function or "None",
     )
-    (home / "leasehold.toml").write_text(text)
+    settings = SETTINGS.format(output=output, timeout_s=TIMEOUT_S)
+    before = f"from {module} import {function}" if transform else ""
+    declare(home, stream, settings=settings, before=before)
 
 
 def join_dagster(home: Path) -> None:

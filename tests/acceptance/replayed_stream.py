@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.settings import Settings
@@ -66,7 +67,6 @@ def stream_of(settings: Settings) -> ShardStream:
         source=LocalLog(settings.home / "logs" / STREAM),
         transform=TodaysTransform(settings.home),
         limits=Limits(records_max=RECORDS_MAX),
-        commit_interval_s=0.0,
-        idle_limit_s=1.0,
+        pace=Pace(commit_interval_s=0.0, idle_limit_s=1.0),
         on_commit=NotingHook(settings.home),
     )

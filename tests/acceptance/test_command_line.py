@@ -20,9 +20,9 @@ from dagster_leasehold.lease_store.schema import VERSION_TABLE
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, Finished, environment, leasehold
+from tests.declared import declare
 from tests.mariadb import MariaDB
 from tests.ports import free_port
-from tests.unit.orchestration.consumed_home import declare
 
 KEY = GroupKey.parse("default", "demo")
 SENTENCE = re.compile(r"[^\n]+[.?]\n")
@@ -179,7 +179,7 @@ def test_a_damaged_segment_is_found_when_it_is_appended_to(home: Path, tmp_path:
         ("nodes = [", "leasehold.toml"),
         ("lease_timeout_s = 'long'", "lease_timeout_s"),
         ("timeout = 3", "timeout"),
-        ('[[streams]]\nname = "a b"', "not a valid stream name"),
+        ('[[streams]]\nname = "a"', "declare streams in Python"),
     ],
 )
 def test_wrong_settings_are_a_sentence_for_every_command(home: Path, text: str, says: str) -> None:

@@ -23,6 +23,7 @@ from tests.acceptance.leasehold_process import (
     running,
     standing_still,
 )
+from tests.declared import declare, stream_text
 from tests.ports import free_port
 
 pytestmark = [
@@ -33,7 +34,7 @@ pytestmark = [
 ]
 KEY = GroupKey.parse("default", "demo")
 SHARDS, TIMEOUT_S = 4, 6.0
-SETTINGS = f"lease_timeout_s = {TIMEOUT_S}\n[[streams]]\nname = 'demo'\ncommit_interval_s = 1\n"
+DECLARED = stream_text("demo", pace="Pace(commit_interval_s=1)")
 START_S, CHANGE_S = 240.0, 60.0
 
 
@@ -63,7 +64,7 @@ class Scene:
 def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Path) -> None:
     home = tmp_path / "home"
     log = LocalLog.create(home / "logs" / "demo", SHARDS)
-    (home / "leasehold.toml").write_text(SETTINGS)
+    declare(home, DECLARED, settings=f"lease_timeout_s = {TIMEOUT_S}\n")
     settings = load_settings(home=home)
     command = ("dev", "--nodes", 2, "--home", home, "--port", free_port())
     with running(*command, folder=tmp_path) as dev:

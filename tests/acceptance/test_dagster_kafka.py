@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, DagsterRunStatus
+from dagster import AssetKey, DagsterInstance, DagsterRunStatus
 
-from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.orchestration.declared_streams import stream_of
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.declared import declare, stream_text
 from tests.failpoints import Failpoint
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
@@ -30,24 +28,6 @@ PASSWORD = "hunter2-kafka"
 RECORDS = 400
 AT_MS = 1_700_000_000_000
 CONSUMED_S = 400.0
-SETTINGS = """
-[[streams]]
-name = "orders"
-source = "kafka"
-batch_records_max = 250
-commit_interval_s = 0
-idle_limit_s = 1
-
-[streams.options]
-bootstrap_servers = "{address}"
-topic = "{topic}"
-mirror_group = "{group}"
-timeout_s = 30
-client = {{ "security.protocol" = "SASL_PLAINTEXT", "sasl.mechanism" = "PLAIN", "sasl.username" = \
-"reader" }}
-secrets = {{ "sasl.password" = "TEST_KAFKA_PASSWORD" }}
-"""
-
 pytestmark = [
     pytest.mark.long,
     pytest.mark.dagster_processes,
@@ -95,8 +75,28 @@ def test_a_growing_topic_is_consumed_once_though_runs_are_killed(home: Path) -> 
         broker.topics[TOPIC] = [Partition(), Partition()]
         for shard in (0, 1):
             fill(broker, shard)
-        text = SETTINGS.format(address=broker.address, topic=TOPIC, group=GROUP)
-        (home / "leasehold.toml").write_text(text)
+        options = {
+            "bootstrap_servers": broker.address,
+            "topic": TOPIC,
+            "mirror_group": GROUP,
+            "timeout_s": 30,
+            "client": {
+                "security.protocol": "SASL_PLAINTEXT",
+                "sasl.mechanism": "PLAIN",
+                "sasl.username": "reader",
+            },
+            "secrets": {"sasl.password": "TEST_KAFKA_PASSWORD"},
+        }
+        declare(
+            home,
+            stream_text(
+                "orders",
+                "kafka",
+                options=options,
+                limits="Limits(records_max=250)",
+                pace="Pace(commit_interval_s=0, idle_limit_s=1)",
+            ),
+        )
         settings = Settings(home=home)
         environment = {"TEST_KAFKA_PASSWORD": PASSWORD, ENVIRONMENT_VARIABLE: f"@{armed}"}
         started = dagster_deployment(settings, environment=environment)
@@ -117,9 +117,8 @@ def test_a_growing_topic_is_consumed_once_though_runs_are_killed(home: Path) -> 
             assert verify(store, KEY) == []
             assert len(killed(armed)) == 2
             wait_for("both runs failed", lambda: failed(instance) >= 2, CONSUMED_S)
-            stream = stream_of(StreamSettings(name="orders"), settings)
             assert set(instance.get_dynamic_partitions("orders")) == set("012")
-            asset = asset_key(stream)
+            asset = AssetKey("orders")
             wait_for(
                 "all shards materialized",
                 lambda: instance.get_materialized_partitions(asset) == set("012"),

@@ -20,6 +20,7 @@ from tests.acceptance.leasehold_process import (
     processes_of,
     running,
 )
+from tests.declared import declare, stream_text
 from tests.ports import free_port
 from tests.unit.docs.recorded_output import assert_printed
 
@@ -53,7 +54,7 @@ def home(tmp_path: Path) -> Path:
     log = LocalLog.create(home / "logs" / "demo", 2)
     for row in log.list_shards():
         log.append(row.shard, [f"{row.shard}-{number}".encode() for number in range(5)])
-    (home / "leasehold.toml").write_text('[[streams]]\nname = "demo"\nidle_limit_s = 1\n')
+    declare(home, stream_text("demo", pace="Pace(idle_limit_s=1)"))
     return home
 
 

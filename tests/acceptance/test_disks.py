@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.leasehold_process import COMMAND, environment
+from tests.declared import declare
 
 SPACE_KB = 1_024
 
@@ -29,6 +30,7 @@ def script(tmp_path: Path, *lines: str) -> list[tuple[int, str]]:
 
     A line that begins with `leasehold` is such a command; the others only prepare.
     """
+    declare(tmp_path, "demo")
     steps = ["set -e", f"cd {shlex.quote(str(tmp_path))}"]
     for line in lines:
         if line.startswith("leasehold "):
@@ -38,7 +40,7 @@ def script(tmp_path: Path, *lines: str) -> list[tuple[int, str]]:
             steps.append(line)
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", "\n".join(steps)],
-        env=environment() | {"LEASEHOLD_STREAMS": '[{"name": "demo"}]'},
+        env=environment(),
         capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -113,7 +113,6 @@ class Installed:
     def run(self, *command: object, path: str = "") -> subprocess.CompletedProcess[str]:
         variables = {
             "LEASEHOLD_HOME": str(self.elsewhere / "home"),
-            "LEASEHOLD_STREAMS": json.dumps([{"name": "visits"}]),
             "LEASEHOLD_SPARK": "classic",
             "PYTHONPATH": path,
         }

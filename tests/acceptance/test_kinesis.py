@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Generator
@@ -22,6 +21,7 @@ from dagster_leasehold.orchestration.settings import Settings
 from tests.acceptance import held_stream
 from tests.acceptance.held_stream import committed, intended
 from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.declared import declare, stream_text
 from tests.kinesis_servers import REGION, SECRET_KEY
 from tests.sources.world import NewRecord
 from tests.sources.worlds.kinesis import FAST, KinesaliteWorld
@@ -72,19 +72,15 @@ def test_a_stream_split_and_merged_under_killed_runs_is_consumed_once(
     (home / "hold").touch()
     settings = Settings(home=home, nodes=("node-a",))
     options = {"stream": world.name, "region": REGION, "endpoint_url": world.proxy.url, **FAST}
-    pace = {"commit_interval_s": 0, "idle_limit_s": 1}
-    streams = [{"name": KEY.stream, "source": "kinesis", "options": options, **pace}]
+    pace = "Pace(commit_interval_s=0, idle_limit_s=1)"
+    declare(home, stream_text(KEY.stream, "kinesis", options=options, pace=pace))
     producer = Producer(world)
     first, second = (row.shard for row in world.source.list_shards())
     producer.put(first, 300)
     producer.put(second, 300)
     store = open_store(settings.store_url.get_secret_value(), upgrade=True)
     output = settings.output_folder(KEY.stream, KEY.group)
-    started = dagster_deployment(
-        settings,
-        module="tests.acceptance.kinesis_definitions",
-        environment={"LEASEHOLD_STREAMS": json.dumps(streams)},
-    )
+    started = dagster_deployment(settings, module="tests.acceptance.kinesis_definitions")
 
     def consumed() -> bool:
         # The ledger first: reading all output at every look would slow the machine down.

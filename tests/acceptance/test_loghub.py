@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
 from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.declared import declare, stream_text
 from tests.ledger_output import ledger_records
 from tests.sls_server.server import SlsServer
 from tests.sls_server.signatures import Request
@@ -33,7 +34,7 @@ from tests.sources.worlds.loghub import LOGSTORE, PROJECT, plain_client, written
 KEY = GroupKey.parse("default", LOGSTORE)
 CANARY = "secret-canary-93ab"
 GROUPS, RECORDS_OF_GROUP = 20, 25
-PACE = {"batch_records_max": 200, "commit_interval_s": 0, "idle_limit_s": 1}
+LIMITS, PACE = "Limits(records_max=200)", "Pace(commit_interval_s=0, idle_limit_s=1)"
 CONSUMED_S = 420.0
 
 pytestmark = [
@@ -98,21 +99,12 @@ def test_a_split_a_merge_and_a_kill_in_the_middle_leave_each_record_once(
     server.keys["LTAIcanary"] = (CANARY, "")
     monkeypatch.setenv(KEY_ID, "LTAIcanary")
     monkeypatch.setenv(KEY_SECRET, CANARY)
-    streams = [
-        {
-            "name": LOGSTORE,
-            "source": "loghub",
-            "options": {"endpoint": server.endpoint, "project": PROJECT},
-            **PACE,
-        }
-    ]
-    home.mkdir()
+    options = {"endpoint": server.endpoint, "project": PROJECT}
+    declare(home, stream_text(LOGSTORE, "loghub", options=options, limits=LIMITS, pace=PACE))
     store = open_store(settings.store_url, upgrade=True)
     reads.intended = lambda: bool(store.batches(KEY, state=BatchState.INTENT))
     try:
-        started = dagster_deployment(
-            settings, environment={"LEASEHOLD_STREAMS": json.dumps(streams)}
-        )
+        started = dagster_deployment(settings)
         with started, DagsterInstance.from_config(str(settings.dagster_home)) as instance:
             wait_for("a read of Spark's", reads.waiting.is_set, CONSUMED_S)
             (killed,) = {batch.run for batch in store.batches(KEY, state=BatchState.INTENT)}

@@ -16,6 +16,7 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.test_metrics import exporter
 from tests.dagster_deployment import dagster_deployment, wait_for
 from tests.dashboard_drawing import draw, without_data
+from tests.declared import declare, stream_text
 from tests.integration.orchestration.test_monitoring import prometheus
 from tests.unit.deploy.test_monitoring import DASHBOARD
 from tests.unit.orchestration.consumed_home import KEY
@@ -29,7 +30,7 @@ pytestmark = [
 ]
 SHARDS, RECORDS = 4, 50
 SEEN_S = 120.0
-TOML = '[[streams]]\nname = "demo"\ncommit_interval_s = 1\nidle_limit_s = 3\n'
+DECLARED = stream_text("demo", pace="Pace(commit_interval_s=1, idle_limit_s=3)")
 SWEEP = {"sweep", "plan", "intents", "spark", "session", "commit"}
 
 Span = dict[str, Any]
@@ -54,7 +55,7 @@ def test_every_panel_has_data_and_each_step_is_in_a_trace(tmp_path: Path) -> Non
     """Method: a daemon, a code server and Spark consume and publish; a real Prometheus scrapes."""
     home = tmp_path / "home"
     log = LocalLog.create(home / "logs" / KEY.stream, SHARDS)
-    (home / "leasehold.toml").write_text(TOML, "utf-8")
+    declare(home, DECLARED)
     settings = Settings(home=home)
     open_store(settings.store_url)
     dashboard = json.loads(DASHBOARD.read_text("utf-8"))

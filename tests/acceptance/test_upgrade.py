@@ -27,6 +27,7 @@ from tests.acceptance.leasehold_process import (
     running,
 )
 from tests.acceptance.node_scene import KEY, SHARDS, STREAM, Writer
+from tests.declared import declare, stream_text
 from tests.kafka_broker import KafkaBroker
 from tests.mariadb import MariaDB
 from tests.own_environments import built_wheel, installed_wheel
@@ -45,17 +46,7 @@ pytestmark = [
 TIMEOUT_S = 9
 WAIT_S = 240.0
 NODES = {"node-a", "node-b"}
-SETTINGS = f"""
-lease_timeout_s = {TIMEOUT_S}
-
-[[streams]]
-name = "{STREAM}"
-source = "kafka"
-run_budget_s = 20
-options = {{{{ bootstrap_servers = "{{broker}}" }}}}
-commit_interval_s = 0.5
-idle_limit_s = 2
-"""
+SETTINGS = f"lease_timeout_s = {TIMEOUT_S}\n"
 NEXT, NEXT_RELEASE = f"{int(HEAD) + 1:04}", "0.9.0"
 NEXT_REVISION = f'''
 from alembic import op
@@ -79,8 +70,14 @@ class Deployment:
     server: MariaDB
     broker: KafkaBroker
 
-    def write_settings(self, text: str) -> None:
-        (self.home / "leasehold.toml").write_text(text.format(broker=self.broker.address))
+    def write_settings(self) -> None:
+        stream = stream_text(
+            STREAM,
+            "kafka",
+            options={"bootstrap_servers": self.broker.address},
+            pace="Pace(run_budget_s=20, commit_interval_s=0.5, idle_limit_s=2)",
+        )
+        declare(self.home, stream, settings=SETTINGS)
 
     def run(self, program: Path, *words: object) -> Finished:
         """Run a command of a release to its end."""
@@ -231,7 +228,7 @@ def test_nodes_are_upgraded_one_by_one(
     deployment: Deployment, writer: Writer, new: Path, following: Path
 ) -> None:
     """Goal: consuming goes on, and the releases share the database until the last node is done."""
-    deployment.write_settings(SETTINGS)
+    deployment.write_settings()
     deployment.done(new, "db", "upgrade")
     node = ("node", "--name", "node-b", "--port", free_port())
     with writer, deployment.up(new, 1) as up:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -47,9 +48,11 @@ def stream_of(home: Path, nodes: Sequence[str] = ()) -> ShardStream:
         source=LocalLog(log_folder(home)),
         transform=unchanged if WITH_FRAMES in nodes else None,
         limits=Limits(records_max=20_000),
-        shards_per_run=2,
-        run_budget_s=6.0,
-        commit_interval_s=1.5,
-        idle_limit_s=4.0,
-        handoff_limit_s=HANDOFF_LIMIT_S,
+        pace=Pace(
+            shards_per_run=2,
+            run_budget_s=6.0,
+            commit_interval_s=1.5,
+            idle_limit_s=4.0,
+            handoff_limit_s=HANDOFF_LIMIT_S,
+        ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -110,8 +111,9 @@ def test_the_driver_is_new_enough() -> None:
 
 def test_no_setting_reaches_sparks_configuration() -> None:
     """A user chooses the engine's address; class paths, Java options and jars are not to be set."""
+    from dagster_leasehold.assets.shard_stream import ShardStream
     from dagster_leasehold.orchestration.settings import Settings
-    from dagster_leasehold.orchestration.stream_settings import StreamSettings
 
-    names = {*Settings.model_fields, *StreamSettings.model_fields}
+    streams = {field.name for field in fields(ShardStream)}
+    names = {*Settings.model_fields, *streams}
     assert not {name for name in names if "conf" in name or "java" in name or "jar" in name}

@@ -14,6 +14,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
+from tests.declared import declare, stream_text
 from tests.ui.browsing import no_run_works
 from tests.ui.conftest import SCREENSHOT_VARIABLE
 
@@ -44,9 +45,7 @@ def test_a_shard_is_materialized_by_clicking_and_turns_green(tmp_path: Path, pag
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a", "node-b"))
     log = LocalLog.create(home / "logs" / "demo", SHARDS)
-    (home / "leasehold.toml").write_text(
-        '[[streams]]\nname = "demo"\ncommit_interval_s = 0\nidle_limit_s = 1\n'
-    )
+    declare(home, stream_text("demo", pace="Pace(commit_interval_s=0, idle_limit_s=1)"))
     for row in log.list_shards():
         log.append(row.shard, [f"{row.shard}-{number}".encode() for number in range(RECORDS)])
     store = open_store(settings.store_url)

@@ -137,7 +137,7 @@ class Consumer:
         self._heartbeat = heartbeat
         self._clock = clock
         self._now = now
-        self._budget_s = stream.run_budget_s if budget_s is None else budget_s
+        self._budget_s = stream.pace.run_budget_s if budget_s is None else budget_s
         self._stop_requested = stop_requested
         self._after_commit = after_commit
         self._between_batches = between_batches
@@ -156,7 +156,7 @@ class Consumer:
             replaces=replaces or {},
             unfinished_by=unfinished_by,
         )
-        self._sizes = BatchSizes(stream.limits, stream.handoff_limit_s)
+        self._sizes = BatchSizes(stream.limits, stream.pace.handoff_limit_s)
         self._planning = BatchPlanning(
             stream,
             store,
@@ -245,7 +245,7 @@ class Consumer:
                 self._open.stop(self._open[shard], StopReason.STOP_REQUESTED)
         self._opening.open(asked.take)
         if self._follow is not None and not asked.finish:
-            room = max(0, self._stream.shards_per_run - len(self._open.all()))
+            room = max(0, self._stream.pace.shards_per_run - len(self._open.all()))
             self._opening.open(self._follow.gained()[:room], gained=True)
         self._open.review()
 

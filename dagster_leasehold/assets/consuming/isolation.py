@@ -106,7 +106,7 @@ class Isolation:
             return NextRange(range_, size)
         suspicion = open_.suspicion or Suspicion()
         if goes_to_quarantine(
-            self.stream.on_poison, suspicion, quarantined_max=self.stream.quarantined_max
+            self.stream.on_poison, suspicion, quarantined_max=self.stream.checks.quarantined_max
         ):
             unread = open_.failures >= UNREAD_AFTER
             return NextRange(range_, size, set_aside=suspicion.known_failure, unread=unread)

@@ -72,7 +72,7 @@ def consume_shards(
     rounds = PublishRounds(stream, deployment, nodes.copy, time.monotonic, run, ended)
     started_s = time.monotonic()
     with (
-        StallGuard(stream.stall_limit_s, time.monotonic) as guard,
+        StallGuard(stream.pace.stall_limit_s, time.monotonic) as guard,
         guarded_run(
             spark,
             guard,

@@ -245,11 +245,12 @@ def check_quarantined(stream: ShardStream, range_: ReadRange, quarantined: int) 
     Raises:
         QuarantineLimitExceeded: there are more.
     """
-    if quarantined > stream.quarantined_max:
+    quarantined_max = stream.checks.quarantined_max
+    if quarantined > quarantined_max:
         raise QuarantineLimitExceeded(
             f"{quarantined} records of shard {range_.shard} between cursors {range_.start} and "
-            f"{range_.end} could not be parsed, more than the {stream.quarantined_max} that the "
-            "stream allows: mend the transform or raise quarantined_max."
+            f"{range_.end} could not be parsed, more than the {quarantined_max} that the stream "
+            "allows: mend the transform or raise quarantined_max."
         )
 
 

@@ -107,7 +107,7 @@ class CommittedInput(dg.IOManager):
         column = str((context.definition_metadata or {}).get(TIME_COLUMN_KEY, TIME_COLUMN))
         store, root = self._deployment.store(), self._deployment.output_folder(stream.key)
         choice = Choice(
-            shards=shards, wait=True, table=stream.table, catalog=self._deployment.catalog
+            shards=shards, wait=True, table=stream.iceberg, catalog=self._deployment.catalog
         )
         if kind == "spark":
             spark: SparkSession = getattr(context.resources, spark_key(stream)).spark_session

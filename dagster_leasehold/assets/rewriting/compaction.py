@@ -29,7 +29,7 @@ from dagster_leasehold.assets.output.table.columns import (
 from dagster_leasehold.assets.output.transform_mark import OTHER_COLUMNS, mark_of, marked
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
-from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES
+from dagster_leasehold.assets.shard_stream import Retention
 from dagster_leasehold.lease_store.errors import LeaseholdError, LogCorrupt, one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchRewrite, DataFile, RewriteKind
@@ -94,7 +94,7 @@ class Compactor:
     output_root: OutputPlace
     run: str
     new_attempt: Callable[[], str] | None = None
-    target_bytes: int = COMPACT_TARGET_BYTES
+    target_bytes: int = Retention().compact_target_bytes
     ended: units.Ended = lambda _: False
 
     def compact(

@@ -31,7 +31,6 @@ from dagster_leasehold.assets.guarding.run_on_spark import guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.expired_output import expired_output
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
-from dagster_leasehold.assets.output.transform_mark import refuse_raw_over_parsed
 from dagster_leasehold.assets.output.units import (
     Ended,
     Unit,
@@ -107,7 +106,6 @@ def replay_on_spark(
     output_root: OutputPlace,
     run: str,
     ended: Ended,
-    of_settings: bool = False,
     progress: Report = lambda *_: None,
     tell: Callable[[str], None] = _LOG.warning,
     starved_after_s: float = STARVED_AFTER_S,
@@ -119,7 +117,7 @@ def replay_on_spark(
     while it goes on, such as after `starved_after_s` seconds in which Spark runs no task.
     """
     with (
-        StallGuard(stream.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
+        StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
         guarded_run(
             spark,
             guard,
@@ -143,7 +141,6 @@ def replay_on_spark(
             sweeper=sweep.GuardedSweeper(sweeper, guard, lambda: on_spark.awaited),
             run=run,
             ended=taken_over,
-            of_settings=of_settings,
             progress=progress,
         )
         return replayer.replay(shards, span)
@@ -160,8 +157,6 @@ class Replayer:
         sweeper: reads, transforms and writes.
         run: an id that was never used.
         ended: returns True for a run that has certainly ended, whose claims are taken over.
-        of_settings: the stream is known from the settings, which name no transform: a shard whose
-            output was made by one is refused.
         progress: called with the number of batches that were made anew so far, and that of all.
             Batches of shards that are not begun yet are estimated from those of the others.
     """
@@ -172,7 +167,6 @@ class Replayer:
     sweeper: sweep.Sweeper
     run: str
     ended: Ended = lambda _: False
-    of_settings: bool = False
     progress: Report = lambda *_: None
     _made: int = 0
     _named: int = 0
@@ -193,7 +187,7 @@ class Replayer:
         """
         named = list(dict.fromkeys(shards))
         self._named = len(named)
-        size = self.stream.shards_per_run
+        size = self.stream.pace.shards_per_run
         try:
             for first in range(0, len(named), size):
                 for shard in named[first : first + size]:
@@ -236,8 +230,6 @@ class Replayer:
         replay.chosen = chosen[unchanged:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
         self._chosen += len(replay.waiting)
-        if self.of_settings:
-            refuse_raw_over_parsed(key.stream, replay.waiting, self.output_root)
         gone = [batch for unit in chosen[:unchanged] for batch in unit]
         replay.report = replace(
             replay.report,

@@ -4,29 +4,37 @@ import re
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import dagster as dg
+from pydantic import BeforeValidator, Field, ValidationInfo
+from typing_extensions import override
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
+from dagster_leasehold.assets.declared import NOT_NEGATIVE, Declared, TakenBy, declared, given_name
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.table.columns import columns_of, stored_schema, type_text
 from dagster_leasehold.assets.partitions import asset_key, spark_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import run_ended
-from dagster_leasehold.assets.shard_stream import ShardStream, Transform, check_prefix, prefix_parts
+from dagster_leasehold.assets.shard_stream import (
+    FUNCTION,
+    ShardStream,
+    Transform,
+    check_prefix,
+    prefix_parts,
+)
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
-from dagster_leasehold.lease_store.times import time_text
+from dagster_leasehold.lease_store.times import parse_time, time_text
 
 KEY_FORMAT = "%Y-%m-%d-%H:%M"
-HOURLY_KINDS = frozenset({"pyspark", "parquet"})
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,199}")
 
 
@@ -41,72 +49,116 @@ class LateAction(StrEnum):
     RERUN = "rerun"
 
 
-@dataclass(frozen=True, slots=True)
-class LatePolicy:
-    """Treatment of late records: those whose hour was made before they were committed.
-
-    Attributes:
-        action: drop them, or make their hour again.
-        within_s: the distance behind the newest complete hour within which they are looked for, in
-            seconds.
-        wait_s: the shortest time between two runs of one hour for late records, in seconds.
-    """
+@declared
+class LatePolicy(Declared):
+    """The treatment of late records: those whose hour was made before they were committed."""
 
     action: LateAction = LateAction.DROP
-    within_s: float = 7 * 86_400.0
-    wait_s: float = 60.0
+    """The treatment of records that come after their hour was made: `drop` them, or `rerun` the
+    hour."""
+    within_s: Annotated[float, NOT_NEGATIVE] = 7 * 86_400.0
+    """The distance behind the newest complete hour within which late records are looked for, in
+    seconds."""
+    wait_s: Annotated[float, NOT_NEGATIVE] = 60.0
+    """The shortest time between two runs of one hour for late records, in seconds."""
 
 
-@dataclass(frozen=True)
-class HourlyAsset:
-    """The declaration of a downstream asset by hours of event time; `hourly_asset` makes it.
+def _stream(given: Any, info: ValidationInfo) -> Any:
+    """Return a stream, which YAML gives by name."""
+    if info.context is not None and isinstance(given, str):
+        return info.context.stream(given)
+    if not isinstance(given, ShardStream):
+        raise ValueError("give a ShardStream")
+    return given
+
+
+def _since(given: Any, _: ValidationInfo) -> Any:
+    """Return the first hour, which YAML gives as text."""
+    if isinstance(given, str) and (parsed := parse_time(given)) is not None:
+        return parsed
+    if not isinstance(given, datetime):
+        raise InvalidSetting(
+            f"since is {shown(given)}: give the beginning of an hour, like 2026-01-31T12:00:00Z."
+        )
+    return given
+
+
+NAMED_STREAM = TakenBy(_stream, {"type": "string"})
+FIRST_HOUR = TakenBy(
+    _since, {"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d(:00(:00)?)?(Z|\+00:00)$"}
+)
+
+
+def _late(given: Any) -> Any:
+    """Return a policy, of which YAML may give the action alone."""
+    return {"action": given} if isinstance(given, str) else given
+
+
+@declared
+class HourlyAsset(Declared):
+    """A downstream asset with one partition per hour of event time, made from a stream's output.
+
+    Its sensor asks for an hour once every shard of the stream has passed it. Hand it to
+    `build_definitions(…, hourly=[…])`.
 
     Raises:
-        InvalidSetting: the name is not of letters, digits and underscores, `since` is not the
-            beginning of an hour or has no time zone, or a number is negative.
+        InvalidSetting: a value is of the wrong form, the name is not of letters, digits and
+            underscores, or `since` is not the beginning of an hour or has no time zone.
     """
 
-    stream: ShardStream
     name: str
-    transform: Transform
-    since: datetime
-    late: LatePolicy = LatePolicy()
-    out_of_order_s: float = 0.0
-    idle_after_s: float | None = None
-    key_prefix: str | Sequence[str] | None = None
-    group_name: str | None = None
-    owners: Sequence[str] | None = None
+    """The name of the asset, the last part of its key: letters, digits and underscores."""
+    stream: Annotated[ShardStream, NAMED_STREAM, Field(examples=["visits"])]
+    """The stream whose committed output it is made from; in YAML, its name in YAML, or
+    `module.name` of one in Python."""
+    transform: Annotated[Transform, FUNCTION, Field(examples=["transforms.visits"])]
+    """The transform, applied by Spark to the records of one hour, of all shards."""
+    since: Annotated[datetime, FIRST_HOUR, Field(examples=["2026-01-01T00:00:00Z"])]
+    """The first hour, in UTC; earlier records belong to no partition."""
+    late: Annotated[LatePolicy, BeforeValidator(_late)] = LatePolicy()
+    """The treatment of records that come after their hour was made."""
+    out_of_order_s: Annotated[float, NOT_NEGATIVE] = 0.0
+    """The time by which a record may be older than its shard's newest without being late, in
+    seconds."""
+    idle_after_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
+    """The time without news after which a shard that is caught up no longer holds hours back, in
+    seconds; without it, every shard does."""
+    key_prefix: Annotated[str | Sequence[str] | None, Field(examples=["web"])] = None
+    """The parts before the name in the asset's key, or the only one; by default those of the
+    stream."""
+    group_name: Annotated[str | None, Field(examples=["web"])] = None
+    """The group of the asset in Dagster; by default that of the stream."""
+    owners: Annotated[Sequence[str] | None, Field(examples=[["team:web"]])] = None
+    """The owners of the asset: mail addresses, or teams as `team:web`; by default those of the
+    stream."""
     tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    kinds: AbstractSet[str] = HOURLY_KINDS
+    """The tags of the asset."""
+    kinds: AbstractSet[str] = frozenset({"pyspark", "parquet"})
+    """The kinds of the asset; Dagster shows three at most."""
 
     def __post_init__(self) -> None:
-        where = f"Hourly asset {shown(self.name)}"
         if not NAME.fullmatch(self.name):
             raise InvalidSetting(
-                f"{where}: use a name of letters, digits and underscores that begins with a letter."
+                "use a name of letters, digits and underscores that begins with a letter."
             )
-        check_prefix(where, prefix_parts(self.key_prefix or ()))
+        check_prefix(prefix_parts(self.key_prefix or ()))
         if isinstance(self.transform, ArrowTransform):
             raise InvalidSetting(
-                f"{where}: its transform takes Arrow tables, and an hour of all shards is a "
-                "DataFrame: leave the decorator away."
+                "its transform takes Arrow tables, and an hour of all shards is a DataFrame: leave "
+                "the decorator away."
             )
         if self.since.tzinfo is None or hour_of(self.since) != self.since:
             raise InvalidSetting(
-                f"{where}: since is {time_text(self.since)}: give the beginning of an hour with "
-                "its time zone."
+                f"since is {time_text(self.since)}: give the beginning of an hour with its time "
+                "zone."
             )
         if self.since.utcoffset() != timedelta(0):
-            raise InvalidSetting(f"{where}: since is {time_text(self.since)}: give it in UTC.")
-        numbers = {
-            "out_of_order_s": self.out_of_order_s,
-            "idle_after_s": self.idle_after_s or 0.0,
-            "late.within_s": self.late.within_s,
-            "late.wait_s": self.late.wait_s,
-        }
-        for setting, value in numbers.items():
-            if value < 0:
-                raise InvalidSetting(f"{where}: {setting} is {value}: use 0 or more.")
+            raise InvalidSetting(f"since is {time_text(self.since)}: give it in UTC.")
+
+    @override
+    @classmethod
+    def title(cls, _values: Any) -> str:
+        return f"Hourly asset {given_name(_values)}: "
 
     @property
     def key(self) -> dg.AssetKey:
@@ -118,62 +170,6 @@ class HourlyAsset:
     def partitions(self) -> dg.HourlyPartitionsDefinition:
         """One partition per hour of event time, in UTC."""
         return dg.HourlyPartitionsDefinition(start_date=self.since, timezone="UTC", fmt=KEY_FORMAT)
-
-
-def hourly_asset(
-    stream: ShardStream,
-    name: str,
-    transform: Transform,
-    *,
-    since: datetime,
-    late: LatePolicy = LatePolicy(),
-    out_of_order_s: float = 0.0,
-    idle_after_s: float | None = None,
-    key_prefix: str | Sequence[str] | None = None,
-    group_name: str | None = None,
-    owners: Sequence[str] | None = None,
-    tags: Mapping[str, str] | None = None,
-    kinds: AbstractSet[str] = HOURLY_KINDS,
-) -> HourlyAsset:
-    """Declare an asset with one partition per hour of event time, made from a stream's output.
-
-    Its sensor asks for an hour once every shard of the stream has passed it. Hand the declaration
-    to `build_definitions(…, hourly=[…])`.
-
-    Args:
-        stream: the stream whose committed output it is made from.
-        name: the last part of the asset's key, of letters, digits and underscores.
-        transform: applied by Spark to the records of one hour, of all shards.
-        since: the first hour, in UTC; earlier records belong to no partition.
-        late: the treatment of records that come after their hour was made.
-        out_of_order_s: the most by which a record may be older than its shard's newest without
-            being late, in seconds.
-        idle_after_s: the time without news, in seconds, after which a shard that is caught up no
-            longer holds hours back; None means that it always does.
-        key_prefix: the parts before the name in the asset's key, or the only one; None takes the
-            stream's.
-        group_name: the asset's group in Dagster; None takes the stream's.
-        owners: of the asset: mail addresses, or teams as `team:web`; None takes the stream's.
-        tags: of the asset.
-        kinds: of the asset.
-
-    Raises:
-        InvalidSetting: an argument is not valid.
-    """
-    return HourlyAsset(
-        stream,
-        name,
-        transform,
-        since,
-        late,
-        out_of_order_s,
-        idle_after_s,
-        key_prefix,
-        group_name,
-        owners,
-        tags or {},
-        kinds,
-    )
 
 
 def hour_key(start: datetime) -> str:

@@ -98,7 +98,7 @@ def _planned(
     with all before it.
     """
     store, key, root = deployment.store(), stream.key, deployment.output_folder(stream.key)
-    catch_up(store, key, root, table=stream.table, catalog=deployment.catalog)
+    catch_up(store, key, root, table=stream.iceberg, catalog=deployment.catalog)
     numbers = {shard: end for shard, end in (store.published_until(key) or {}).items() if end}
     plan = plan_table(store, key, root, span=span, catalog=deployment.catalog)
     refuse_expired_times(store, key, span.since, span.until)
@@ -142,7 +142,7 @@ def make_window(
     store = deployment.store()
     with (
         span("run", stream.key, job="hour", run=run, asset=asset),
-        StallGuard(stream.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
+        StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
         guarded_run(
             spark,
             guard,

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dagster_leasehold.lease_store import errors
-from dagster_leasehold.lease_store.errors import shown
+from dagster_leasehold.lease_store.errors import shown, suggestion
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.assignment_modes import check_modulo
 
 SOURCE_COUNT_MAX = 1_000_000
+_OF_NODES = ("source_count", "node_id", "pinned")
 CONTINUE = -1
 """In place of a bootstrap cursor: go on from the stored checkpoint."""
 
@@ -83,6 +84,38 @@ class Pinned:
 
 
 NodeSettings = Modulo | Pinned
+
+
+def node_settings(given: object) -> NodeSettings:
+    """Return the settings of a node, given as such or as a mapping.
+
+    The mapping has `source_count` and `node_id`, or `pinned`: shard to bootstrap cursor.
+
+    Raises:
+        InvalidSetting: it is of another form, is empty, or has settings of two modes.
+        ModuloSettingMissing, ModuloIdOutOfRange, InvalidIdentifier: a value is not valid.
+    """
+    if isinstance(given, Modulo | Pinned):
+        return given
+    settings: Mapping[object, object] = given if isinstance(given, Mapping) else {}
+    for name, value in settings.items():
+        if name not in _OF_NODES:
+            raise errors.InvalidSetting(
+                f"{shown(name)} is no setting of a node: {suggestion(str(name), _OF_NODES)}"
+            )
+        if name != "pinned" and (isinstance(value, bool) or not isinstance(value, int)):
+            raise errors.InvalidSetting(f"{name} is {shown(value)}: use a whole number.")
+    match settings:
+        case {"pinned": dict(shards), **others} if not others:
+            return Pinned({str(shard): cursor for shard, cursor in shards.items()})
+        case {"source_count": int(count), **others} if "pinned" not in others:
+            return Modulo(count, settings.get("node_id"))  # pyright: ignore[reportArgumentType]
+        case {"node_id": remainder, **others} if not others:
+            raise errors.InvalidSetting(
+                f"A node_id of {remainder} is given without a source_count: give both."
+            )
+        case _:
+            raise errors.InvalidSetting("Give source_count and node_id, or pinned, and not both.")
 
 
 def _check_cursor(shard: ShardId, cursor: object) -> None:

@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from keyword import iskeyword
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any
 
 import typer
 
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, StreamName
@@ -20,8 +22,7 @@ from dagster_leasehold.orchestration.commands.options import Home, Json
 from dagster_leasehold.orchestration.commands.records import SHARDS_DEFAULT
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
-from dagster_leasehold.orchestration.scaffolding import written_settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from dagster_leasehold.orchestration.scaffolding import PYTHON, quoted, written_settings
 from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_kind, source_options
 
 DEPLOYMENT = """\
@@ -39,18 +40,34 @@ DEPLOYMENT = """\
 # The lease store is SQLite in the home. Name another database by the variable
 # LEASEHOLD_DATABASE_URL, since its address may hold a password.
 
-[[streams]]
+# The Python module that declares the streams, or the definitions of some.
+module = "streams"
 """
-TRANSFORMS = '''\
-"""The transforms of this project."""
+STREAMS = '''\
+"""The streams of this project. A line that begins with `# name=` shows a default, or an example."""
 
-from dagster_leasehold import arrow_transform, parse_json
+from dagster_leasehold import (
+    Checks,
+    Limits,
+    Pace,
+    Retention,
+    ShardStream,
+    TableSettings,
+    arrow_transform,
+    named_source,
+    parse_json,
+)
 
 
 @arrow_transform
-def {function}(records):
+def parsed(records):
     """Columns path and status from the JSON in each record; the rest goes to quarantine."""
     return parse_json(records, "path string, status int")
+
+
+{variable} = ShardStream(
+{settings}
+)
 '''
 SAMPLE = "".join(
     f'{{"path": "/{path}", "status": {status}}}\n'
@@ -73,8 +90,9 @@ def init(
 ) -> None:
     """Write a project into this folder: a source, a transform, and all settings with their meaning.
 
-    The settings are in `leasehold.toml`, the transform in `transforms.py`. A local log gets four
-    records to begin with. At the end, `leasehold doctor` looks at what is there.
+    The settings of the deployment are in `leasehold.toml`, the stream and its transform in
+    `streams.py`. A local log gets four records to begin with. At the end, `leasehold doctor` looks
+    at what is there.
     """
     name = GroupKey.parse("default", stream).stream
     files = project_files(name, source, _options(source, option or []))
@@ -128,18 +146,23 @@ def _options(source: str, given: Sequence[str]) -> Mapping[str, Any]:
 
 def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> dict[str, str]:
     """Return the texts of the files to write, by their names."""
-    function = re.sub(r"\W", "_", name)
-    if not function.isidentifier() or iskeyword(function):
-        function = f"stream_{function}"
-    values = {"name": name, "source": source, "transform": f"transforms.{function}"}
-    stream = written_settings(
-        StreamSettings, values, separator=" = ", left_out=("options", "nodes")
-    )
-    of_source = written_settings(source_kind(source).options, options, separator=" = ")
-    lines = (*stream, "", "[streams.options]", *of_source)
+    variable = re.sub(r"\W", "_", name)
+    if not variable.isidentifier() or iskeyword(variable) or variable in STREAMS:
+        variable = f"stream_{variable}"
+    texts = {option: quoted(value) for option, value in options.items()}
+    of_source = "\n".join(written_settings(source_kind(source).options, texts, PYTHON))
+    arguments = indent(f"{quoted(source)},\n{quoted(name)},\n{of_source}", "    ")
+    values = {
+        "name": quoted(name),
+        "source": f"named_source(\n{arguments}\n)",
+        "transform": "parsed",
+    }
+    settings = written_settings(ShardStream, values, PYTHON, left_out=("on_commit", "nodes"))
     files = {
-        SETTINGS_FILE: DEPLOYMENT + "".join(f"{line}\n" for line in lines),
-        "transforms.py": TRANSFORMS.format(function=function),
+        SETTINGS_FILE: DEPLOYMENT,
+        "streams.py": STREAMS.format(
+            variable=variable, settings=indent("\n".join(settings), "    ")
+        ),
     }
     return files | ({_sample(name): SAMPLE} if source == LOCAL_LOG else {})
 

@@ -71,7 +71,7 @@ def cat(
         target.settings.output_folder(key.stream, key.group),
         shards=shards,
         wait=wait,
-        table=target.declared(key.stream).table,
+        table=target.declared(key.stream).iceberg,
         catalog=target.settings.catalog_settings,
     )
     if parquet is None:

@@ -89,7 +89,6 @@ def replay_shards(
             output_root=target.own_output(stream.key),
             run=run,
             ended=lambda former: former == replaces,
-            of_settings=target.streams.makes_raw_output(stream.name),
             progress=show,
         )
     done = [reports[shard] for shard in shards]

@@ -106,11 +106,11 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
 
     declared = target.chosen(stream, group)
     key, catalog = declared.key, target.settings.catalog_settings
-    name = declared.table.table_name(catalog.name, key)
+    name = declared.iceberg.table_name(catalog.name, key)
     publisher = build_publisher(
         store=target.store,
         key=key,
-        settings=declared.table,
+        settings=declared.iceberg,
         catalog=catalog,
         place=target.settings.output_folder(key.stream, key.group),
     )

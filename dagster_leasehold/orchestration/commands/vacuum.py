@@ -71,7 +71,7 @@ def vacuum(
         )
     target, key = Target.of_group(home, module, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
-    days = target.declared(stream).output_days if expire_days is None else expire_days
+    days = target.declared(stream).retention.output_days if expire_days is None else expire_days
     forgotten = _expired(target, key, output_age(days), dry_run=dry_run)
     with progress("looking for files that nobody needs"):
         report = removed_by(

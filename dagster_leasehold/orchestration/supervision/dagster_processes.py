@@ -29,7 +29,7 @@ POLL_S = 0.1
 
 def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of Dagster's processes: both homes, and where the modules are."""
-    folders = [str(each) for each in import_folders() if each != Path.cwd()]
+    folders = [str(each) for each in import_folders(settings.home) if each != Path.cwd()]
     inherited = filter(None, [environment.get("PYTHONPATH")])
     return {
         **environment,

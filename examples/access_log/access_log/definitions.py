@@ -7,13 +7,13 @@ import pyarrow.dataset as ds
 
 from access_log.parsing import parse, traffic
 from dagster_leasehold import (
+    HourlyAsset,
     LateAction,
     LatePolicy,
     LocalLog,
     ShardStream,
     WatermarkOf,
     build_definitions,
-    hourly_asset,
     load_settings,
 )
 
@@ -27,9 +27,9 @@ access = ShardStream(
     watermark_of=WatermarkOf.OUTPUT,
 )
 
-traffic_per_hour = hourly_asset(
-    access,
+traffic_per_hour = HourlyAsset(
     "traffic_per_hour",
+    access,
     traffic,
     since=datetime(2026, 3, 1, 12, tzinfo=UTC),
     late=LatePolicy(LateAction.RERUN),

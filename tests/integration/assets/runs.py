@@ -49,7 +49,7 @@ def stream_of(home: Path, transform: AnyTransform = None) -> ShardStream:
         transform=transform,
         limits=Limits(records_max=12),
         # What a run has committed is published when it has ended: only that can be replayed.
-        table=TableSettings(publish_interval_s=0.0),
+        iceberg=TableSettings(publish_interval_s=0.0),
     )
 
 

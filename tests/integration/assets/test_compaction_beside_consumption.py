@@ -15,7 +15,7 @@ from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.partitions import compact_op_name
 from dagster_leasehold.assets.rewriting.merges import LARGE_ENOUGH
-from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.shard_stream import Retention, ShardStream
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -35,9 +35,9 @@ def stream_of(home: ConsumedHome) -> ShardStream:
         str(KEY.stream),
         home.log,
         limits=Limits(records_max=RECORDS),
-        compact_target_bytes=TARGET_BYTES,
-        compact_after_s=0.0,
-        vacuum_after_s=60.0,
+        retention=Retention(
+            compact_target_bytes=TARGET_BYTES, compact_after_s=0.0, vacuum_after_s=60.0
+        ),
     )
 
 

@@ -97,7 +97,7 @@ def test_spark_reads_what_the_table_names_and_nothing_else(
     from tests.ledger_output import ledger_paths
 
     stream, store = stream_of(home), store_of(home)
-    all_of_it = Choice(wait=True, table=stream.table)
+    all_of_it = Choice(wait=True, table=stream.iceberg)
     empty = read_committed(connect_session, store, stream.key, home / "output", **all_of_it)
     assert (empty.count(), empty.columns[0]) == (0, "shard_id")
     consume(home, spark_folder, "run-1")

@@ -18,6 +18,7 @@ from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import TransformError, WindowIncomplete
 from dagster_leasehold.assets.guarding.run_on_spark import run_tag
 from dagster_leasehold.assets.output.committed_input import committed_input
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.partitions import output_key, spark_key
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.shard_asset import build_shard_asset
@@ -189,7 +190,9 @@ def test_an_hour_that_ends_early_leaves_no_job_at_work(
             time.sleep(0.05)
         interrupt_main()
 
-    world.stream = replace(world.stream, stall_limit_s=20.0 if way == "given up" else 600.0)
+    world.stream = replace(
+        world.stream, pace=Pace(stall_limit_s=20.0 if way == "given up" else 600.0)
+    )
     kind = RunStalled if way == "given up" else KeyboardInterrupt
     if way == "terminated":
         threading.Thread(target=terminate, daemon=True).start()

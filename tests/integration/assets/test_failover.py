@@ -100,7 +100,6 @@ def scene(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", url)
-    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": KEY.stream}]))
     catalog = CatalogSettings()
     if request.param == "lake":
         properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/lake.db", "warehouse": "none"}

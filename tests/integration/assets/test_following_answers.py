@@ -18,6 +18,7 @@ import pytest
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.consuming.run_requests import STOP_TAG
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name, spark_key
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -42,7 +43,8 @@ class Scene:
     def __init__(self, home: Path, spark_folder: Path, way: str) -> None:
         self.home = home
         self.stream = replace(
-            stream_of(home, WAYS[way]), commit_interval_s=INTERVAL_S, idle_limit_s=DEADLINE_S
+            stream_of(home, WAYS[way]),
+            pace=Pace(commit_interval_s=INTERVAL_S, idle_limit_s=DEADLINE_S),
         )
         self.store = store_of(home)
         self.leaving = threading.Event()

@@ -16,6 +16,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.transactions import parse_url, sqlite_path
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import Settings
+from tests.declared import declare
 from tests.environment import forget_settings
 from tests.table_engines import duckdb_with_iceberg, polars_scan, pyiceberg_rows
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
@@ -57,8 +58,7 @@ OF_HOMES = ("a:b", "50%25off", "%2F")
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_settings(monkeypatch)
-    monkeypatch.setenv("LEASEHOLD_STREAMS", '[{"name": "demo"}]')
-    (tmp_path / "homes").mkdir()
+    declare(tmp_path / "homes", "demo")
     monkeypatch.chdir(tmp_path / "homes")
 
 
@@ -80,7 +80,7 @@ def test_what_was_loaded_is_read_by_every_engine(
     read = [json.loads(line)["value"] for line in capsys.readouterr().out.splitlines()]
     assert read == LINES
 
-    pointer = home.store.table_pointer(home.stream.table.table_name("leasehold", KEY))
+    pointer = home.store.table_pointer(home.stream.iceberg.table_name("leasehold", KEY))
     home.store.close()
     assert pointer is not None
     values = [line.encode() for line in LINES]

@@ -16,44 +16,30 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
-from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
+from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 from tests.ledger_output import ledger_records
 
 pytestmark = pytest.mark.spark
 
 KEY = GroupKey.parse("default", "visits")
-MODULO = """
-nodes = ["east", "west"]
-
-[[streams]]
-name = "visits"
-commit_interval_s = 0
-idle_limit_s = 0.1
-assignment = "modulo"
-ordered = false
-
-[streams.nodes]
-east = { source_count = 2, node_id = 0 }
-west = { source_count = 2, node_id = 1 }
-"""
-PINNED = """
-nodes = ["east", "west"]
-
-[[streams]]
-name = "visits"
-commit_interval_s = 0
-idle_limit_s = 0.1
-assignment = "pinned"
-
-[streams.nodes.east.pinned]
-0 = "10"
-1 = 5
-
-[streams.nodes.west.pinned]
-2 = -1
-"""
+NODES = 'nodes = ["east", "west"]\n'
+PACE = "Pace(commit_interval_s=0, idle_limit_s=0.1)"
+MODULO = stream_text(
+    "visits",
+    pace=PACE,
+    assignment='"modulo"',
+    ordered="False",
+    nodes="{'east': Modulo(2, 0), 'west': Modulo(2, 1)}",
+)
+PINNED = stream_text(
+    "visits",
+    pace=PACE,
+    assignment='"pinned"',
+    nodes="{'east': Pinned({'0': '10', '1': 5}), 'west': Pinned({'2': -1})}",
+)
 
 
 class Scene:
@@ -138,7 +124,7 @@ def new_scene(
     with dg.DagsterInstance.ephemeral() as instance:
 
         def scene(settings: str) -> Scene:
-            Path(SETTINGS_FILE).write_text(settings, "utf-8")
+            declare(Path(), settings, settings=NODES)
             new = Scene(home, instance)
             new.tick("housekeeping")
             return new

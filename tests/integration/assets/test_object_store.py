@@ -124,7 +124,7 @@ def test_output_is_committed_read_and_named_by_its_batches(world: StoreWorld) ->
     world.consume()
     world.check()
     dataset = committed_dataset(
-        world.store, world.key, str(world.place), wait=True, table=world.stream.table
+        world.store, world.key, str(world.place), wait=True, table=world.stream.iceberg
     )
     values = dataset.to_table().column("value").to_pylist()
     assert values == world.expected("0", 10) + world.expected("1", 10)
@@ -278,7 +278,7 @@ def test_spark_reads_the_store_and_makes_hours_in_it(
         world.key,
         str(world.place),
         wait=True,
-        table=world.stream.table,
+        table=world.stream.iceberg,
     )
     rows = frame.select("shard_id", "value", "later").collect()
     expected = {*world.expected("0", 12), *world.expected("1", 12)}

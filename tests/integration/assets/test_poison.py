@@ -23,6 +23,7 @@ from dagster_leasehold.assets.consuming.consumption_report import ConsumptionRep
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.quarantined import quarantined_records
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -153,11 +154,15 @@ def runs_of(home: Path, spark_folder: Path, fault: Any, way: str, on_poison: OnP
     """Runs whose Spark is at work already, since its slow start is no stall."""
     declared = replace(stream_of(home), on_poison=on_poison, limits=Limits(records_max=8))
     mended = poisoned(functools.partial(int), way)
-    runs = Runs(home, spark_folder, replace(declared, transform=mended, run_budget_s=1e-3))
+    runs = Runs(
+        home, spark_folder, replace(declared, transform=mended, pace=Pace(run_budget_s=1e-3))
+    )
     runs.run()
     assert {runs.row(shard).check_point for shard in SHARDS} == {"8"}
     limit_s = STALL_LIMIT_S if fault is hangs else PATIENCE_S
-    runs.stream = replace(declared, transform=poisoned(fault, way), stall_limit_s=limit_s)
+    runs.stream = replace(
+        declared, transform=poisoned(fault, way), pace=Pace(stall_limit_s=limit_s)
+    )
     return runs
 
 

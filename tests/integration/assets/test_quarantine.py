@@ -18,6 +18,7 @@ from dagster_leasehold.assets.parsing import parse_csv, parse_json
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting.replay import Replayer
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
+from dagster_leasehold.assets.shard_stream import Checks
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -89,7 +90,7 @@ def test_the_poison_of_one_shard_stops_it_alone(
     todays: AnyTransform, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """More bad records in a batch than the stream allows: that shard waits, the others go on."""
-    stream = replace(stream_of(home), quarantined_max=3)
+    stream = replace(stream_of(home), checks=Checks(quarantined_max=3))
     for shard in (ZERO, ONE, TWO):
         stream.source.append(shard, [b"1,a"] * 6)
     stream.source.append(ONE, [b"poison"] * 4)

@@ -26,6 +26,7 @@ from dagster_leasehold.assets.consuming import node_consumption
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.rewriting import replay
 from dagster_leasehold.assets.rewriting.replay import replay_on_spark
@@ -381,7 +382,9 @@ class Runner:
             return {shard: [each.stopped.value, each.error] for shard, each in reports.items()}
         node_consumption.time = Clock(self.home)
         store, output = store_of(self.home), local_place(self.home / "output")
-        stream = replace(stream_of(self.home, self._transform()), stall_limit_s=self.stall_limit_s)
+        stream = replace(
+            stream_of(self.home, self._transform()), pace=Pace(stall_limit_s=self.stall_limit_s)
+        )
         done, _ = consume_shards(
             stream,
             Deployment(lambda: store, (NODE,), Timing(), lambda _: output),
@@ -401,7 +404,7 @@ class Runner:
         spark = SparkResource(mode=self.mode, folder=str(self.folder))
         replay.time = Clock(self.home)
         reports = replay_on_spark(
-            replace(stream_of(self.home), stall_limit_s=self.stall_limit_s),
+            replace(stream_of(self.home), pace=Pace(stall_limit_s=self.stall_limit_s)),
             store_of(self.home),
             [ShardId(shard) for shard in "012"],
             ReplaySpan(),

@@ -25,6 +25,7 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.guarding import run_on_spark
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, running, stop
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -171,7 +172,7 @@ def main(home: Path, folder: Path, run: str, way: str, abandon_s: float) -> None
     node_consumption.time = Clock(home)
     store = store_of(home)
     transform = holding_tables(home) if way == "arrow" else HoldingTransform(home)
-    stream = replace(stream_of(home, transform), stall_limit_s=STALL_LIMIT_S)
+    stream = replace(stream_of(home, transform), pace=Pace(stall_limit_s=STALL_LIMIT_S))
     reports, _ = consume_shards(
         stream,
         Deployment(lambda: store, (NODE,), Timing(), lambda _: local_place(home / "output")),

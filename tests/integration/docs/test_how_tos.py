@@ -69,7 +69,6 @@ def consumed(
     forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": key.stream}]))
     home = ConsumedHome(tmp_path / "home", shards=4, key=key)
     home.append(10)
     home.consume("run-1")

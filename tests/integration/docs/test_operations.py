@@ -50,12 +50,7 @@ def accounts(mariadb: MariaDB) -> Iterator[dict[str, str]]:
 def leasehold(url: str, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", *words],
-        env={
-            **os.environ,
-            "LEASEHOLD_DATABASE_URL": url,
-            "LEASEHOLD_HOME": str(home),
-            "LEASEHOLD_STREAMS": '[{"name": "demo"}]',
-        },
+        env={**os.environ, "LEASEHOLD_DATABASE_URL": url, "LEASEHOLD_HOME": str(home)},
         cwd=ROOT,
         capture_output=True,
         text=True,

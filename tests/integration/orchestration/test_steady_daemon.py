@@ -26,8 +26,8 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import (
 )
 from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS
 from tests.acceptance.leasehold_process import assert_nothing_runs
+from tests.declared import declare
 from tests.ports import free_port
-from tests.unit.orchestration.consumed_home import declare
 
 pytestmark = [pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0

@@ -19,6 +19,7 @@ import pytest
 
 from dagster_leasehold.assets.consuming.consumption import Consumer
 from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
@@ -126,7 +127,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_two_instances_and_a_plain_client_read_each_record_once(url: str, tmp_path: Path) -> None:
     log = LocalLog.create(tmp_path / "log", SHARDS)
     stream = ShardStream(
-        name="orders", source=log, limits=Limits(records_max=7), commit_interval_s=0.0
+        name="orders", source=log, limits=Limits(records_max=7), pace=Pace(commit_interval_s=0.0)
     )
     store, output = open_store(url), tmp_path / "output"
     seen: list[tuple[str, bytes]] = []

@@ -19,6 +19,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.shard_sources.source import Limits
+from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
 
@@ -51,8 +52,7 @@ class ConsumingHome:
         self.key = GroupKey.parse("default", stream)
         self.source = source
         monkeypatch.setenv("LEASEHOLD_HOME", str(folder / "home"))
-        streams = [{"name": stream, "source": kind, "options": options}]
-        monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(streams))
+        declare(folder / "home", stream_text(stream, kind, options=options))
 
     @property
     def store(self) -> Any:

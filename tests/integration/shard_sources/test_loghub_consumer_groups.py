@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.source import Limits, Position
+from tests.declared import declare
 from tests.integration.shard_sources.consuming_home import (
     ConsumingHome,
     assert_each_once,
@@ -222,7 +224,7 @@ def test_the_service_s_mistakes_and_ours_are_one_sentence(
         capsys, "checkpoint", "import", LOGSTORE, "--consumer-group", "nobody", code=2
     )
     assert f"known are: {OLD}" in unknown
-    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps([{"name": LOGSTORE}]))
+    declare(load_settings().home, LOGSTORE)
     refused = output_of(capsys, "checkpoint", "export", LOGSTORE, code=2)
     assert "for streams of kafka, kinesis, loghub" in refused
 

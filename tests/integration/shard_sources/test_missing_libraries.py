@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.shard_sources.registry import source_kind
+from tests.declared import declare, stream_text
 
 REPOSITORY = Path(__file__).parents[3]
 STREAMS = {
@@ -56,9 +57,7 @@ def command(arguments: list[str], home: Path, environment: dict[str, str]):
 def test_nothing_starts_and_the_sentence_says_what_to_install(
     source: str, arguments: list[str], tmp_path: Path, bare_host: dict[str, str]
 ) -> None:
-    options = "\n".join(f'{name} = "{value}"' for name, value in STREAMS[source].items())
-    settings = f'[[streams]]\nname = "orders"\nsource = "{source}"\n[streams.options]\n{options}\n'
-    (tmp_path / "leasehold.toml").write_text(settings)
+    module = declare(tmp_path, stream_text("orders", source, options=STREAMS[source]))
     done = command(arguments, tmp_path, bare_host)
     kind = source_kind(source)
     assert done.returncode != 0
@@ -67,7 +66,10 @@ def test_nothing_starts_and_the_sentence_says_what_to_install(
         f"`{kind.install}`, and let Spark's workers have it, too."
     )
     assert done.stdout == ""
-    assert [path.name for path in tmp_path.iterdir()] == ["leasehold.toml"]
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {
+        "leasehold.toml",
+        f"{module}.py",
+    }
 
 
 @pytest.mark.parametrize("source", sorted(STREAMS))

@@ -92,7 +92,7 @@ def consume(run: Run) -> None:
         source=SimulatedSource(run.log),
         group=run.key.group,
         limits=source.Limits(records_max=BATCH_RECORDS_MAX),
-        run_budget_s=run.waits.pace.budget_s if run.waits else RUN_BUDGET_S,
+        pace=Pace(run_budget_s=run.waits.pace.budget_s if run.waits else RUN_BUDGET_S),
     )
     cursors = bootstrap_cursors(run.store.pulse(run.key), run.node) if run.pinned else None
     consumer = Consumer(

@@ -149,8 +149,8 @@ class World:
         hourly = None
         if "orders" in self.logs:
             hourly = HourlyAsset(
-                self._streams[0],
                 "orders_hours",
+                self._streams[0],
                 transform=lambda frame: frame,
                 since=self.since,
                 late=LatePolicy(LateAction.RERUN),

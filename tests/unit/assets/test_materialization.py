@@ -14,6 +14,7 @@ from dagster_leasehold.assets.materialization import (
     range_metadata,
 )
 from dagster_leasehold.assets.shard_run import ShardRun
+from dagster_leasehold.assets.shard_stream import Checks
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, OutboxEvent
 from tests.unit.assets.test_shard_run import ONE, RUN, ZERO, RecordingContext, Scene
@@ -112,9 +113,9 @@ def test_each_check_fails_for_its_own_reason():
 
     assert failed(jump) == {NO_GAP}
     assert failed(None, [gap]) == {NO_GAP}
-    assert failed(None, lag=stream.lag_max + 1) == {LAG}
+    assert failed(None, lag=stream.checks.lag_max + 1) == {LAG}
     assert failed(None, lag=None) == {LAG}, "nobody looked, so nobody may rely on it"
-    timed = replace(stream, lag_max_s=60.0)
+    timed = replace(stream, checks=Checks(lag_max_s=60.0))
     for lag, seconds, passed in [
         (0, 0.0, True),
         (5, 60.0, True),
@@ -123,7 +124,7 @@ def test_each_check_fails_for_its_own_reason():
         (None, 61.0, False),
         (5, None, False),
         (None, None, False),
-        (stream.lag_max + 1, 1.0, False),
+        (stream.checks.lag_max + 1, 1.0, False),
     ]:
         checks = check_shard(timed, None, gaps=[], lag=lag, lag_seconds=seconds)
         outcome = next(check for check in checks if check.name == LAG)
@@ -136,7 +137,7 @@ def test_over_several_shards_a_check_passes_only_where_all_do():
     stream, _ = scripted_stream()
     checks = [
         *check_shard(stream, None, gaps=[], lag=0),
-        *check_shard(stream, None, gaps=[], lag=stream.lag_max + 1),
+        *check_shard(stream, None, gaps=[], lag=stream.checks.lag_max + 1),
     ]
     assert {result.check_name: result.passed for result in joint_results(checks)} == {
         NO_GAP: True,

@@ -46,7 +46,7 @@ def test_a_definition_names_the_table_and_its_place(output: str, uri: str) -> No
     metadata = definition(scripted_stream(name="orders.eu")[0], output)
     assert metadata["dagster/table_name"] == "lake.leasehold.orders_eu"
     assert metadata["dagster/uri"] == uri
-    named = replace(scripted_stream()[0], table=TableSettings(name="sales.orders"))
+    named = replace(scripted_stream()[0], iceberg=TableSettings(name="sales.orders"))
     assert definition(named, output)["dagster/table_name"] == "lake.sales.orders"
 
 

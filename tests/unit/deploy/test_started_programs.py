@@ -130,12 +130,13 @@ def test_dagster_is_told_what_production_needs() -> None:
 
 
 def test_the_settings_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.settings import load_settings
 
     monkeypatch.chdir(HOME)
     settings = load_settings(home=tmp_path)
     assert isinstance(settings, Settings)
-    assert [stream.name for stream in settings.streams] == ["demo"]
+    assert DeclaredStreams(settings).names == ("demo",)
 
 
 def unexplained(text: str) -> list[str]:

@@ -20,8 +20,8 @@ from unittest.mock import patch
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
 from dagster_leasehold.orchestration.settings import PREFIX
+from tests.declared import declare
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 HOME = Path(".leasehold")
@@ -94,7 +94,7 @@ def play(folder: Path, *, with_spark: bool = False) -> Outputs:
         scene = Scene(with_spark)
         Path("requests.log").write_text("".join(f"{line}\n" for line in LINES), "utf-8")
         Path(f"{MODULE}.py").write_text(DECLARATION, "utf-8")
-        Path(SETTINGS_FILE).write_text('[[streams]]\nname = "demo"\n', "utf-8")
+        declare(Path(), "demo")
         scene.run("version")
         scene.run("db upgrade", words=2)
         scene.run("load demo requests.log --shards 2")

@@ -11,7 +11,7 @@ RECORDED: dict[tuple[str, ...], tuple[str, str]] = {
     ("init",): (
         "leasehold init visits",
         """\
-Wrote leasehold.toml, transforms.py, visits.jsonl.
+Wrote leasehold.toml, streams.py, visits.jsonl.
 …
 ok       source of visits: 8 shards; it can be read.
 …

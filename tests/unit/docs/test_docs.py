@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
+from dagster_leasehold.orchestration.scaffolding import default_of, fields_of, quoted
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
+from tests.environment import forget_settings
 from tests.failpoints import Failpoint
 from tests.sources.worlds import own_source
 from tests.unit.docs import command_line_page
@@ -163,6 +166,11 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if page.name == "query-the-table.md":
         return  # they need a table: tests/integration/docs/test_how_tos.py runs them
     monkeypatch.chdir(tmp_path)
+    forget_settings(monkeypatch)
+    if page.name == "own-source.md":
+        packages = tmp_path / "packages"
+        own_source.install(packages, tmp_path)
+        monkeypatch.syspath_prepend(str(packages))
     # It would stay for all tests of this process.
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", lambda _: None)
     namespace: dict[str, Any] = {}
@@ -179,10 +187,6 @@ def test_settings_files_in_examples_load(
     from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
 
     monkeypatch.chdir(tmp_path)
-    if page.name == "own-source.md":
-        packages = tmp_path / "packages"
-        own_source.install(packages, tmp_path)
-        monkeypatch.syspath_prepend(str(packages))
     for block in fences(page, "toml"):
         if block.startswith("# pyproject.toml\n"):
             continue
@@ -214,6 +218,16 @@ def test_every_command_is_shown_with_what_it_prints() -> None:
             assert body.count("\n") > 1, f"nothing is printed by {name}"
 
 
+def settings_of(model: Any, above: str = "") -> Iterator[tuple[str, tuple[list[str], str]]]:
+    """Yield the settings of a declared class and its parts, with their defaults and meanings."""
+    for name, field, meaning in fields_of(model):
+        part = is_dataclass(field.annotation)
+        default = [] if part or field.is_required() else [quoted(default_of(field))]
+        yield f"{above}{name}", (default, meaning)
+        if part:
+            yield from settings_of(field.annotation, f"{above}{name}.")
+
+
 def test_all_settings_are_documented_with_their_defaults() -> None:
     named = [row for row in rows(DOCS / "reference/settings.md") if code(row[0])]
     documented = {code(row[0])[0]: row for row in named if len(row) == 4}
@@ -223,17 +237,15 @@ def test_all_settings_are_documented_with_their_defaults() -> None:
     of_streams = of_tables
     assert set(documented) == set(Settings.model_fields)
     assert None not in of_spark.values()
-    assert set(of_streams) == set(StreamSettings.model_fields)
     assert code(documented["spark"][2]) == [SparkSettings().engine]
     for name in ("lease_timeout_s", "home"):
         default = str(Settings.model_fields[name].default)
         assert code(documented[name][2]) == [default], name
-    for name, field in StreamSettings.model_fields.items():
-        if not field.is_required():
-            assert code(of_streams[name][1]) == [str(field.default).replace("True", "true")], name
-        assert re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", of_streams[name][2]) == " ".join(
-            str(field.description).split()
-        )
+    settings = dict(settings_of(ShardStream))
+    assert set(of_streams) == set(settings)
+    for name, (default, meaning) in settings.items():
+        assert code(of_streams[name][1]) == default, name
+        assert re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", of_streams[name][2]) == meaning, name
     for name in Settings.model_fields:
         assert code(documented[name][1]) == [f"LEASEHOLD_{name.upper()}"]
 

@@ -17,19 +17,13 @@ from dagster_leasehold.orchestration.project_module import SETTINGS_FILE
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits
+from tests.declared import declare
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
 
 NODE = NodeName("a")
 KEY = GroupKey.parse("default", "demo")
 AT_ONCE = timedelta(seconds=-1)
 """The age of every file, even of one written just now, whose time may be ahead by milliseconds."""
-
-
-def declare(home: Path, stream: str) -> None:
-    """Have the settings of a home declare a stream in its simplest form, if it has none yet."""
-    home.mkdir(parents=True, exist_ok=True)
-    if not (file := home / SETTINGS_FILE).exists():
-        file.write_text(f'[[streams]]\nname = "{stream}"\n', "utf-8")
 
 
 class ConsumedHome:
@@ -50,7 +44,8 @@ class ConsumedHome:
         self.settings = Settings(
             home=home, database_url=url, output=None if output is None else str(output)
         )
-        declare(home, str(key.stream))
+        if not (home / SETTINGS_FILE).exists():
+            declare(home, str(key.stream))
         self.log = LocalLog(self.settings.log_folder(key.stream))
         self.place = self.settings.output_folder(key.stream, key.group)
         self.output = Path(str(self.place))

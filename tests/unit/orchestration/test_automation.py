@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.partitions import shard_partitions
-from dagster_leasehold.assets.windows.hourly_asset import hour_key, hourly_asset
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, hour_key
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import Settings
@@ -53,7 +53,7 @@ class Scene:
         self.stream, _ = scripted_stream(name="orders")
         self.newest = self.now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=1)
         since = self.newest - timedelta(hours=5)
-        self.hours = hourly_asset(self.stream, "per_hour", lambda rows: rows, since=since)
+        self.hours = HourlyAsset("per_hour", self.stream, lambda rows: rows, since=since)
         self.instance.add_dynamic_partitions("orders", ["0", "1"])
         self.partitions: dict[str, Any] = {
             "orders": shard_partitions(self.stream),

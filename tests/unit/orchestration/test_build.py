@@ -19,7 +19,7 @@ from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.lease_asset import JOURNAL_VERIFIED
 from dagster_leasehold.assets.progress_check import PROGRESS
 from dagster_leasehold.assets.table_check import TABLE
-from dagster_leasehold.assets.windows.hourly_asset import hourly_asset
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.settings import Settings
@@ -134,7 +134,7 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
 ):
     other = Settings(home=tmp_path / "other") if elsewhere else settings
     first, second = (scripted_stream(name=name)[0] for name in ("orders.eu", "visits"))
-    hours = hourly_asset(second, "hours", lambda rows: rows, since=datetime(2026, 3, 1, tzinfo=UTC))
+    hours = HourlyAsset("hours", second, lambda rows: rows, since=datetime(2026, 3, 1, tzinfo=UTC))
     merged = dg.Definitions.merge(
         build_definitions([first], settings),
         of_the_user(),

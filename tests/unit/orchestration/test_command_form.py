@@ -20,6 +20,7 @@ from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.command_line import main
+from tests.declared import declare
 from tests.environment import forget_settings
 from tests.unit.docs.command_line_page import commands, root
 from tests.unit.orchestration.consumed_home import ConsumedHome
@@ -214,9 +215,7 @@ def completed(words: str) -> set[str]:
 
 
 def test_bash_completes_commands_options_and_streams(home: ConsumedHome, tmp_path: Path) -> None:
-    (tmp_path / "home" / "leasehold.toml").write_text(
-        '[[streams]]\nname = "orders"\n[[streams]]\nname = "visits"\n'
-    )
+    declare(tmp_path / "home", "orders", "visits")
     assert completed("leasehold q") == {"quarantine"}
     assert completed("leasehold group de") == {"delete"}
     assert "--older-than" in completed("leasehold vacuum --o")

@@ -24,6 +24,7 @@ from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.conformance.published import publish_batches
+from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 
 KEY = GroupKey.parse("default", "demo")
@@ -36,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    (tmp_path / "leasehold.toml").write_text('[[streams]]\nname = "demo"\n')
+    declare(tmp_path, "demo")
     return tmp_path / "home"
 
 
@@ -438,8 +439,7 @@ def test_a_source_without_its_library_says_what_to_install(
     for name in [name for name in sys.modules if name.split(".")[0] == library]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, library, None)
-    streams = [{"name": "orders", "source": source, "options": options}]
-    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(streams))
+    declare(Path(), stream_text("orders", source, options=options))
     assert run("group", "create", "orders").code == 0
     for command in ("status", "dev"):
         outcome = run(command)

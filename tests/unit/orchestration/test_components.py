@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def only_stream(definitions: dg.Definitions) -> ShardStream:
 def test_a_stream_of_the_page_is_loaded_with_all_that_it_says(project: Project) -> None:
     definitions = project(visits=STREAM)
     stream = only_stream(definitions)
-    assert (stream.name, str(stream.key), stream.commit_interval_s) == (
+    assert (stream.name, str(stream.key), stream.pace.commit_interval_s) == (
         "visits", "visits/default", 60,
     )  # fmt: skip
     assert isinstance(stream.transform, ArrowTransform)
@@ -103,7 +104,7 @@ def test_a_stream_fits_into_eight_lines(project: Project, monkeypatch: pytest.Mo
     assert "kafka:9092" in options["options"]
     assert stream.transform is not None
     assert (stream.group, stream.assignment) == ("web", AssignmentMode.BALANCED)
-    assert (stream.commit_interval_s, stream.idle_limit_s, stream.table.name) == (
+    assert (stream.pace.commit_interval_s, stream.pace.idle_limit_s, stream.iceberg.name) == (
         5, 30, "web.visits",
     )  # fmt: skip
     spec = definitions.resolve_asset_graph().get(dg.AssetKey(["shop", "web", "visits"]))
@@ -117,18 +118,21 @@ def test_a_number_may_be_a_template(project: Project, monkeypatch: pytest.Monkey
     stream = only_stream(
         project(
             visits=stream_in_yaml(
-                commit_interval_s="{{ env.PACE }}", assignment="modulo", nodes=nodes, lag_max=5
+                pace={"commit_interval_s": "{{ env.PACE }}"},
+                assignment="modulo",
+                nodes=nodes,
+                checks={"lag_max": 5},
             )
         )
     )
-    assert (stream.commit_interval_s, stream.lag_max) == (7, 5)
+    assert (stream.pace.commit_interval_s, stream.checks.lag_max) == (7, 5)
     assert stream.node("local", address="").node_id == 1  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
     ("attributes", "sentence"),
     [
-        ({"commit_interval_s": -1}, "use 0 or a positive number"),
+        ({"pace": {"commit_interval_s": -1}}, "use 0 or a positive number"),
         ({"transform": "web_logs.transforms.none"}, "is not found: the module"),
         ({"transform": "web_logs.transforms.__doc__"}, "is not callable"),
         ({"source": "kafak"}, "There is no source 'kafak'"),
@@ -145,7 +149,7 @@ def test_a_mistake_is_one_sentence_of_the_command_line(
     assert main(["group", "list", "visits"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert sentence in error or "positive" in sentence
+    assert sentence in error
 
 
 def test_commands_know_a_stream_of_yaml_with_all_its_settings(
@@ -163,7 +167,7 @@ def test_commands_know_a_stream_of_yaml_with_all_its_settings(
     ):
         assert main(list(command)) == 0, command
     assert '"web",\n    "visits"' in capsys.readouterr().out
-    assert declared_stream("visits").table.name == "web.visits"
+    assert declared_stream("visits").iceberg.name == "web.visits"
 
 
 def test_a_stream_that_two_files_declare_is_refused(
@@ -176,16 +180,6 @@ def test_a_stream_that_two_files_declare_is_refused(
     error = capsys.readouterr().err
     assert "'visits' is declared twice" in error
     assert error.count("\n") == 1
-
-
-def test_a_stream_that_leasehold_toml_declares_as_well_is_refused(project: Project) -> None:
-    with Path("leasehold.toml").open("a") as file:
-        file.write('[[streams]]\nname = "visits"\n')
-    with pytest.raises(Exception) as refused:
-        project(visits=STREAM)
-    assert "'visits' is declared twice in YAML and in leasehold.toml" in str(
-        refused.value.__cause__
-    )
 
 
 def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
@@ -202,7 +196,7 @@ def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (("stream: visits", "stream: clicks"), "'clicks', which neither YAML nor leasehold.toml"),
+        (("stream: visits", "stream: clicks"), "'clicks' is not declared in YAML"),
         (("stream: visits", "stream: web_logs.transforms.visits"), "is no ShardStream"),
         (("2026-01-01T00:00:00Z", "yesterday"), "give the beginning of an hour"),
         (("late: rerun", "late: {}"), "late"),
@@ -241,24 +235,29 @@ def refusals(component: type[Any], **attributes: object) -> list[str]:
 @pytest.mark.parametrize(
     ("attribute", "value", "reason"),
     [
-        ("commit_interval_s", -1, "-1 is less than the minimum of 0"),
-        ("batch_records_max", 0, "0 is less than or equal to the minimum of 0"),
-        ("batch_records_max", "many", "'many' is not of type 'integer'"),
-        ("output_days", 0.5, "0.5 is less than the minimum of 1.0"),
-        ("vacuum_after_s", 5, "5 is less than the minimum of 60.0"),
+        ("pace.commit_interval_s", -1, "-1 is less than the minimum of 0"),
+        ("limits.records_max", 0, "0 is less than or equal to the minimum of 0"),
+        ("limits.records_max", "many", "'many' is not of type 'integer'"),
+        ("retention.output_days", 0.5, "0.5 is less than the minimum of 1.0"),
+        ("retention.vacuum_after_s", 5, "5 is less than the minimum of 60.0"),
         ("assignment", "blanced", "'blanced' is not one of ['balanced', 'modulo', 'pinned']"),
         ("gap_policy", "skip", "'skip' is not one of ['hold', 'begin', 'end']"),
         ("ordered", "maybe", "'maybe' is not of type 'boolean'"),
         ("transform", "visits", "'visits' does not match"),
-        ("partitioning", ["week(event_time)"], "'week(event_time)' does not match"),
+        ("iceberg.partitioning", ["week(event_time)"], "'week(event_time)' does not match"),
         ("initial_position", "newest", "'newest' does not match"),
         ("commit_intervall_s", 1, "('commit_intervall_s' was unexpected)"),
+        ("pace.commit_intervall_s", 1, "('commit_intervall_s' was unexpected)"),
     ],
 )
 def test_the_schema_refuses_a_wrong_value(attribute: str, value: object, reason: str) -> None:
-    [refusal] = refusals(ShardStreamComponent, **{attribute: value})
+    def given(each: object) -> dict[str, Any]:
+        part, _, name = attribute.rpartition(".")
+        return {part: {name: each}} if part else {name: each}
+
+    [refusal] = refusals(ShardStreamComponent, **given(value))
     assert reason in refusal
-    template = {} if attribute.endswith("ll_s") else {attribute: "{{ env.VALUE }}"}
+    template = {} if attribute.endswith("ll_s") else given("{{ env.VALUE }}")
     assert refusals(ShardStreamComponent, **template) == []
 
 
@@ -266,7 +265,7 @@ def test_the_schema_refuses_a_wrong_value(attribute: str, value: object, reason:
     ("attribute", "value", "reason"),
     [
         ("late", "keep", "'keep' is not one of ['drop', 'rerun']"),
-        ("late_wait_s", -1, "-1 is less than the minimum of 0"),
+        ("out_of_order_s", -1, "-1 is less than the minimum of 0"),
         ("since", "yesterday", "'yesterday' does not match"),
     ],
 )
@@ -280,7 +279,7 @@ def test_the_schema_of_hours_refuses_a_wrong_value(
 @pytest.mark.parametrize("component", COMPONENT_TYPES)
 def test_the_schema_describes_each_attribute(component: type[Any]) -> None:
     properties = component.get_model_cls().model_json_schema()["properties"]
-    assert {*properties} == {*component.model_fields}
+    assert {*properties} == {field.name for field in fields(component.declares)}
     for name, schema in properties.items():
         assert re.fullmatch(r"[A-Z].*\.", schema["description"], re.DOTALL), name
 
@@ -299,6 +298,7 @@ def test_a_scaffold_has_every_attribute_with_its_meaning(
     CommentedAttributes().scaffold(request)
     text = (tmp_path / "defs.yaml").read_text()
     assert refusals(component, **yaml.safe_load(text)["attributes"]) == []
-    uncommented = yaml.safe_load(re.sub(r"^  # (?=\w+: )", "  ", text, flags=re.MULTILINE))
-    assert {*uncommented["attributes"]} == {*component.model_fields} - {"name"}
+    uncommented = yaml.safe_load(re.sub(r"^  # (?=( {4})?\w+:)", "  ", text, flags=re.MULTILINE))
+    names = {field.name for field in fields(component.declares)}
+    assert {*uncommented["attributes"]} == names - {"name"}
     assert refusals(component, **uncommented["attributes"]) == []

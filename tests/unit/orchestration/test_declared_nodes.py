@@ -17,21 +17,14 @@ from dagster_leasehold.lease_store.rules.node_settings import Modulo, NodeSettin
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.settings import SETTINGS_FILE, Settings
+from dagster_leasehold.orchestration.settings import Settings
+from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 
 KEY = GroupKey.parse("default", "demo")
-DECLARED = """
-nodes = ["east", "west"]
-
-[[streams]]
-name = "demo"
-assignment = "modulo"
-
-[streams.nodes]
-east = { source_count = 3, node_id = 0 }
-west = { source_count = 3, node_id = 1 }
-"""
+DECLARED = stream_text(
+    "demo", assignment='"modulo"', nodes="{'east': Modulo(3, 0), 'west': Modulo(3, 1)}"
+)
 OutputOf = Callable[..., str]
 
 
@@ -42,7 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LeaseStore:
     monkeypatch.chdir(tmp_path)
     home = tmp_path / "home"
     monkeypatch.setenv("LEASEHOLD_HOME", str(home))
-    Path(SETTINGS_FILE).write_text(DECLARED, "utf-8")
+    declare(Path(), DECLARED, settings='nodes = ["east", "west"]\n')
     home.mkdir()
     store = open_store(Settings(home=home).store_url)
     store.create_group(Group(KEY, assignment=AssignmentMode.MODULO))

@@ -10,15 +10,14 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.lease_store.errors import InvalidSetting, SourceLibraryMissing, UnknownStream
-from dagster_leasehold.lease_store.group_rows import AssignmentMode
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE, Settings, load_settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.reading import declared_stream
 from dagster_leasehold.shard_sources import registry
+from tests.declared import declare
 from tests.environment import forget_settings
 
 EAST = NodeName("east")
@@ -95,29 +94,38 @@ def test_the_module_finds_the_home_of_its_caller(module: Module, tmp_path: Path)
 
 
 def test_a_stream_is_looked_up_by_its_name(module: Module) -> None:
-    module(IMPORTS + "visits = ShardStream('visits', LocalLog('a'), output_days=3)")
-    Path("leasehold.toml").write_text(
-        'module = "visits_project"\n[[streams]]\nname = "clicks"\noutput_days = 4\n'
-    )
-    assert (declared_stream("visits").output_days, declared_stream("clicks").output_days) == (3, 4)
-    with pytest.raises(UnknownStream, match="Name the stream; the declared streams are: clicks, v"):
+    module(IMPORTS + "both = [ShardStream(name, LocalLog('a')) for name in ('visits', 'clicks')]")
+    Path("leasehold.toml").write_text('module = "visits_project"\n')
+    assert declared_stream("visits").name == "visits"
+    with pytest.raises(UnknownStream, match="Name the stream; the declared streams are: visits, c"):
         declared_stream()
     with pytest.raises(UnknownStream, match="No stream 'x' is declared in the module 'visits_proj"):
         declared_stream("x")
 
 
-def test_without_streams_of_its_own_a_file_that_names_a_module_has_no_demo(module: Module) -> None:
-    Path("leasehold.toml").write_text('module = "visits_project"\n')
-    assert load_settings().streams == ()
-    module(IMPORTS + "visits = ShardStream('visits', LocalLog('a'))")
-    assert declared_stream().name == "visits"
+def test_without_a_module_no_stream_is_declared(module: Module) -> None:
+    assert streams().names == ()
+    with pytest.raises(UnknownStream, match=r"No stream is declared here: .* `leasehold init`"):
+        declared_stream()
+
+
+def test_a_module_may_lie_beside_the_settings_of_the_home(module: Module, tmp_path: Path) -> None:
+    home = tmp_path / "elsewhere"
+    declare(home, "visits")
+    assert declared_stream(settings=load_settings(home=home)).source.spark_options() == {
+        "source": "local_log",
+        "root": str(home / "logs/visits"),
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("import nothing_of_this_name", "cannot be imported .ModuleNotFoundError: No module named"),
-        ("ShardStream('visits', LocalLog('a'), lag_max_s=1, output_days=0)", "imported .*days"),
+        (
+            "ShardStream('visits', LocalLog('a'), retention=Retention(output_days=0))",
+            "imported .*days",
+        ),
         ("@dg.definitions\ndef defs():\n    1 / 0", "cannot be loaded .ZeroDivisionError"),
         (
             "@dg.definitions\ndef defs():\n    return build_definitions([declared_stream('a')])",
@@ -128,13 +136,12 @@ def test_without_streams_of_its_own_a_file_that_names_a_module_has_no_demo(modul
             "defs = merged(build_definitions([ShardStream('visits', LocalLog(a))]) for a in 'ab')",
             "'visits' is declared twice in the module 'visits_project'",
         ),
-        ("demo = ShardStream('demo', LocalLog('a'))", "twice in leasehold.toml and the module"),
     ],
 )
 def test_a_module_that_cannot_be_used_is_one_sentence(
     module: Module, text: str, sentence: str
 ) -> None:
-    Path("leasehold.toml").write_text('module = "visits_project"\n[[streams]]\nname = "demo"\n')
+    Path("leasehold.toml").write_text('module = "visits_project"\n')
     module(IMPORTS + text)
     with pytest.raises(InvalidSetting, match=sentence) as refused:
         declared_stream("visits")
@@ -142,42 +149,19 @@ def test_a_module_that_cannot_be_used_is_one_sentence(
     assert os.environ.get("LEASEHOLD_HOME") is None
 
 
-def test_a_transform_is_named_as_module_and_function(module: Module) -> None:
-    module("from dagster_leasehold import arrow_transform\n@arrow_transform\ndef f(r): return r")
-    stream = StreamSettings(name="visits", transform="visits_project.f")
-    (made,) = streams(streams=[stream]).all()
-    assert isinstance(made.transform, ArrowTransform)
-
-
-@pytest.mark.parametrize(
-    ("path", "sentence"),
-    [
-        (
-            "visits_project.g",
-            "'visits_project.g', is not found: the module 'visits_project' has no",
-        ),
-        ("visits_project.number", "'visits_project.number', is not callable"),
-        ("nothing_of_this_name.f", "Module 'nothing_of_this_name' cannot be imported"),
-        ("f", "is 'f': name it as module.name"),
-    ],
-)
-def test_a_transform_that_cannot_be_used_is_one_sentence(
-    module: Module, path: str, sentence: str
-) -> None:
-    module("number = 1")
-    with pytest.raises(InvalidSetting, match=sentence):
-        streams(streams=[StreamSettings(name="visits", transform=path)]).opened("visits")
-
-
 def test_a_missing_client_library_is_named_by_whoever_needs_the_source(
-    monkeypatch: pytest.MonkeyPatch,
+    module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda _: None)
-    options = {"bootstrap_servers": "h:1"}
-    declared = streams(streams=[{"name": "visits", "source": "kafka", "options": options}])
+    source = "named_source('kafka', 'visits', bootstrap_servers='h:1')"
+    declared = streams(module=module(f"{IMPORTS}visits = ShardStream('visits', {source})"))
     stream = declared.described("visits")
     assert stream.key == GroupKey.parse("default", "visits")
-    for use in (lambda: stream.source.bounds([]), lambda: declared.opened("visits")):
+    for use in (
+        lambda: stream.source.bounds([]),
+        lambda: declared.opened("visits"),
+        lambda: build_definitions([stream], Settings()),
+    ):
         with pytest.raises(SourceLibraryMissing, match="confluent_kafka"):
             use()
 
@@ -185,19 +169,17 @@ def test_a_missing_client_library_is_named_by_whoever_needs_the_source(
 def test_dagster_loads_the_modules_definitions_or_the_packages_own(module: Module) -> None:
     assert streams().definitions_module == DEFINITIONS_MODULE
     bare = module(IMPORTS + "visits = ShardStream('visits', LocalLog('a'))")
-    assert streams(module=bare, streams=[{"name": "b"}]).definitions_module == DEFINITIONS_MODULE
+    assert streams(module=bare).definitions_module == DEFINITIONS_MODULE
     own = module(IMPORTS + "defs = dg.Definitions()")
     assert streams(module=own).definitions_module == "visits_project"
     assert DeclaredStreams(Settings(), "another").definitions_module == "another"
-    with pytest.raises(InvalidSetting, match=r"without the streams .* declares \(b\)"):
-        assert streams(module=own, streams=[{"name": "b"}]).definitions_module
 
 
-def test_the_packages_own_definitions_are_of_streams_in_python_and_in_the_settings(
+def test_the_packages_own_definitions_are_of_streams_without_definitions(
     module: Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module(IMPORTS + "visits = ShardStream('visits', LocalLog('a'))")
-    Path("leasehold.toml").write_text('module = "visits_project"\n[[streams]]\nname = "clicks"\n')
+    module(IMPORTS + "both = [ShardStream(name, LocalLog('a')) for name in ('visits', 'clicks')]")
+    Path("leasehold.toml").write_text('module = "visits_project"\n')
     monkeypatch.delitem(sys.modules, DEFINITIONS_MODULE, raising=False)
     from dagster_leasehold.orchestration.definitions import defs
 
@@ -218,16 +200,6 @@ def test_the_rows_of_a_module_say_what_its_streams_say_of_the_node(module: Modul
     assert (clicks.source_count, clicks.node_id, clicks.pinned) == (None, None, None)
     others = declared.memberships_of(NodeName("north")).values()
     assert {(row.source_count, row.pinned) for row in others} == {(None, None)}
-
-
-def test_the_rows_of_simple_streams_come_from_the_settings() -> None:
-    stream = {
-        "name": "visits",
-        "assignment": AssignmentMode.MODULO,
-        "nodes": {"east": {"source_count": 3, "node_id": 2}},
-    }
-    (row,) = streams(agents=True, streams=[stream]).memberships_of(EAST).values()
-    assert (row.source_count, row.node_id) == (3, 2)
 
 
 def test_a_module_without_streams_has_no_rows(module: Module) -> None:

@@ -23,6 +23,7 @@ from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from dagster_leasehold.lease_store.rules import deletable_history
 from dagster_leasehold.orchestration.command_line import main
+from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
@@ -112,11 +113,10 @@ def test_vacuum_forgets_and_removes_the_files_once_they_are_old(
 def test_the_streams_own_setting_counts(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = home.settings.home / "leasehold.toml"
-    file.write_text('[[streams]]\nname = "demo"\noutput_days = 90\n')
+    declare(home.settings.home, stream_text("demo", retention="Retention(output_days=90)"))
     output, _ = run(capsys, "vacuum", "demo")
     assert "Forgot 4 ledger rows of demo/default whose output is older than 90 days." in output
-    file.write_text('[[streams]]\nname = "demo"\noutput_days = 0.5\n')
+    declare(home.settings.home, stream_text("demo", retention="Retention(output_days=0.5)"))
     _, error = run(capsys, "vacuum", "demo", code=2)
     assert "output_days" in error
     _, error = run(capsys, "vacuum", "demo", "--expire-days", "0", code=2)

@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.dagster_processes import wait_for_port
+from tests.declared import declare
 from tests.ports import free_port
 
 
@@ -30,9 +31,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def declared(monkeypatch: pytest.MonkeyPatch) -> None:
+def declared(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """One stream, wherever a command is started."""
-    monkeypatch.setenv("LEASEHOLD_STREAMS", '[{"name": "visits"}]')
+    folder = tmp_path_factory.mktemp("declared")
+    monkeypatch.setenv("LEASEHOLD_MODULE", declare(folder, "visits"))
+    monkeypatch.syspath_prepend(folder)
 
 
 @pytest.mark.parametrize("command", ["dev", "dev --nodes 2"])

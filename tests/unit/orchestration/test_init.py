@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import sys
 import tomllib
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands.init import project_files
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.reading import declared_stream
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.registry import source_names
@@ -39,13 +42,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "transforms", raising=False)
+    monkeypatch.delitem(sys.modules, "streams", raising=False)
     return tmp_path
 
 
-def stream_of(text: str) -> StreamSettings:
-    [stream] = tomllib.loads(text)["streams"]
-    return StreamSettings.model_validate(stream)
+def stream_of(text: str) -> ShardStream:
+    """The stream of a module's text."""
+    names: dict[str, Any] = {}
+    exec(text, names)
+    [stream] = [value for value in names.values() if isinstance(value, ShardStream)]
+    return stream
+
+
+def options_of(stream: ShardStream) -> dict[str, Any]:
+    """The options of a stream's source, as Spark's workers get them."""
+    return json.loads(stream.source.spark_options()["options"])
 
 
 def test_a_local_log_is_healthy_and_has_records(
@@ -67,9 +78,8 @@ def test_a_topic_of_kafka_is_reached(folder: Path, capfd: pytest.CaptureFixture[
         assert main(["init", "orders", "--source", "kafka", "--option", option]) == 0
     printed = capfd.readouterr().out
     assert "source of orders: 2 shards; it can be read." in printed
-    assert stream_of(Path("leasehold.toml").read_text()).options == {
-        "bootstrap_servers": broker.address
-    }
+    stream = stream_of(Path("streams.py").read_text())
+    assert options_of(stream)["bootstrap_servers"] == broker.address
 
 
 def test_a_logstore_is_reached(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +112,7 @@ def test_a_stream_of_kinesis_is_reached(folder: Path, capsys: pytest.CaptureFixt
         client.delete_stream(StreamName="init-orders")
         client.close()
     assert "source of init-orders: 3 shards; it can be read." in capsys.readouterr().out
-    assert stream_of(Path("leasehold.toml").read_text()).options["shard_calls_per_s"] == 9.5
+    assert options_of(stream_of(Path("streams.py").read_text()))["shard_calls_per_s"] == 9.5
 
 
 def given(options: Sequence[str]) -> list[str]:
@@ -123,41 +133,45 @@ def test_a_broker_that_is_away_is_one_line(folder: Path, capfd: pytest.CaptureFi
 def test_every_setting_is_written_with_its_meaning(source: str) -> None:
     """Method: all that is commented out is a default or an example, and valid."""
     files = project_files(StreamName("visits"), source, OPTIONS[source])
-    text = files["leasehold.toml"]
+    text = files["streams.py"]
     stream = stream_of(text)
-    assert (stream.name, stream.source) == ("visits", source)
-    assert stream.options == OPTIONS[source]
-    assert stream.source_options.model_dump(include={*OPTIONS[source]}) == OPTIONS[source]
-    # An empty text stands where an option has no default.
-    uncommented = re.sub(r"^# (?=\w+ = (?!\"\"))", "", text, flags=re.MULTILINE)
-    values: dict[str, Any] = tomllib.loads(uncommented)
-    [all_set] = values.pop("streams")
-    assert {*all_set} == {*StreamSettings.model_fields} - {"nodes"}
-    checked = StreamSettings.model_validate(all_set)
-    assert checked.source_options
-    assert checked.table_settings
-    assert Settings.model_validate(values).nodes == Settings().nodes
+    assert stream.name == "visits"
+    assert stream.source.spark_options()["source"] == source
+    uncommented = re.sub(r"# (?=\w+=.*,$)", "", text, flags=re.MULTILINE)
+    [call] = [
+        node.value
+        for node in ast.parse(uncommented).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+    ]
+    written = {keyword.arg: keyword.value for keyword in call.keywords}
+    assert {*written} == {field.name for field in fields(ShardStream)} - {"nodes", "on_commit"}
+    for name in ("pace", "limits", "iceberg", "checks", "retention"):
+        part = written[name]
+        assert isinstance(part, ast.Call)
+        default = getattr(stream, name)
+        assert [each.arg for each in part.keywords] == [each.name for each in fields(default)]
+    changed = replace(stream_of(uncommented), source=stream.source, transform=stream.transform)
+    assert (changed.pace, changed.limits) == (stream.pace, stream.limits)
+    settings = re.sub(r"^# (?=\w+ = )", "", files["leasehold.toml"], flags=re.MULTILINE)
+    assert Settings.model_validate(tomllib.loads(settings)).nodes == Settings().nodes
     for line, following in zip(text.splitlines(), text.splitlines()[1:], strict=False):
-        if re.match(r"(# )?\w+ = ", following):
-            assert line.startswith("# "), following
+        if re.match(r" +# \w+=", following):
+            assert line.strip().startswith("# "), following
 
 
-@pytest.mark.parametrize("name", ["class", "2026-visits", "a.b-c", "visits"])
-def test_a_transform_has_a_name_that_python_takes(name: str) -> None:
-    files = project_files(StreamName(name), "local_log", {})
-    defined: dict[str, Any] = {}
-    exec(files["transforms.py"], defined)
-    path = stream_of(files["leasehold.toml"]).transform
-    assert path is not None
-    assert callable(defined[path.removeprefix("transforms.")])
+@pytest.mark.parametrize("name", ["class", "2026-visits", "a.b-c", "visits", "Pace", "parsed"])
+def test_a_stream_has_a_name_that_python_takes(name: str) -> None:
+    stream = stream_of(project_files(StreamName(name), "local_log", {})["streams.py"])
+    assert stream.name == name
+    assert stream.transform is not None
 
 
 def test_nothing_is_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("transforms.py").write_text("mine")
+    Path("streams.py").write_text("mine")
     assert main(["init", "visits"]) == 2
-    assert "There is a file transforms.py already: use another folder." in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["transforms.py"]
-    assert Path("transforms.py").read_text() == "mine"
+    assert "There is a file streams.py already: use another folder." in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["streams.py"]
+    assert Path("streams.py").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.commands.dev import say_what_is_missing
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.settings import Settings
-from dagster_leasehold.orchestration.stream_settings import StreamSettings
 from dagster_leasehold.orchestration.supervision.preflight import held_port
 from tests import ports
+from tests.declared import declare, stream_text
 
 
 def test_a_port_that_is_taken_is_refused_and_another_one_chosen() -> None:
@@ -53,17 +53,9 @@ def test_only_a_local_log_can_be_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Goal: a deployment that reads from a service starts; its logs are not made by us."""
-    settings = Settings(
-        home=tmp_path,
-        streams=(
-            StreamSettings(
-                name="orders",
-                source="kafka",
-                options={"bootstrap_servers": "127.0.0.1:1", "topic": "orders"},
-            ),
-            StreamSettings(name="visits"),
-        ),
-    )
+    options = {"bootstrap_servers": "127.0.0.1:1", "topic": "orders"}
+    module = declare(tmp_path, stream_text("orders", "kafka", options=options), "visits")
+    settings = Settings(home=tmp_path, module=module)
     say_what_is_missing(Target(settings))
     output = capsys.readouterr().out
     assert output.startswith("Stream visits has no log yet")

@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.lease_store.group_rows import AssignmentMode
-from dagster_leasehold.lease_store.identifiers import NodeName, StreamName
-from dagster_leasehold.lease_store.rules.node_settings import Modulo
-from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
+from dagster_leasehold.lease_store.identifiers import StreamName
 from dagster_leasehold.orchestration.resources import spark_of
 from dagster_leasehold.orchestration.settings import load_settings
 from tests.environment import forget_settings
@@ -30,7 +27,6 @@ def test_without_anything_the_embedded_default_is_in_the_working_directory() -> 
     settings = load_settings()
     assert settings.home == Path(".leasehold")
     assert settings.store_url.get_secret_value().startswith("sqlite:////")
-    assert settings.streams == ()
     assert settings.timing.beat_s == pytest.approx(settings.timing.timeout_s / 3)
 
 
@@ -87,13 +83,11 @@ def test_spark_is_a_table_or_one_word_in_the_file_and_in_the_environment(
 
 def test_lists_come_from_the_environment_as_json() -> None:
     os.environ["LEASEHOLD_NODES"] = '["x", "y"]'
-    os.environ["LEASEHOLD_STREAMS"] = '[{"name": "clicks", "group": "g"}]'
     try:
         settings = load_settings()
     finally:
-        del os.environ["LEASEHOLD_NODES"], os.environ["LEASEHOLD_STREAMS"]
+        del os.environ["LEASEHOLD_NODES"]
     assert settings.nodes == ("x", "y")
-    assert str(settings.streams[0].key) == "clicks/g"
 
 
 @pytest.mark.parametrize(
@@ -110,12 +104,7 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("LEASEHOLD_SPARK", '{"adress": "yarn"}', "did you mean address?"),
         ("LEASEHOLD_SPARK", '{"mode": "flink"}', "'connect' or 'classic'"),
         ("LEASEHOLD_SPARK", "{", "spark"),
-        ("LEASEHOLD_STREAMS", "{", "streams"),
-        ("LEASEHOLD_STREAMS", '[{"name": "a/b"}]', "not a valid stream name"),
-        ("LEASEHOLD_STREAMS", '[{"name": "a"}, {"name": "a"}]', "declared twice"),
-        ("LEASEHOLD_STREAMS", '[{"name": "a", "source": "ftp"}]', "no source 'ftp'"),
-        ("LEASEHOLD_STREAMS", '[{"name": "a", "options": {"rot": "x"}}]', "did you mean root?"),
-        ("LEASEHOLD_STREAMS", '[{"name": "a", "options": 3}]', "options"),
+        ("LEASEHOLD_STREAMS", "[]", "declare streams in Python"),
     ],
 )
 def test_a_wrong_variable_is_one_sentence_that_names_it(
@@ -132,8 +121,7 @@ def test_a_wrong_variable_is_one_sentence_that_names_it(
     [
         ("nodes = [", "cannot be read as settings"),
         ('node = ["a"]', "did you mean nodes?"),
-        ('[[streams]]\nname = "a"\nbatch_record_max = 3', "batch_records_max"),
-        ('[[streams]]\nname = "a"\nbatch_records_max = 0', "streams.0.batch_records_max"),
+        ('[[streams]]\nname = "a"', "declare streams in Python, as `leasehold init` writes it"),
         ('[spark]\nmemory = "1"', "use 512m or more"),
         ('[spark.conf]\nspark.master = "local"', "spark.conf may not set spark.master"),
         ('[spark.conf]\nspark.x.password = "hunter2"', "holds a secret"),
@@ -173,65 +161,6 @@ def test_switches_of_tests_are_not_taken_for_settings(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LEASEHOLD_FAILPOINT", "after_intent")
     monkeypatch.setenv("LEASEHOLD_TEST_LOGS", "/nowhere")
     assert load_settings().nodes == ("local",)
-
-
-NODE_TABLES = """nodes = ["east", "west"]
-[[streams]]
-name = "visits"
-"""
-
-
-def test_what_nodes_say_of_themselves_is_read_from_the_file() -> None:
-    Path("leasehold.toml").write_text(
-        NODE_TABLES
-        + """assignment = "modulo"
-nodes.east = { source_count = 2, node_id = 0 }
-nodes.west = { source_count = 2, node_id = 1 }
-"""
-    )
-    (stream,) = DeclaredStreams(load_settings()).all()
-    assert stream.assignment is AssignmentMode.MODULO
-    assert stream.nodes == {"east": Modulo(2, 0), "west": Modulo(2, 1)}
-    Path("leasehold.toml").write_text(
-        NODE_TABLES + 'assignment = "pinned"\n[streams.nodes.west.pinned]\n0 = -1\n1 = "17"\n'
-    )
-    (stream,) = DeclaredStreams(load_settings()).all()
-    row = stream.node(NodeName("west"), address="here")
-    assert row.pinned == {"0": None, "1": "17"}
-    assert stream.node(NodeName("east"), address="here").pinned is None
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('assignment = "modul"', "'balanced', 'modulo' or 'pinned'"),
-        ('assignment = "modulo"', "no source_count and node_id of node 'east'"),
-        ('assignment = "modulo"\nnodes.eest = {source_count = 1, node_id = 0}', "'eest', which"),
-        ("nodes.east = {source_count = 1, node_id = 0}", "the assignment is balanced"),
-        ('assignment = "modulo"\nnodes.east = {source_count = 2}', "without a node_id"),
-        ('assignment = "modulo"\nnodes.east = {node_id = 2}', "without a source_count"),
-        ('assignment = "modulo"\nnodes.east = {source_cont = 2}', "did you mean source_count?"),
-        ('assignment = "modulo"\nnodes.east = {node_id = true}', "valid integer"),
-        ('assignment = "modulo"\nnodes.east = {source_count = 2, node_id = 2}', "from 0 to 1"),
-        (
-            'assignment = "modulo"\nnodes.east = {source_count = 2, node_id = 1}\n'
-            "nodes.west = {source_count = 2, node_id = 1}",
-            "which 'east' already has",
-        ),
-        ('assignment = "pinned"\nnodes.east = {}', "and not both"),
-        ('assignment = "pinned"\nnodes.east.pinned = {"a/b" = -1}', "not a valid shard name"),
-        ('assignment = "pinned"\nnodes.east.pinned = {0 = -7}', "is negative"),
-        (
-            'assignment = "pinned"\nnodes.east.pinned = {0 = 1}\nnodes.west.pinned = {0 = 2}',
-            "both name shard '0'",
-        ),
-    ],
-)
-def test_a_wrong_node_table_is_one_sentence(text: str, says: str) -> None:
-    Path("leasehold.toml").write_text(NODE_TABLES + text + "\n")
-    with pytest.raises(InvalidSetting, match=r"^[^\n]+$") as caught:
-        load_settings()
-    assert says in str(caught.value)
 
 
 def test_how_long_history_stays(monkeypatch: pytest.MonkeyPatch) -> None:

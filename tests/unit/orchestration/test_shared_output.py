@@ -13,6 +13,7 @@ import pytest
 from dagster_leasehold.assets.output import folder_owner
 from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.orchestration.command_line import main
+from tests.declared import declare
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 from tests.unit.orchestration.test_rewriting_commands import output_of
@@ -38,10 +39,7 @@ def neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Nei
     monkeypatch.setattr(folder_owner, "_own_folders", set())
     shared = tmp_path / "shared"
     for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "leasehold.toml").write_text(
-            f'output = "{shared}"\n[[streams]]\nname = "demo"\n'
-        )
+        declare(tmp_path / name, "demo", settings=f'output = "{shared}"\n')
     homes = [ConsumedHome(tmp_path / name, output=shared) for name in ("first", "second")]
     for home in homes:
         home.append(10)

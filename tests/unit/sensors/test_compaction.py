@@ -13,6 +13,7 @@ from dagster import DagsterRunStatus
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.run_process import process_note
+from dagster_leasehold.assets.shard_stream import Retention
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -49,7 +50,7 @@ class Scene:
         self.instance = instance
         self.now_s = 0.0
         stream, self.source = scripted_stream(2)
-        self.stream = replace(stream, compact_after_s=3_600.0)
+        self.stream = replace(stream, retention=Retention(compact_after_s=3_600.0))
         self.deployment, self.store = memory_deployment("a")
         self.time = NOON
         self.store._clock = lambda: self.time
@@ -144,7 +145,7 @@ def test_what_was_looked_at_is_not_chosen_again(scene: Scene):
 
 def test_young_batches_are_not_worth_a_run(instance: dg.DagsterInstance):
     scene = Scene(instance)
-    scene.stream = replace(scene.stream, compact_after_s=3 * 3_600.0)
+    scene.stream = replace(scene.stream, retention=Retention(compact_after_s=3 * 3_600.0))
     scene.start()
     assert scene.tick() == []
     assert scene.sentence == "No shard has enough small files that are old enough."
@@ -245,7 +246,7 @@ def test_a_store_that_is_away_is_a_sentence(scene: Scene):
 def test_a_shard_that_has_gone_quiet_is_compacted_to_its_end(scene: Scene):
     """Goal: without later batches nothing in the ledger would ever make its last ones old."""
     assert scene.config()["old_until"] == {}
-    scene.now_s += scene.stream.compact_after_s
+    scene.now_s += scene.stream.retention.compact_after_s
     scene.commit(ONE, 1)
     assert scene.config()["old_until"] == {"0": OLD + 1}
 
@@ -257,16 +258,16 @@ def test_a_last_run_removes_replaced_files_once_all_of_them_are_old(scene: Scene
         scene.store.claim_rewrite(scene.key, shard, "done", RewriteKind.COMPACTION)
         scene.store.note_compacted(scene.key, shard, "done", Compacted(0, OLD + 1))
         scene.store.release_rewrite(scene.key, shard, "done")
-    scene.now_s += scene.stream.vacuum_after_s
+    scene.now_s += scene.stream.retention.vacuum_after_s
     assert scene.tick() == []
     scene.now_s += VACUUM_MARGIN_S
     config = scene.config()
     assert (config["node"], config["shards"], config["vacuum"]) == ("a", [], True)
-    scene.now_s += scene.stream.vacuum_after_s + VACUUM_MARGIN_S
+    scene.now_s += scene.stream.retention.vacuum_after_s + VACUUM_MARGIN_S
     assert scene.tick() == [], "nothing was replaced since"
     scene.commit(ZERO, OLD)
-    scene.now_s += scene.stream.compact_after_s
+    scene.now_s += scene.stream.retention.compact_after_s
     scene.tick()
-    scene.now_s += scene.stream.compact_after_s
+    scene.now_s += scene.stream.retention.compact_after_s
     assert scene.config()["shards"] == ["0"]
     assert scene.cursor == "2"

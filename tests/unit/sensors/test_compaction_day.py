@@ -132,17 +132,17 @@ class Days:
             config = request.run_config["ops"]["compact__orders_eu"]["config"]
             self.compact(config)
             if config["vacuum"]:
-                age = timedelta(seconds=self.stream.vacuum_after_s)
+                age = timedelta(seconds=self.stream.retention.vacuum_after_s)
                 vacuum(self.store, self.key, self.place, older_than=age)
 
     def compact(self, config: dict[str, Any]) -> None:
         """Do what a run of the sensor does."""
         self.runs += 1
-        run, target = f"compact-{self.runs}", self.stream.compact_target_bytes
+        run, target = f"compact-{self.runs}", self.stream.retention.compact_target_bytes
         compactor = SizedCompactor(
             store=self.store, key=self.key, output_root=self.place, run=run, target_bytes=target
         )
-        age = timedelta(seconds=self.stream.compact_after_s)
+        age = timedelta(seconds=self.stream.retention.compact_after_s)
         old_until = {ShardId(shard): number for shard, number in config["old_until"].items()}
         done = ContinuedCompaction(
             compactor, age, old_until, stopped=lambda _: ""
@@ -173,8 +173,8 @@ def test_a_day_ends_with_few_files_and_nothing_to_do_by_hand(days: Days):
     a day later nothing is on the disk that the ledger does not name.
     """
     days.pass_by(24, busy=True)
-    half = days.stream.compact_target_bytes * LARGE_ENOUGH
-    young = days.stream.compact_after_s / COMMIT_S
+    half = days.stream.retention.compact_target_bytes * LARGE_ENOUGH
+    young = days.stream.retention.compact_after_s / COMMIT_S
     for shard in days.shards:
         sizes = days.sizes(shard)
         # Those of the last hour, and of the half an hour between two compactions of a node.

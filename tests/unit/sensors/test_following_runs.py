@@ -13,6 +13,7 @@ from dagster_leasehold.assets.consuming.run_requests import (
     STOP_TAG,
     offered,
 )
+from dagster_leasehold.assets.shard_stream import Checks
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.following_runs import OFFER_S, START_S
@@ -209,7 +210,7 @@ def test_runs_of_an_older_definition_are_asked_to_end(instance: dg.DagsterInstan
     scene.restart()
     scene.later()
     assert STOP_TAG not in scene.tags(run_id), "a code server may load the same one again"
-    scene.stream = replace(scene.stream, quarantined_max=7)
+    scene.stream = replace(scene.stream, checks=Checks(quarantined_max=7))
     scene.restart()
     result = scene.later()
     assert STOP_TAG in scene.tags(run_id)

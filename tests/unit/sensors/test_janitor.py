@@ -184,7 +184,7 @@ def test_a_run_that_works_for_too_long_is_ended_though_it_holds_its_shard(
     monkeypatch.setattr(type(scene.instance), "run_launcher", property(lambda _: launcher))
     run = scene.add_run(DagsterRunStatus.STARTED, process_note())
     scene.open(run)
-    limit_s = scene.stream.run_budget_s + scene.stream.stall_limit_s + OVERTIME_S
+    limit_s = scene.stream.pace.run_budget_s + scene.stream.pace.stall_limit_s + OVERTIME_S
     assert "worked" not in scene.clean()
     scene.now_s += limit_s
     assert "worked" not in scene.clean()

@@ -15,6 +15,6 @@ def test_tags_of_a_run_are_few_and_short_however_many_shards_it_serves() -> None
         "leasehold/node": "node-a",
         "leasehold/stream": stream.name,
         "leasehold/shards": "shard-0, shard-1, shard-2, shard-3 and 996 more",
-        WORK_MAX_TAG: str(round(stream.run_budget_s + stream.stall_limit_s) + OVERTIME_S),
+        WORK_MAX_TAG: str(round(stream.pace.run_budget_s + stream.pace.stall_limit_s) + OVERTIME_S),
         "dagster/max_retries": "0",
     }

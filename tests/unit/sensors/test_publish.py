@@ -47,7 +47,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         world = self.publishing.world
-        stream = replace(world.stream, table=TableSettings(publish_interval_s=5.0))
+        stream = replace(world.stream, iceberg=TableSettings(publish_interval_s=5.0))
         for node in (NODE, OTHER):
             deployment = Deployment(
                 lambda: world.store, (node,), Timing(), lambda _: output_place(world.output)
@@ -111,7 +111,7 @@ def test_a_tick_that_comes_late_does_not_cost_the_next_one(scene: Scene) -> None
 
 def test_the_interval_is_kept_on_the_average(scene: Scene) -> None:
     rounds = scene.rounds[NODE]
-    rounds.stream = replace(rounds.stream, table=TableSettings(publish_interval_s=7.0))
+    rounds.stream = replace(rounds.stream, iceberg=TableSettings(publish_interval_s=7.0))
     published = 0
     for _ in range(14):
         scene.consume()
@@ -241,7 +241,7 @@ class Runs:
         self.scene, self.over = scene, set[str]()
         world, sensor = scene.publishing.world, scene.rounds[NODE]
         self.store, self.key = world.store, world.key
-        stream = replace(world.stream, table=TableSettings(publish_interval_s=0.0))
+        stream = replace(world.stream, iceberg=TableSettings(publish_interval_s=0.0))
         self.first, self.second = (
             PublishRounds(
                 stream,

@@ -157,7 +157,7 @@ def calls_the_hook(scene: Scene) -> None:
 def asks_for_complete_hours(scene: Scene) -> None:
     scene.source.shards = []
     shard, _ = scene.commit()
-    hourly = HourlyAsset(scene.stream, "hourly", lambda frame: frame, since=NOON - timedelta(1))
+    hourly = HourlyAsset("hourly", scene.stream, lambda frame: frame, since=NOON - timedelta(1))
     rows = scene.store.snapshot(scene.stream.key).shards
     # Only the shard that has output is left to hold hours back.
     snapshot = replace(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.sensors.launch_choice import LOOK_S
 from dagster_leasehold.sensors.rebalance import rebalance_step
@@ -108,7 +109,7 @@ def test_a_source_that_answers_slowly_is_asked_seldom(instance: dg.DagsterInstan
 
 def test_a_tick_launches_a_run_for_what_came_while_it_waited(instance: dg.DagsterInstance) -> None:
     scene = Scene(instance, nodes="a")
-    scene.stream = replace(scene.stream, commit_interval_s=0.0)
+    scene.stream = replace(scene.stream, pace=Pace(commit_interval_s=0.0))
     now_s = [0.0]
 
     def wait(seconds: float) -> None:

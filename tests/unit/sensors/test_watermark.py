@@ -46,7 +46,7 @@ class Scene:
             lambda: self.world.store, (NODE,), Timing(), output_folder=lambda _: self.world.place
         )
         given: dict[str, Any] = {"since": NOON} | declaration
-        self.hourly = HourlyAsset(self.world.stream, "hourly", lambda frame: frame, **given)
+        self.hourly = HourlyAsset("hourly", self.world.stream, lambda frame: frame, **given)
         self.cursor: str | None = None
         self.publishing = True
         self.in_work: set[datetime] = set()

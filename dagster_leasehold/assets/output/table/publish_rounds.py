@@ -140,13 +140,13 @@ class PublishRounds:
 
         It counts by the wall clock. One that is wrong costs an interval, or a snapshot too many.
         """
-        interval_s = self.stream.table.publish_interval_s
+        interval_s = self.stream.iceberg.publish_interval_s
         since = timedelta() if publication.at is None else self.now() - publication.at
         return min(interval_s, max(0.0, interval_s - since.total_seconds()))
 
     def _place(self) -> str:
         """Return the sentence on the table's newest snapshot; empty where there is none."""
-        table = self.stream.table.table_name(self.deployment.catalog.name, self.stream.key)
+        table = self.stream.iceberg.table_name(self.deployment.catalog.name, self.stream.key)
         return "" if self.snapshot is None else f" Snapshot {self.snapshot} of {table}."
 
     def _turn(self, store: LeaseStore, before: Publication) -> PublishReport:
@@ -159,7 +159,7 @@ class PublishRounds:
         from dagster_leasehold.assets.output.table.group_table import build_publisher
         from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
 
-        key, settings, catalog = self.stream.key, self.stream.table, self.deployment.catalog
+        key, settings, catalog = self.stream.key, self.stream.iceberg, self.deployment.catalog
         nodes, holder = dict(self.nodes()), before.node
         if holder is not None and nodes.get(holder) == before.incarnation:
             # Another process of the node is at it, or has died over it.
@@ -188,7 +188,7 @@ class PublishRounds:
                 report = report.and_then(self._publisher.publish(turn))
             if not self.run and self.clock() >= self._cleaning_due_s:
                 self._cleaning_due_s = self.clock() + CLEANING_EVERY_S
-                age = timedelta(seconds=self.stream.vacuum_after_s)
+                age = timedelta(seconds=self.stream.retention.vacuum_after_s)
                 self._publisher.remove_orphans(turn, older_than=age)
         finally:
             store.end_publish_turn(turn)

@@ -309,7 +309,7 @@ def test_a_gained_shard_that_another_run_has_opened_is_not_reported(scene: Scene
 
 @pytest.mark.parametrize("shards_per_run", [1, 2])
 def test_a_run_takes_no_more_shards_than_a_run_may_have(scene: Scene, shards_per_run: int) -> None:
-    scene.world.stream = replace(scene.world.stream, shards_per_run=shards_per_run)
+    scene.world.stream = replace(scene.world.stream, pace=Pace(shards_per_run=shards_per_run))
     scene.gained = gaining(scene, 20.0)
     assert len(scene.follow(shards=[ZERO])) == shards_per_run
 

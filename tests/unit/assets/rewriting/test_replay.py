@@ -12,6 +12,7 @@ import pytest
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.errors import RewriteRefused, TransformError
 from dagster_leasehold.assets.output.units import units
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.rewriting.replay import Replayer, ReplayReport
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.lease_store.errors import CursorExpired
@@ -111,7 +112,7 @@ def test_progress_estimates_the_batches_of_shards_that_are_not_begun(scene: Scen
     assert scene.consume("run-2")[ONE].error == ""
     reports: list[tuple[int, int | None]] = []
     replayer = scene.replayer()
-    replayer.stream = replace(scene.stream, shards_per_run=1)
+    replayer.stream = replace(scene.stream, pace=Pace(shards_per_run=1))
     replayer.progress = lambda *seen: reports.append(seen)
     replayer.replay((ZERO, ONE), ALL)
     assert reports[:4] == [(done, 6) for done in range(4)], "as many as those of the first shard"

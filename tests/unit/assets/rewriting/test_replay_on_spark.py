@@ -16,6 +16,7 @@ from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepResult
 from dagster_leasehold.assets.errors import SessionLost
 from dagster_leasehold.assets.guarding.run_on_spark import run_tag
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.rewriting import replay
 from dagster_leasehold.assets.rewriting.replay import ReplayReport, replay_on_spark
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -98,7 +99,7 @@ def test_a_replay_without_progress_gives_its_claims_back_and_keeps_the_old_outpu
 ) -> None:
     """Method: no task of its third sweep runs; each shard is a portion of its own."""
     scene = on_spark.scene
-    scene.stream = replace(scene.stream, shards_per_run=1)
+    scene.stream = replace(scene.stream, pace=Pace(shards_per_run=1))
     claims_at_interruption: list[object] = []
     ended = threading.Event()
     clock = ManualClock()

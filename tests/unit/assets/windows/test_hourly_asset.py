@@ -14,7 +14,7 @@ import pytest
 from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.windows.hourly_asset import hourly_asset, window_metadata
+from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, window_metadata
 from dagster_leasehold.assets.windows.window_run import WindowMade
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -26,7 +26,7 @@ def test_an_hour_of_all_shards_is_no_arrow_table(tmp_path: Path) -> None:
     transform: Any = arrow_transform(lambda table: table)
     stream = ShardStream("visits", LocalLog(tmp_path))
     with pytest.raises(InvalidSetting, match=r"takes Arrow tables.*leave the decorator away"):
-        hourly_asset(stream, "per_hour", transform, since=datetime(2026, 1, 31, tzinfo=UTC))
+        HourlyAsset("per_hour", stream, transform, since=datetime(2026, 1, 31, tzinfo=UTC))
 
 
 def test_an_hour_names_its_rows_columns_and_place_as_dagster_does(tmp_path: Path) -> None:

@@ -1,0 +1,114 @@
+"""Values that people declare, in Python or in YAML: checked by pydantic, refused in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass as plain_dataclass
+from typing import Any, Self, TypeVar, cast
+
+import pydantic
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs, CoreSchema, core_schema
+from typing_extensions import dataclass_transform
+
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown, suggestion
+
+T = TypeVar("T")
+POSITIVE = Field(gt=0)
+NOT_NEGATIVE = Field(ge=0)
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_MISSING = ("missing", "missing_argument")
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field, pydantic.fields.Field))
+def declared(class_: type[T]) -> type[T]:
+    """Make a frozen dataclass that checks its values; a docstring behind a field says what it is.
+
+    A value that is a mapping becomes the declared class that its field names.
+    """
+    config = ConfigDict(arbitrary_types_allowed=True, use_attribute_docstrings=True, extra="forbid")
+    return cast(type[T], dataclass(frozen=True, config=config)(class_))
+
+
+@plain_dataclass(frozen=True, slots=True)
+class TakenBy:
+    """Annotates a field whose value a function takes; pydantic does not look into its class.
+
+    Attributes:
+        take: from what was given to the value.
+        schema: the JSON schema of what YAML gives.
+    """
+
+    take: Callable[[Any, ValidationInfo], Any]
+    schema: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, *_: object) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self.take)
+
+    def __get_pydantic_json_schema__(self, *_: object) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+@declared
+class Declared:
+    """The root of declared classes.
+
+    Raises:
+        InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
+    """
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _refuse_in_a_sentence(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(values)
+        except ValidationError as error:
+            raise InvalidSetting(f"{cls.title(values)}{refusal(error, cls)}") from None
+        except InvalidSetting as error:
+            raise InvalidSetting(f"{cls.title(values)}{error}") from None
+
+    @classmethod
+    def title(cls, _values: Any) -> str:
+        """Return how a sentence about these values begins."""
+        return ""
+
+
+def given_name(values: Any) -> str:
+    """Return the name among the values of a declaration, the first of its arguments."""
+    if isinstance(values, ArgsKwargs):
+        given = {**(values.kwargs or {}), **({"name": values.args[0]} if values.args else {})}
+    else:
+        given = values if isinstance(values, Mapping) else {}
+    return shown(given.get("name", ""))
+
+
+def refusal(error: ValidationError, declared_class: type[Any]) -> str:
+    """Return pydantic's first complaint as a sentence."""
+    first = error.errors(include_url=False)[0]
+    setting = ".".join(str(part) for part in first["loc"])
+    type_, limits = first["type"], first.get("ctx", {})
+    if type_ in _UNKNOWN:
+        names = declared_class.__pydantic_fields__
+        return f"{shown(setting)} is no setting: {suggestion(setting, names)}"
+    if type_ in _MISSING:
+        return f"{setting} is missing."
+    match type_:
+        case "greater_than":
+            advice = "a positive number"
+        case "greater_than_equal":
+            advice = "0 or a positive number"
+        case "literal_error" | "enum":
+            advice = limits["expected"]
+        case _:
+            reason = first["msg"].removeprefix("Value error, ").rstrip(".")
+            return f"{setting} is not valid: {reason}."
+    value = first["input"]
+    return f"{setting} is {shown(value) if isinstance(value, str) else value}: use {advice}."
