@@ -5,8 +5,7 @@ Everything that a project writes to consume a log is imported from here:
 * a stream and how it is consumed: `ShardStream`, `Pace`, `Limits`, `Checks`, `Retention`,
   `WatermarkOf`, `GapPolicy`, `AssignmentMode`, `Modulo`, `Pinned`, and its published table:
   `TableSettings`;
-* where its records come from: `named_source`, or `LocalLog`, `KafkaSource`, `KinesisStream`,
-  `LogHub`, each of the services with its options;
+* where its records come from: `named_source`, or a `LocalLog`;
 * its transform and its hook: `arrow_transform`, `parse_json`, `parse_csv`, `CommittedBatch`;
 * hours of event time: `HourlyAsset`, `LatePolicy`, `LateAction`;
 * both in the YAML of a `dg` project: `ShardStreamComponent`, `HourlyAssetComponent`;
@@ -45,11 +44,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.orchestration.declared_streams import named_source
     from dagster_leasehold.orchestration.instance import production_text
     from dagster_leasehold.orchestration.settings import Settings, load_settings
-    from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
-    from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisStream
     from dagster_leasehold.shard_sources.local_log import LocalLog
-    from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
-    from dagster_leasehold.shard_sources.loghub.source import LogHub
     from dagster_leasehold.shard_sources.source import Limits
 
 __all__ = [
@@ -59,17 +54,11 @@ __all__ = [
     "GapPolicy",
     "HourlyAsset",
     "HourlyAssetComponent",
-    "KafkaOptions",
-    "KafkaSource",
-    "KinesisOptions",
-    "KinesisStream",
     "LateAction",
     "LatePolicy",
     "LeaseholdError",
     "Limits",
     "LocalLog",
-    "LogHub",
-    "LogHubOptions",
     "Modulo",
     "Pace",
     "Pinned",
@@ -96,17 +85,11 @@ _HOMES = {
     "GapPolicy": "dagster_leasehold.lease_store.group_rows",
     "HourlyAsset": "dagster_leasehold.assets.windows.hourly_asset",
     "HourlyAssetComponent": "dagster_leasehold.orchestration.components",
-    "KafkaOptions": "dagster_leasehold.shard_sources.kafka",
-    "KafkaSource": "dagster_leasehold.shard_sources.kafka",
-    "KinesisOptions": "dagster_leasehold.shard_sources.kinesis",
-    "KinesisStream": "dagster_leasehold.shard_sources.kinesis",
     "LateAction": "dagster_leasehold.assets.windows.hourly_asset",
     "LatePolicy": "dagster_leasehold.assets.windows.hourly_asset",
     "LeaseholdError": "dagster_leasehold.lease_store.errors",
     "Limits": "dagster_leasehold.shard_sources.source",
     "LocalLog": "dagster_leasehold.shard_sources.local_log",
-    "LogHub": "dagster_leasehold.shard_sources.loghub.source",
-    "LogHubOptions": "dagster_leasehold.shard_sources.loghub.options",
     "Modulo": "dagster_leasehold.lease_store.rules.node_settings",
     "Pace": "dagster_leasehold.assets.pace",
     "Pinned": "dagster_leasehold.lease_store.rules.node_settings",

@@ -111,7 +111,7 @@ class WatermarkOf(StrEnum):
 
 @declared
 class Checks(Declared):
-    """What a stream's batches and shards have to meet."""
+    """Limits that a stream's batches and shards have to meet."""
 
     quarantined_max: Annotated[int, NOT_NEGATIVE] = 1_000
     """The most records of one batch that may go to quarantine."""
@@ -269,7 +269,7 @@ class ShardStream(Declared):
     iceberg: TableSettings = TableSettings()
     """The published table."""
     checks: Checks = Checks()
-    """What its batches and shards have to meet."""
+    """Limits that its batches and shards have to meet."""
     retention: Retention = Retention()
     """How long its output stays, and when files are merged and removed."""
     key_prefix: Annotated[str | Sequence[str], Field(examples=["web"])] = ()

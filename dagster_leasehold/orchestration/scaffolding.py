@@ -13,6 +13,8 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from dagster_leasehold.assets.declared import TakenBy
+
 COLUMNS = 92
 
 
@@ -76,7 +78,7 @@ def written_settings(
         if name in left_out:
             continue
         yield from (f"# {line}" for line in wrap(meaning, COLUMNS - 2))
-        part: Any = field.annotation if is_dataclass(field.annotation) else None
+        part = part_of(field)
         if name not in values and part is not None:
             lines = written_settings(part, {}, form, commented=form.empty_parts)
             text = [form.begin_part(name, part), *(f"    {line}" for line in lines)]
@@ -104,6 +106,13 @@ def fields_of(model: type[Any]) -> Iterator[tuple[str, FieldInfo, str]]:
 
 def _plain_fields(model: type[Any]) -> tuple[Field[Any], ...]:
     return fields(model) if is_dataclass(model) else ()
+
+
+def part_of(field: FieldInfo) -> type[Any] | None:
+    """Return the class whose settings are parts of a field; None for a single value."""
+    taken = any(isinstance(each, TakenBy) for each in field.metadata)
+    class_: Any = field.annotation
+    return class_ if is_dataclass(class_) and not taken else None
 
 
 def default_of(field: FieldInfo) -> Any:

@@ -26,6 +26,7 @@ PACKAGES = tuple(ALLOWED)
 DECLARATION = {
     "arrow_transform",
     "commit_hook",
+    "declared",
     "deployment",
     "pace",
     "partitions",

@@ -45,7 +45,6 @@ from dagster_leasehold.assets.consuming.sweep import (
     SweepResult,
     check_quarantined,
     mistimed_note,
-    watermark_after,
 )
 from dagster_leasehold.assets.errors import (
     QuarantineLimitExceeded,
@@ -53,7 +52,7 @@ from dagster_leasehold.assets.errors import (
     TransformError,
 )
 from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
-from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -359,7 +358,9 @@ class Consumer:
             return None
         try:
             if not batch.set_aside:
-                check_quarantined(self._stream, range_, result.statistics.quarantined)
+                check_quarantined(
+                    range_, result.statistics.quarantined, self._stream.checks.quarantined_max
+                )
             if result.columns:
                 self._columns.agree(result.columns)
         except (QuarantineLimitExceeded, TransformError) as error:
@@ -377,7 +378,7 @@ class Consumer:
             files=result.files,
             statistics=result.statistics,
             finished=batch.last,
-            watermark=watermark_after(self._stream, result),
+            watermark=_watermark_after(self._stream, result),
             hooked=self._stream.on_commit is not None,
             mistimed=result.mistimed,
             suspicion=suspicion and suspicion.after(batch.size, quarantined=bool(batch.set_aside)),
@@ -423,3 +424,11 @@ class Consumer:
             f"Node {self._node} could not renew its lease in time, so this run stopped without "
             "committing its last batch: the next run reads it again."
         )
+
+
+def _watermark_after(stream: ShardStream, outcome: SweepOutcome) -> datetime | None:
+    """Return the largest event time of a batch; None, which moves no watermark, if it has none."""
+    if stream.watermark_of is WatermarkOf.SOURCE:
+        return outcome.statistics.last_event_time
+    written = [file.last_event_time for file in outcome.files if not file.quarantine]
+    return max((time for time in written if time is not None), default=None)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -17,7 +16,6 @@ from dagster_leasehold.assets.errors import QuarantineLimitExceeded, SparkAway, 
 from dagster_leasehold.assets.guarding.side_by_side import SideBySide
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.output.worker_results import Plain, RangeStatistics, WrittenFile
-from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
 from dagster_leasehold.lease_store.errors import LeaseholdError, RunStalled
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchStatistics, DataFile
@@ -239,13 +237,12 @@ class GuardedApart(Apart):
                 self._guards.discard(guard)
 
 
-def check_quarantined(stream: ShardStream, range_: ReadRange, quarantined: int) -> None:
+def check_quarantined(range_: ReadRange, quarantined: int, quarantined_max: int) -> None:
     """Refuse a batch with more quarantined records than the stream allows.
 
     Raises:
         QuarantineLimitExceeded: there are more.
     """
-    quarantined_max = stream.checks.quarantined_max
     if quarantined > quarantined_max:
         raise QuarantineLimitExceeded(
             f"{quarantined} records of shard {range_.shard} between cursors {range_.start} and "
@@ -263,11 +260,3 @@ def mistimed_note(range_: ReadRange, outcome: SweepOutcome) -> str:
         f"{outcome.mistimed} records of shard {range_.shard} between cursors {range_.start} and "
         f"{range_.end} have a time outside the years 1 to 9999{first}: their event_time is null."
     )
-
-
-def watermark_after(stream: ShardStream, outcome: SweepOutcome) -> datetime | None:
-    """Return the largest event time of a batch; None, which moves no watermark, if it has none."""
-    if stream.watermark_of is WatermarkOf.SOURCE:
-        return outcome.statistics.last_event_time
-    written = [file.last_event_time for file in outcome.files if not file.quarantine]
-    return max((time for time in written if time is not None), default=None)

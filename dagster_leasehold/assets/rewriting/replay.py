@@ -276,7 +276,7 @@ class Replayer:
         if not isinstance(result, sweep.SweepOutcome):
             raise result
         statistics = result.statistics
-        sweep.check_quarantined(self.stream, range_, statistics.quarantined)
+        sweep.check_quarantined(range_, statistics.quarantined, self.stream.checks.quarantined_max)
         self._columns.agree(result.columns)
         batch = replay.waiting.popleft()
         replay.made.append(

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import dagster as dg
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import Field, ValidationInfo
 from typing_extensions import override
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
@@ -89,11 +89,6 @@ FIRST_HOUR = TakenBy(
 )
 
 
-def _late(given: Any) -> Any:
-    """Return a policy, of which YAML may give the action alone."""
-    return {"action": given} if isinstance(given, str) else given
-
-
 @declared
 class HourlyAsset(Declared):
     """A downstream asset with one partition per hour of event time, made from a stream's output.
@@ -115,7 +110,7 @@ class HourlyAsset(Declared):
     """The transform, applied by Spark to the records of one hour, of all shards."""
     since: Annotated[datetime, FIRST_HOUR, Field(examples=["2026-01-01T00:00:00Z"])]
     """The first hour, in UTC; earlier records belong to no partition."""
-    late: Annotated[LatePolicy, BeforeValidator(_late)] = LatePolicy()
+    late: LatePolicy = LatePolicy()
     """The treatment of records that come after their hour was made."""
     out_of_order_s: Annotated[float, NOT_NEGATIVE] = 0.0
     """The time by which a record may be older than its shard's newest without being late, in

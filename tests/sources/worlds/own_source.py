@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dagster_leasehold.lease_store.identifiers import ShardId, StreamName
-from dagster_leasehold.shard_sources.registry import StreamPlace, open_source, source_options
+from dagster_leasehold.shard_sources.registry import StreamPlace, open_source
 from tests.sources.world import NewRecord, Notion, SourceWorld
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/own-source.md"
@@ -57,7 +57,7 @@ class OwnSourceWorld(SourceWorld):
         self.log.mkdir()
         for name in ("a", "b"):
             (self.log / name).mkdir()
-        options = source_options("folder", {"folder": str(self.log)})
+        options = {"folder": str(self.log)}
         self.source = open_source("folder", options, StreamPlace(StreamName("notes"), folder))
         assert type(self.source) is import_module("folder_source").FolderSource
 

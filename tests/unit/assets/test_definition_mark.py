@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.assets.definition_mark import definition_mark
-from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.pace import Pace
+from dagster_leasehold.assets.shard_stream import Checks, ShardStream
 from dagster_leasehold.shard_sources.source import Limits
 from tests.unit.sensors.streams import scripted_stream
 
@@ -45,8 +46,7 @@ def test_a_definition_that_is_loaded_again_has_the_same_mark(
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"limits": Limits(5, 5)}, {"commit_interval_s": 3.0}, {"quarantined_max": 7}, {"name": "b"}],
+    "changes", [{"limits": Limits(5, 5)}, {"pace": Pace(3.0)}, {"checks": Checks(7)}, {"name": "b"}]
 )
 def test_another_setting_is_another_definition(changes: dict[str, Any]) -> None:
     stream = scripted_stream()[0]

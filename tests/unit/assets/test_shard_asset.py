@@ -21,6 +21,7 @@ from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.output.committed_input import committed_input
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.partitions import (
     RANGE_END_TAG,
     RANGE_START_TAG,
@@ -206,7 +207,7 @@ def test_more_shards_than_one_session_serves_are_consumed_in_portions_of_a_node(
 ) -> None:
     assert scene.run("0", "7").success
     scene.consumed.clear()
-    object.__setattr__(scene.stream, "shards_per_run", 2)
+    object.__setattr__(scene.stream, "pace", Pace(shards_per_run=2))
     assert scene.run("0", "7").success
     assert [(node, len(shards)) for node, shards in scene.consumed] == [("a", 2)] * 2 + [
         ("b", 2)

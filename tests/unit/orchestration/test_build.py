@@ -18,6 +18,7 @@ from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.lease_asset import JOURNAL_VERIFIED
 from dagster_leasehold.assets.progress_check import PROGRESS
+from dagster_leasehold.assets.shard_stream import Retention
 from dagster_leasehold.assets.table_check import TABLE
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.errors import InvalidSetting
@@ -169,7 +170,7 @@ def ticked(repository: dg.RepositoryDefinition, name: str) -> set[str]:
 
 def test_two_sensors_do_the_steps_of_all_streams(settings):
     first, second = (scripted_stream(name=name)[0] for name in ("orders.eu", "visits"))
-    second = replace(second, compact=False, on_commit=lambda batch: None)
+    second = replace(second, retention=Retention(compact=False), on_commit=lambda batch: None)
     repository = build_definitions([first, second], settings).get_repository_def()
     assert {sensor.name for sensor in repository.sensor_defs} == {
         "orders_eu_rebalance",

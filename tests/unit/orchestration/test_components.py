@@ -199,7 +199,7 @@ def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
         (("stream: visits", "stream: clicks"), "'clicks' is not declared in YAML"),
         (("stream: visits", "stream: web_logs.transforms.visits"), "is no ShardStream"),
         (("2026-01-01T00:00:00Z", "yesterday"), "give the beginning of an hour"),
-        (("late: rerun", "late: {}"), "late"),
+        (("action: rerun", "action: keep"), "action is 'keep': use 'drop' or 'rerun'"),
     ],
 )
 def test_hours_that_cannot_be_made_say_why(
@@ -264,7 +264,7 @@ def test_the_schema_refuses_a_wrong_value(attribute: str, value: object, reason:
 @pytest.mark.parametrize(
     ("attribute", "value", "reason"),
     [
-        ("late", "keep", "'keep' is not one of ['drop', 'rerun']"),
+        ("late.action", "keep", "'keep' is not one of ['drop', 'rerun']"),
         ("out_of_order_s", -1, "-1 is less than the minimum of 0"),
         ("since", "yesterday", "'yesterday' does not match"),
     ],
@@ -272,7 +272,9 @@ def test_the_schema_refuses_a_wrong_value(attribute: str, value: object, reason:
 def test_the_schema_of_hours_refuses_a_wrong_value(
     attribute: str, value: object, reason: str
 ) -> None:
-    [refusal] = refusals(HourlyAssetComponent, **{**HOURS, attribute: value})
+    part, _, name = attribute.rpartition(".")
+    given = {part: {name: value}} if part else {name: value}
+    [refusal] = refusals(HourlyAssetComponent, **{**HOURS, **given})
     assert reason in refusal
 
 

@@ -36,6 +36,8 @@ def declared(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     folder = tmp_path_factory.mktemp("declared")
     monkeypatch.setenv("LEASEHOLD_MODULE", declare(folder, "visits"))
     monkeypatch.syspath_prepend(folder)
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
 @pytest.mark.parametrize("command", ["dev", "dev --nodes 2"])

@@ -88,42 +88,6 @@ def test_replay_says_what_it_did(home: ConsumedHome, capsys: pytest.CaptureFixtu
     assert "no violations" in output_of(capsys, "verify")
 
 
-@pytest.mark.parametrize(
-    ("sign", "evidence"),
-    [
-        ({"transform": "visits.parse"}, "visits.parse"),
-        ({"keeps": lambda rows: rows.drop_columns(["attributes"])}, "other columns"),
-        ({"keeps": lambda rows: rows.slice(1)}, "made 3 records out of 4"),
-        ({"refuses": lambda value: value == b"0:9"}, "records in quarantine"),
-    ],
-)
-@pytest.mark.parametrize("compacted", [False, True])
-def test_raw_records_never_replace_what_a_transform_made(
-    home: ConsumedHome,
-    capsys: pytest.CaptureFixture[str],
-    sign: dict[str, Any],
-    evidence: str,
-    compacted: bool,
-) -> None:
-    """The settings name no transform, so that what one made can only be made again by a module."""
-    for name, value in sign.items():
-        setattr(home.sweeper, name, value)
-    Path("declared_streams.py").write_text(DECLARATION)
-    output_of(capsys, "replay", "demo", "--from", "4", "--module", "declared_streams")
-    if compacted:
-        output_of(capsys, "compact", "demo")
-    before, generation = cat(capsys), generations(home)
-    home.sweeper.sweeps.clear()
-    error = output_of(capsys, "replay", "demo", "0", code=2)
-    assert error.count("\n") == 1
-    assert "-m" in error
-    assert evidence in error
-    assert (cat(capsys), generations(home)) == (before, generation)
-    assert home.sweeper.sweeps == []
-    output_of(capsys, "replay", "demo", "--module", "declared_streams")
-    assert generations(home) == [number + 1 for number in generation]
-
-
 def test_a_lost_file_is_made_again_from_the_settings(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str]
 ) -> None:

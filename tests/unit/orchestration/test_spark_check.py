@@ -19,6 +19,7 @@ from dagster_leasehold.orchestration import resources
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands import doctor as doctor_module
 from dagster_leasehold.orchestration.supervision import preflight
+from tests.declared import declare, stream_text
 from tests.unit.orchestration.consumed_home import ConsumedHome
 
 MINOR = ".".join(platform.python_version_tuple()[:2])
@@ -150,12 +151,14 @@ def test_a_worker_without_what_a_declared_stream_needs_is_a_warning(
         "@arrow_transform\ndef visits(records):\n    return records\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    declared = [
-        {"name": "visits", "source": "kafka", "options": KAFKA},
-        {"name": "orders", "source": "kafka", "options": KAFKA},
-        {"name": "clicks", "transform": "visits_arrow.visits"},
-    ]
-    monkeypatch.setenv("LEASEHOLD_STREAMS", json.dumps(declared))
+    module = declare(
+        tmp_path,
+        stream_text("visits", "kafka", options=KAFKA),
+        stream_text("orders", "kafka", options=KAFKA),
+        stream_text("clicks", transform="visits"),
+        before="from visits_arrow import visits",
+    )
+    monkeypatch.setenv("LEASEHOLD_MODULE", module)
     code, findings = examine(Session(lacks=("confluent_kafka", "msgspec")))
     assert code == 0
     assert {each["health"] for each in findings} == {"warning"}

@@ -13,6 +13,7 @@ from dagster_leasehold.assets.consuming.run_requests import (
     STOP_TAG,
     offered,
 )
+from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.shard_stream import Checks
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.outcomes import Opened
@@ -30,7 +31,8 @@ class FollowingScene(Scene):
         self.now_s = 0.0
         self.opened: dict[str, Opened] = {}
         super().__init__(instance, shards=shards, nodes="a", clock=lambda: self.now_s)
-        self.stream = replace(self.stream, **settings)  # pyright: ignore[reportArgumentType]
+        pace = Pace(**settings)  # pyright: ignore[reportArgumentType]
+        self.stream = replace(self.stream, pace=pace)
         self.restart()
         self.sync()
 

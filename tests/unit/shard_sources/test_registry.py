@@ -21,6 +21,7 @@ from dagster_leasehold.shard_sources.local_log import LocalLog, LocalLogReader
 from dagster_leasehold.shard_sources.registry import (
     SourceKind,
     StreamPlace,
+    check_library,
     open_source,
     reader_from_options,
     source_kind,
@@ -82,17 +83,17 @@ def test_builds_the_reader_of_the_local_log(tmp_path: Path) -> None:
 
 
 def test_opens_a_local_log_in_its_place_or_where_its_option_says(tmp_path: Path) -> None:
-    log = open_source("local_log", source_options("local_log", {}), PLACE)
+    log = open_source("local_log", {}, PLACE)
     assert isinstance(log, LocalLog)
     assert log.root == PLACE.folder.absolute()
-    log = open_source("local_log", source_options("local_log", {"root": str(tmp_path)}), PLACE)
+    log = open_source("local_log", {"root": str(tmp_path)}, PLACE)
     assert isinstance(log, LocalLog)
     assert log.root == tmp_path
 
 
 def test_a_package_of_the_users_adds_a_source() -> None:
     assert {"local_log", "mine"} <= set(source_names())
-    source = open_source("mine", source_options("mine", {"address": "here"}), PLACE)
+    source = open_source("mine", {"address": "here"}, PLACE)
     assert isinstance(source, OwnSource)
     assert source.root == (PLACE.folder / "here").absolute()
     assert isinstance(reader_from_options({"source": "mine", "address": "here"}), OwnSource)
@@ -135,8 +136,8 @@ def test_a_missing_option_is_named() -> None:
     ("given", "says"),
     [
         ({}, "The option 'address' of the source 'mine' is missing."),
-        ({"address": "x", "adress": "y"}, "'adress' is no option of the source 'mine'; did you"),
-        ({"address": "x", "zzz": "y"}, "it has address, word."),
+        ({"address": "x", "adress": "y"}, "'adress' is no option of the source 'mine': did you"),
+        ({"address": "x", "zzz": "y"}, "use one of address, word."),
         ({"address": 3}, "The option 'address' of the source 'mine' is not valid:"),
         ({"address": ["hunter2"]}, "is not valid"),
     ],
@@ -151,9 +152,10 @@ def test_wrong_options_are_one_sentence_without_their_values(
 
 
 def test_a_missing_library_is_named_with_the_command_that_installs_it() -> None:
-    options = source_options("lacking", {"address": "x"})
+    source = open_source("lacking", {"address": "x"}, PLACE)
     for attempt in (
-        lambda: open_source("lacking", options, PLACE),
+        lambda: check_library(source),
+        lambda: source.bounds([]),
         lambda: reader_from_options({"source": "lacking", "address": "x"}),
     ):
         with pytest.raises(SourceLibraryMissing, match="pip install no-such-library") as refused:

@@ -12,6 +12,7 @@ from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.consuming.opening import initial_position
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome
 from dagster_leasehold.assets.errors import SparkUnavailable, SweepInterrupted, TransformError
+from dagster_leasehold.assets.shard_stream import Checks
 from dagster_leasehold.lease_store.errors import InvalidSetting, StoreUnavailable
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchState, BatchStatistics, DataFile
@@ -202,7 +203,7 @@ def test_an_expired_cursor_fails_its_shard_with_a_sentence(tmp_path: Path) -> No
 
 
 def test_too_many_quarantined_records_are_not_committed(tmp_path: Path) -> None:
-    world = World(tmp_path, declaration={"quarantined_max": 2})
+    world = World(tmp_path, declaration={"checks": Checks(quarantined_max=2)})
     files = (DataFile("attempts/x/0.parquet", 3, 10, quarantine=True),)
     statistics = BatchStatistics(4, 20, 1, 3)
     world.sweeper.results[ZERO] = SweepOutcome("attempts/x", files, statistics)

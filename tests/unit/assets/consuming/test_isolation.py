@@ -26,6 +26,7 @@ from dagster_leasehold.assets.errors import (
 )
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.output.quarantined import quarantined_records
+from dagster_leasehold.assets.shard_stream import Checks
 from dagster_leasehold.lease_store.errors import (
     LogCorrupt,
     RunStalled,
@@ -258,7 +259,7 @@ def test_a_neighbour_is_committed_by_the_run_after_the_first_that_hangs(tmp_path
 
 def test_more_records_than_a_batch_may_quarantine_hold_the_shard(tmp_path: Path) -> None:
     """Goal: a transform that fails for every record does not empty the log into quarantine."""
-    declared = {"on_poison": "quarantine", "quarantined_max": 3}
+    declared = {"on_poison": "quarantine", "checks": Checks(quarantined_max=3)}
     scene = Scene(tmp_path, set(range(20)), "raises", **declared)
     scene.world.append(BAD, 20)
     for _ in range(10):

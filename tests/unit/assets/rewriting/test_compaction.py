@@ -18,7 +18,7 @@ from dagster_leasehold.assets.output.units import each_unit, units
 from dagster_leasehold.assets.rewriting import compaction
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
 from dagster_leasehold.assets.rewriting.merges import MERGED_ROWS_MAX, each_merge
-from dagster_leasehold.assets.shard_stream import COMPACT_TARGET_BYTES as TARGET_BYTES
+from dagster_leasehold.assets.shard_stream import Retention
 from dagster_leasehold.lease_store.errors import CheckpointRefused
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import (
@@ -35,6 +35,7 @@ from tests.ledger_output import ledger_files, ledger_paths, ledger_records
 from tests.synced import synced
 from tests.unit.assets.consumption_world import NODE, World
 
+TARGET_BYTES = Retention().compact_target_bytes
 ZERO, ONE = ShardId("0"), ShardId("1")
 FAR = datetime(2200, 1, 1, tzinfo=UTC)
 

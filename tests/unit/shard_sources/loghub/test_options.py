@@ -54,7 +54,7 @@ def test_a_wrong_option_is_named_and_its_value_is_not_shown(
 
 def test_the_logstore_is_the_stream_unless_it_is_named(tmp_path: Path) -> None:
     place = StreamPlace(StreamName("visits"), tmp_path)
-    source = open_source("loghub", source_options("loghub", GIVEN), place)
+    source = open_source("loghub", GIVEN, place)
     assert source.spark_options() == {
         "source": "loghub",
         "endpoint": "https://cn-hangzhou.log.aliyuncs.com",
@@ -80,9 +80,9 @@ def test_declaring_a_logstore_does_not_load_the_sdk() -> None:
     script = (
         "import sys; from pathlib import Path\n"
         "from dagster_leasehold.lease_store.identifiers import StreamName\n"
-        "from dagster_leasehold.shard_sources.registry import open_source, source_options\n"
+        "from dagster_leasehold.shard_sources.registry import open_source\n"
         "from dagster_leasehold.shard_sources.registry import StreamPlace\n"
-        "options = source_options('loghub', {'endpoint': 'h', 'project': 'pp'})\n"
+        "options = {'endpoint': 'h', 'project': 'pp'}\n"
         "open_source('loghub', options, StreamPlace(StreamName('s-s'), Path('.')))\n"
         "sys.exit('aliyun.log' in sys.modules or 'requests' in sys.modules)"
     )

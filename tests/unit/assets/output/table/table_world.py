@@ -23,7 +23,7 @@ from dagster_leasehold.assets.output.table.staging import (
     Staging,
     new_metadata,
 )
-from dagster_leasehold.assets.table_settings import PARTITIONING_DEFAULT
+from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
@@ -84,7 +84,7 @@ class TableWorld:
         removed: Sequence[tuple[ShardId, DataFile]] = (),
         *,
         keep: int = 100,
-        partitioning: Sequence[str] = PARTITIONING_DEFAULT,
+        partitioning: Sequence[str] = TableSettings().partitioning,
     ) -> Staging:
         """Add one snapshot."""
         staging = Staging(
