@@ -112,7 +112,7 @@ def part_of(field: FieldInfo) -> type[Any] | None:
     """Return the class whose settings are parts of a field; None for a single value."""
     taken = any(isinstance(each, TakenBy) for each in field.metadata)
     class_: Any = field.annotation
-    return class_ if is_dataclass(class_) and not taken else None
+    return class_ if isinstance(class_, type) and is_dataclass(class_) and not taken else None
 
 
 def default_of(field: FieldInfo) -> Any:
