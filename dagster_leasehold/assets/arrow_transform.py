@@ -56,6 +56,14 @@ def arrow_transform(function: TableFunction) -> ArrowTransform:
     return ArrowTransform(function)
 
 
+def name_of(transform: Callable[..., object] | None) -> str:
+    """Return the name of a transform; empty if there is none."""
+    if transform is None:
+        return ""
+    named = transform if hasattr(transform, "__qualname__") else type(transform)
+    return f"{named.__module__}.{getattr(named, '__qualname__', '')}"
+
+
 def checked(output: object, shard: ShardId, name: str) -> pa.Table:
     """Return the output of an Arrow transform if it can be committed.
 

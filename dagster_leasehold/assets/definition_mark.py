@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dagster_leasehold.assets.output.transform_mark import name_of
+from dagster_leasehold.assets.arrow_transform import name_of
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.release import RELEASE
 

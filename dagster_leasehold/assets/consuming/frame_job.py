@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, cast
 
-from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN, check_columns
+from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN, check_columns, name_of
 from dagster_leasehold.assets.consuming.frame_tasks import (
     IS_RECORD,
     REPORT,
@@ -31,7 +31,6 @@ from dagster_leasehold.assets.consuming.task_packing import pack
 from dagster_leasehold.assets.errors import SparkFeatureMissing, TransformError
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import RECORD_DDL
-from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.output.worker_results import (
     ROW_DDL,
     RangeStatistics,

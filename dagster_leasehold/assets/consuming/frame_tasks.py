@@ -107,7 +107,7 @@ class RowsWritten:
     Attributes:
         folder: the attempt's folder.
         numbers: the batches that are made, by shard.
-        transform: the name of the transform that made the rows, which files bear.
+        transform: the name of the transform that made the rows, for errors.
     """
 
     folder: OutputPlace

@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from dagster_leasehold.assets.arrow_transform import name_of
 from dagster_leasehold.assets.consuming.range_rows import RangeRow, outcome_of
 from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
 from dagster_leasehold.assets.consuming.spark_work import SweepJob, at_work, clean, failed_job
@@ -21,7 +22,6 @@ from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempts import check_shared
-from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.output.worker_results import ROW_DDL, texts_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error

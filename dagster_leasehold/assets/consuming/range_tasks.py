@@ -46,7 +46,7 @@ class RangeTasks:
         numbers: the batches that are made, by shard.
         positions: the place of each range within its batch.
         transform: the pickled transform; None keeps records as they are.
-        transform_name: the name that files bear of it.
+        transform_name: its name, for errors.
     """
 
     source_options: Mapping[str, str]

@@ -15,7 +15,6 @@ from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_CO
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.readable_values import unreadable
 from dagster_leasehold.assets.output.table.columns import columns_of, in_stored_types, stored_schema
-from dagster_leasehold.assets.output.transform_mark import marked
 from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest, latest
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line, shown
@@ -50,7 +49,6 @@ class OutputFile:
         place: a name that nobody else writes.
         schema: of all rows.
         quarantine: True if its rows are records that could not be parsed.
-        transform: the name of the transform that made the rows, which the file bears.
 
     Raises:
         FileExistsError: the name is taken.
@@ -58,13 +56,7 @@ class OutputFile:
     """
 
     def __init__(
-        self,
-        shard: ShardId,
-        place: OutputPlace,
-        schema: pa.Schema,
-        *,
-        quarantine: bool,
-        transform: str,
+        self, shard: ShardId, place: OutputPlace, schema: pa.Schema, *, quarantine: bool
     ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -86,7 +78,7 @@ class OutputFile:
         try:
             self._writer = pq.ParquetWriter(
                 self._file.sink,
-                marked(self._schema, transform),
+                self._schema,
                 compression=COMPRESSION,
                 use_dictionary=repeated,  # pyright: ignore[reportArgumentType]
             )

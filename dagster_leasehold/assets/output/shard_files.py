@@ -117,7 +117,6 @@ class RangeFiles:
                 self._folder / self._names(quarantine=quarantine),
                 rows.schema,
                 quarantine=quarantine,
-                transform=self._transform,
             )
         elif not rows.schema.equals(self._schemas[quarantine]):
             raise TransformError(

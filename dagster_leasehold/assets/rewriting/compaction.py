@@ -26,7 +26,6 @@ from dagster_leasehold.assets.output.table.columns import (
     in_stored_types,
     merged,
 )
-from dagster_leasehold.assets.output.transform_mark import OTHER_COLUMNS, mark_of, marked
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
 from dagster_leasehold.assets.shard_stream import Retention
@@ -278,12 +277,7 @@ def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) 
         LogCorrupt: a file is missing or damaged, or has another number of rows than in the ledger.
         OSError: the target cannot be written.
     """
-    schemas = [_schema(path) for path, _ in parts]
-    marks = (mark_of(schema.metadata) for schema in reversed(schemas))
-    # Together they have the columns of records again, which a part that lacks some does not.
-    alike = len({frozenset(schema.names) for schema in schemas}) == 1
-    mark = next((mark for mark in marks if mark), "" if alike else OTHER_COLUMNS)
-    schema = marked(_joined_schema(schemas), mark)
+    schema = _joined_schema([_schema(path) for path, _ in parts])
     file = target.create()
     try:
         records = _copied(parts, file.sink, schema)

@@ -12,9 +12,13 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle  # noqa: TID253
 
-from dagster_leasehold.assets.arrow_transform import ArrowTransform, arrow_transform, checked
+from dagster_leasehold.assets.arrow_transform import (
+    ArrowTransform,
+    arrow_transform,
+    checked,
+    name_of,
+)
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.assets.output.transform_mark import name_of
 from dagster_leasehold.assets.spark.users_code import ship_code_of
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import record_schema

@@ -13,11 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle  # noqa: TID253
 
-from dagster_leasehold.assets.arrow_transform import arrow_transform
+from dagster_leasehold.assets.arrow_transform import arrow_transform, name_of
 from dagster_leasehold.assets.consuming import exact_records, range_tasks
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.consuming.range_tasks import RangeTasks
-from dagster_leasehold.assets.output.transform_mark import mark_of, name_of
 from dagster_leasehold.assets.output.worker_results import error_of
 from dagster_leasehold.assets.places import local_place as local_module
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
@@ -223,8 +222,6 @@ def test_a_transform_sees_portions_and_its_output_keeps_their_order(
     assert scene.values(row) == [b"2:%d" % n for n in range(RECORDS) if n % 4]
     table = pq.read_table(scene.folder / bad.path)
     assert table["value"].to_pylist() == [b"2:%d" % n for n in range(0, RECORDS, 4)]
-    for file in row.files:
-        assert mark_of(pq.read_schema(scene.folder / file.path).metadata).endswith(".parted")
 
 
 def _tables(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.Table]:
