@@ -55,22 +55,6 @@ def named_source(
     return open_source(kind, options, StreamPlace(name, settings.log_folder(name)))
 
 
-def declared_stream(name: str | None = None, settings: Settings | None = None) -> ShardStream:
-    """Return the stream that the project's module declares by this name.
-
-    Args:
-        name: of the stream; None means the only one.
-        settings: of the deployment; None reads them from the environment and `leasehold.toml`.
-
-    Raises:
-        InvalidSetting: the module cannot be imported, or a stream is declared twice.
-        UnknownStream: no stream of this name is declared, or None was given and there are several
-            or none.
-        SourceLibraryMissing: the client library of the stream's source is not installed.
-    """
-    return DeclaredStreams(settings or load_settings()).opened(name)
-
-
 @dataclass(frozen=True)
 class DeclaredStreams:
     """The streams of one deployment, by name; the module is imported at the first look.

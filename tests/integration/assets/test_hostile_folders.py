@@ -58,7 +58,9 @@ OF_HOMES = ("a:b", "50%25off", "%2F")
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_settings(monkeypatch)
-    declare(tmp_path / "homes", "demo")
+    monkeypatch.setenv("LEASEHOLD_MODULE", declare(tmp_path / "declared", "demo"))
+    monkeypatch.syspath_prepend(tmp_path / "declared")
+    (tmp_path / "homes").mkdir()
     monkeypatch.chdir(tmp_path / "homes")
 
 

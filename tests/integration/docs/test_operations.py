@@ -20,6 +20,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from tests.declared import declare
 from tests.mariadb import MariaDB
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,6 +112,7 @@ def test_the_worker_account_can_do_its_work_and_no_more(
 @pytest.mark.mariadb
 def test_a_worker_is_told_to_upgrade(accounts: dict[str, str], tmp_path: Path) -> None:
     """The order of the page: without the upgrade, a sentence; with it, the command works."""
+    declare(tmp_path, "demo")
     early = leasehold(accounts["worker"], tmp_path, "status", "demo")
     assert early.returncode in (1, 2)
     assert "leasehold db upgrade" in early.stderr

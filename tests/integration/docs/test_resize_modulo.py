@@ -28,9 +28,17 @@ KEY = GroupKey.parse("default", "visits")
 def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
     forget_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    LocalLog.create(tmp_path / ".leasehold" / "logs" / KEY.stream, 6)
+    (tmp_path / ".leasehold").mkdir()
+    LocalLog.create(tmp_path / "visits-log", 6)
     with dg.DagsterInstance.ephemeral() as instance:
         yield instance
+
+
+def write(declaration: str, *nodes: str) -> None:
+    """Write the module of a declaration, with a name of its own, and the settings."""
+    module = f"streams_of_{len(nodes)}_nodes"
+    Path(f"{module}.py").write_text(declaration, "utf-8")
+    Path(SETTINGS_FILE).write_text(f'module = "{module}"\nnodes = {[*nodes]}\n', "utf-8")
 
 
 class Deployment:
@@ -40,8 +48,7 @@ class Deployment:
         self.instance = instance
         self.cursor: str | None = None
 
-    def start(self, settings: str) -> None:
-        Path(SETTINGS_FILE).write_text(settings, "utf-8")
+    def start(self) -> None:
         loaded = load_settings()
         definitions = build_definitions(DeclaredStreams(loaded).all(), loaded)
         self.sensor = definitions.get_repository_def().get_sensor_def("visits_rebalance")
@@ -61,7 +68,7 @@ def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = PAGE.read_text("utf-8")
-    two, three = re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S)
+    two, three = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     status, plan, update = re.findall(r"^\$ leasehold (.*)$", text, re.M)
 
     def printed(command: str) -> str:
@@ -69,17 +76,18 @@ def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
         return capsys.readouterr().out
 
     deployment = Deployment(instance)
-    deployment.start(two)
+    write(two, "east", "west")
+    deployment.start()
     before = deployment.owners()
     assert before == {str(n): ("east", "west")[n % 2] for n in range(6)}
 
     # The file is changed, the code server not yet started again: what the commands say then.
-    Path(SETTINGS_FILE).write_text(three, "utf-8")
+    write(two + three, "east", "west", "north")
     for command in (status, plan):
         assert "north is refused: Node 'north' has source_count 3, but 'east' has 2" in printed(
             command
         )
-    deployment.start(three)
+    deployment.start()
     after = deployment.owners()
     assert after == {str(n): ("east", "west", "north")[n % 3] for n in range(6)}
     assert sum(before[shard] != after[shard] for shard in after) == 4, "two of three"
