@@ -21,13 +21,13 @@ from benchmarks.rivals.strikes import MARK
 from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.attempts import attempt_label
+from dagster_leasehold.assets.output.committed_output import committed_paths
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.orchestration.supervision import dagster_processes
-from dagster_leasehold.reading import committed_paths
 from tests import mariadb
 from tests.database_server import program
 from tests.declared import declare, stream_text

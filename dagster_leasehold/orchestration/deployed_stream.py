@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypedDict, TypeVar
 
 from pydantic import Field
+from typing_extensions import Unpack
 
 from dagster_leasehold.assets.declared import declared
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
+from dagster_leasehold.assets.output.committed_output import committed_dataset, read_committed
+from dagster_leasehold.assets.output.table.reading import EventSpan
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import Settings, load_settings
@@ -19,6 +23,27 @@ from dagster_leasehold.orchestration.settings import Settings, load_settings
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyiceberg.table import Table
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+
+
+class Chosen(TypedDict, total=False):
+    """The choice of the records that are read; all of them by default.
+
+    Attributes:
+        shards: only these shards.
+        span: only records whose event time lies in it.
+        time_column: the column that `span` means, if the transform calls it otherwise.
+        snapshot_id: of an earlier snapshot of the table, instead of the newest.
+        wait: False to see what is published, and not to wait for what is committed since.
+    """
+
+    shards: Collection[ShardId] | None
+    span: EventSpan
+    time_column: str
+    snapshot_id: int | None
+    wait: bool
 
 
 @declared
@@ -65,35 +90,38 @@ class DeployedStream(ShardStream):
                 "published anything, and with which catalog."
             ) from error
 
-    def dataset(
-        self, *, shards: Collection[ShardId] | None = None, span: EventSpan = ALWAYS
-    ) -> ds.Dataset:
-        """Return an Arrow dataset of exactly the records that are committed at this moment.
-
-        What is committed and not published yet is published, or waited for.
-
-        Args:
-            shards: only these; None is all.
-            span: only records whose event time lies in it.
+    def dataset(self, **chosen: Unpack[Chosen]) -> ds.Dataset:
+        """Return an Arrow dataset of the committed records; `Chosen` says what may be left out.
 
         Raises:
             UnknownGroup: nobody consumes the stream yet.
             TableUnavailable: the table cannot be reached, or waiting was in vain.
+            OutputUnreadable: there is no such time column, or no such snapshot.
         """
-        from dagster_leasehold.assets.output.committed_output import committed_dataset
-        from dagster_leasehold.lease_store import open_store
+        return self._read(committed_dataset, chosen)
 
+    def frame(self, spark: SparkSession, **chosen: Unpack[Chosen]) -> DataFrame:
+        """Return a Spark DataFrame of the committed records, whose workers reach the output.
+
+        It reads the files that the table names, and needs no Iceberg runtime. `Chosen` says what
+        may be left out.
+
+        Raises:
+            UnknownGroup, TableUnavailable, OutputUnreadable: as `dataset`.
+        """
+        return self._read(partial(read_committed, spark), chosen)
+
+    def _read(self, read: Callable[..., T], chosen: Chosen) -> T:
         store = open_store(self.settings.store_url)
+        whole: Chosen = {"wait": True, **chosen}
         try:
-            return committed_dataset(
+            return read(
                 store,
                 self.key,
                 self.settings.output_folder(self.key.stream, self.key.group),
-                span=span,
-                shards=shards,
-                wait=True,
                 table=self.iceberg,
                 catalog=self.settings.catalog_settings,
+                **whole,
             )
         finally:
             store.close()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.lease_store import open_store
@@ -70,3 +71,11 @@ def test_a_stream_that_nobody_consumes_has_no_dataset(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UnknownGroup):
         declared_stream().dataset()
+
+
+@pytest.mark.spark
+def test_a_frame_holds_the_committed_records(
+    home: ConsumedHome, connect_session: SparkSession
+) -> None:
+    rows = declared_stream("demo").frame(connect_session, shards=[ShardId("0")]).collect()
+    assert {bytes(row["value"]) for row in rows} == {v for v in WRITTEN if v[:1] == b"0"}
