@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.lease_store import open_store
@@ -74,8 +74,6 @@ def test_a_stream_that_nobody_consumes_has_no_dataset(
 
 
 @pytest.mark.spark
-def test_a_frame_holds_the_committed_records(
-    home: ConsumedHome, connect_session: SparkSession
-) -> None:
+def test_a_frame_holds_the_committed_records(home: ConsumedHome, connect_session: Any) -> None:
     rows = declared_stream("demo").frame(connect_session, shards=[ShardId("0")]).collect()
     assert {bytes(row["value"]) for row in rows} == {v for v in WRITTEN if v[:1] == b"0"}
