@@ -12,7 +12,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.log_asset import log_asset_key
-from dagster_leasehold.assets.partitions import definition_name
+from dagster_leasehold.assets.partitions import GROUP_NAME, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
@@ -42,9 +42,7 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         description=f"Who holds the shards of {stream.name}, and who held them: the nodes and "
         "shards of its consumer group at the moment of materialization.",
         kinds={"table"},
-        group_name=stream.group_name,
-        owners=stream.owners,
-        tags=stream.tags,
+        group_name=GROUP_NAME,
         deps=[log_asset_key(stream)],
         metadata={"dagster/table_name": SHARD_LEASES},
     )

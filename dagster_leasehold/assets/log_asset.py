@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import dagster as dg
 
+from dagster_leasehold.assets.partitions import GROUP_NAME
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.table_metadata import RAW_COLUMNS, column_schema
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -36,9 +37,7 @@ def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
         description=f"The log that {stream.name} is read from: the shards between their bounds, "
         f"and how far {stream.key} has come. The sensor of the shard list observes it.",
         kinds={_KINDS.get(kind, kind)} if kind else None,
-        group_name=stream.group_name,
-        owners=stream.owners,
-        tags=stream.tags,
+        group_name=GROUP_NAME,
         metadata={**options, **column_schema(RAW_COLUMNS)},
     )
 

@@ -10,6 +10,8 @@ from dagster._core.definitions.target import ANONYMOUS_ASSET_JOB_PREFIX
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 
+GROUP_NAME = "streams"
+"""The group of a stream's assets in Dagster, unless `asset_spec` says otherwise."""
 SHOWN_SHARDS_MAX = 10
 SHARDS_TAG_LENGTH = 35
 # Dagster's pages leave out tags that begin with ".dagster/".

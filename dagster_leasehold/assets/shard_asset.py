@@ -22,6 +22,7 @@ from dagster_leasehold.assets.partition_events import (
     reported_result,
 )
 from dagster_leasehold.assets.partitions import (
+    GROUP_NAME,
     NODE_TAG,
     SHARE_TAG,
     asset_key,
@@ -79,10 +80,8 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         description=f"Records of the stream {stream.name}, each committed once; one partition per "
         "shard. Materialize a partition to consume what is unread of its shard; with `from` or "
         "`to` in the config, to replay what is committed of it.",
-        kinds=set(stream.kinds),
-        group_name=stream.group_name,
-        owners=stream.owners,
-        tags=stream.tags,
+        kinds={"pyspark", "iceberg", "parquet"},
+        group_name=GROUP_NAME,
         deps=[log_asset_key(stream)],
         partitions_def=partitions,
         metadata={"consumer_group": str(stream.key), **definition_metadata(stream, deployment)},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
@@ -40,9 +39,11 @@ from dagster_leasehold.lease_store.rules.node_settings import (
 from dagster_leasehold.shard_sources.source import Limits, ShardSource
 
 if TYPE_CHECKING:
+    from dagster import AssetSpec
     from pyspark.sql import DataFrame
 else:
-    DataFrame = Any  # pydantic looks at annotations, and Spark takes long to import
+    # pydantic looks at annotations, and these take long to import.
+    AssetSpec = DataFrame = Any
 
 VACUUM_AFTER_MIN_S = 60.0
 # Limits whose sentence is written by hand are stated for the schema of YAML alone.
@@ -76,6 +77,7 @@ LIMITS = WithJsonSchema(
 )
 
 Transform = Callable[[DataFrame], DataFrame]
+SpecChange = Callable[[AssetSpec], AssetSpec]
 
 
 def prefix_parts(key_prefix: str | Sequence[str]) -> tuple[str, ...]:
@@ -274,14 +276,9 @@ class ShardStream(Declared):
     """How long its output stays, and when files are merged and removed."""
     key_prefix: Annotated[str | Sequence[str], Field(examples=["web"])] = ()
     """The parts before the name in the keys of the stream's assets, or the only one."""
-    group_name: str = "streams"
-    """The group of these assets in Dagster; `group` is the consumer group."""
-    owners: Annotated[Sequence[str], Field(examples=[["team:web"]])] = ()
-    """The owners of these assets: mail addresses, or teams as `team:web`."""
-    tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    """The tags of these assets."""
-    kinds: AbstractSet[str] = frozenset({"pyspark", "iceberg", "parquet"})
-    """The kinds of the stream's own asset; Dagster shows three at most."""
+    asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["looks.of_visits"])] = None
+    """The function that changes the spec of each of these assets in Dagster, but for its key: its
+    group, owners, tags, kinds, description, metadata or automation condition."""
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)

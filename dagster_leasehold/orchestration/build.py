@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dagster as dg
@@ -23,7 +23,7 @@ from dagster_leasehold.assets.partitions import (
 )
 from dagster_leasehold.assets.progress_check import build_progress_check
 from dagster_leasehold.assets.shard_asset import build_shard_asset
-from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.shard_stream import ShardStream, SpecChange
 from dagster_leasehold.assets.table_check import build_table_check
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, build_hourly_asset
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
@@ -37,6 +37,7 @@ from dagster_leasehold.sensors.stream_sensors import (
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
 from dagster_leasehold.shard_sources.registry import check_library
 
+Asset = dg.AssetsDefinition | dg.AssetSpec
 BUILT: list[ShardStream] = []
 """The streams whose definitions this process has built, those that do not merge included."""
 
@@ -81,7 +82,7 @@ def build_definitions(
         if settings.expected_nodes is not None:
             stream.check_nodes(settings.node_names)
     deployment = deployment_of(settings)
-    assets: list[dg.AssetsDefinition | dg.AssetSpec] = []
+    assets: list[Asset] = []
     jobs: list[dg.JobDefinition] = []
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
@@ -90,9 +91,12 @@ def build_definitions(
     # Dagster copies sensors while it loads them, and warns of a parameter that it set itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
     for stream in streams:
-        assets.append(build_log_asset(stream))
-        assets.append(build_shard_asset(stream, deployment))
-        assets.append(build_lease_asset(stream, deployment))
+        own = (
+            build_log_asset(stream),
+            build_shard_asset(stream, deployment),
+            build_lease_asset(stream, deployment),
+        )
+        assets += _changed(own, stream.asset_spec)
         job = build_consume_job(stream, deployment)
         jobs += [job, build_compact_job(stream, deployment)]
         schedules.append(build_schedule(stream, deployment, job))
@@ -103,7 +107,7 @@ def build_definitions(
         sensors.append(build_launching_sensor(streams, deployment, jobs))
         sensors.append(build_housekeeping_sensor(streams, deployment))
     for window in hourly:
-        assets.append(build_hourly_asset(window, deployment))
+        assets += _changed([build_hourly_asset(window, deployment)], window.asset_spec)
         sensors.append(build_watermark_sensor(window, deployment))
     return dg.Definitions(
         assets=assets,
@@ -114,6 +118,17 @@ def build_definitions(
         resources=resources,
         metadata=_carried(streams),
     )
+
+
+def _changed(assets: Iterable[Asset], change: SpecChange | None) -> Iterable[Asset]:
+    """Return assets whose specs the user's function has changed, but for their keys."""
+    if change is None:
+        return assets
+
+    def changed(spec: dg.AssetSpec) -> dg.AssetSpec:
+        return change(spec).replace_attributes(key=spec.key)
+
+    return dg.map_asset_specs(changed, assets)
 
 
 def _carried(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import dagster as dg
 from pydantic import BaseModel, RootModel, TypeAdapter
 from typing_extensions import override
 
-from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.shard_stream import ShardStream, SpecChange
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.errors import InvalidSetting, UnknownStream, shown
 from dagster_leasehold.orchestration.build import build_definitions
@@ -21,7 +22,7 @@ from dagster_leasehold.orchestration.user_modules import declared_twice, functio
 from dagster_leasehold.shard_sources.registry import LOCAL_LOG
 from dagster_leasehold.shard_sources.source import ShardSource
 
-T = TypeVar("T")
+T = TypeVar("T", ShardStream, HourlyAsset)
 
 TEMPLATE = {"type": "string", "pattern": r"\{\{.*\}\}"}
 """The schema of a value that Dagster fills in, as `{{ env.KAFKA }}`."""
@@ -60,6 +61,10 @@ class DeclaringComponent(dg.Component, Generic[T]):
         self.declared = declared
         self.settings = settings
 
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        """Return the spec of one of the component's assets in Dagster; a subclass may change it."""
+        return spec
+
     @override
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
@@ -78,6 +83,14 @@ class DeclaringComponent(dg.Component, Generic[T]):
                 return schema
 
         return Attributes
+
+    def _with_specs(self) -> T:
+        first: SpecChange | None = self.declared.asset_spec
+
+        def change(spec: dg.AssetSpec) -> dg.AssetSpec:
+            return self.get_asset_spec(spec if first is None else first(spec))
+
+        return replace(self.declared, asset_spec=change)
 
     @override
     @classmethod
@@ -166,7 +179,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
         name = self.declared.name
         if [each.declared.name for each in others].count(name) > 1:
             raise declared_twice(name, "in YAML")
-        return build_definitions([self.declared], self.settings)
+        return build_definitions([self._with_specs()], self.settings)
 
 
 @dg.scaffold_with(CommentedAttributes)
@@ -180,7 +193,7 @@ class HourlyAssetComponent(DeclaringComponent[HourlyAsset]):
 
     @override
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        return build_definitions([], self.settings, hourly=[self.declared])
+        return build_definitions([], self.settings, hourly=[self._with_specs()])
 
 
 COMPONENTS: dict[str, type[DeclaringComponent[Any]]] = {

@@ -27,6 +27,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
+    import pyarrow.dataset as ds
     from pyspark.sql import SparkSession
 
 TIME_COLUMN_KEY = "event_time_column"
@@ -35,6 +36,8 @@ KINDS = {
     ("pyarrow", "Table"): "table",
     ("pyarrow", "Dataset"): "dataset",
     ("pandas", "DataFrame"): "pandas",
+    ("polars", "DataFrame"): "polars",
+    ("polars", "LazyFrame"): "lazy",
     ("pyspark", "DataFrame"): "spark",
 }
 
@@ -46,7 +49,7 @@ def kind_of(annotation: object) -> str | None:
 
 
 class CommittedInput(dg.IOManager):
-    """Loads committed output of a stream as Spark or pandas DataFrame, Arrow table or dataset.
+    """Loads committed output of a stream as a frame of Spark, pandas or Polars, or as Arrow.
 
     A downstream asset with the stream's own partitions gets the shards of its run; one with
     partitions of time gets the records of its time window, of all shards; any other gets what its
@@ -98,8 +101,8 @@ class CommittedInput(dg.IOManager):
         if kind is None:
             raise OutputUnreadable(
                 f"The input {shown(context.name)} is annotated as {shown(str(annotation))}: use "
-                "pyspark.sql.DataFrame, pyarrow.dataset.Dataset, pyarrow.Table or "
-                "pandas.DataFrame."
+                "pyspark.sql.DataFrame, pyarrow.dataset.Dataset, pyarrow.Table, pandas.DataFrame, "
+                "polars.DataFrame or polars.LazyFrame."
             )
         shards, span = chosen(context)
         if not span.everything:
@@ -119,8 +122,18 @@ class CommittedInput(dg.IOManager):
         )
         if kind == "dataset":
             return dataset
-        table = dataset.to_table()
-        return table if kind == "table" else table.to_pandas()
+        return _in_memory(dataset, kind)
+
+
+def _in_memory(dataset: ds.Dataset, kind: str) -> Any:
+    """Return a dataset's records as an input of a kind; a lazy frame reads what it is asked for."""
+    if kind in ("polars", "lazy"):
+        import polars
+
+        lazy = polars.scan_pyarrow_dataset(dataset)
+        return lazy if kind == "lazy" else lazy.collect()
+    table = dataset.to_table()
+    return table if kind == "table" else table.to_pandas()
 
 
 def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventSpan]:

@@ -1,10 +1,8 @@
 """A downstream asset with a partition per hour of event time, made once the hour is complete."""
 
 import re
-from collections.abc import Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any
@@ -17,13 +15,14 @@ from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.declared import NOT_NEGATIVE, Declared, TakenBy, declared, given_name
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.table.columns import columns_of, stored_schema, type_text
-from dagster_leasehold.assets.partitions import asset_key, spark_key
+from dagster_leasehold.assets.partitions import GROUP_NAME, asset_key, spark_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import run_ended
 from dagster_leasehold.assets.shard_stream import (
     FUNCTION,
     ShardStream,
+    SpecChange,
     Transform,
     check_prefix,
     prefix_parts,
@@ -121,15 +120,8 @@ class HourlyAsset(Declared):
     key_prefix: Annotated[str | Sequence[str] | None, Field(examples=["web"])] = None
     """The parts before the name in the asset's key, or the only one; by default those of the
     stream."""
-    group_name: Annotated[str | None, Field(examples=["web"])] = None
-    """The group of the asset in Dagster; by default that of the stream."""
-    owners: Annotated[Sequence[str] | None, Field(examples=[["team:web"]])] = None
-    """The owners of the asset: mail addresses, or teams as `team:web`; by default those of the
-    stream."""
-    tags: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    """The tags of the asset."""
-    kinds: AbstractSet[str] = frozenset({"pyspark", "parquet"})
-    """The kinds of the asset; Dagster shows three at most."""
+    asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["looks.of_hours"])] = None
+    """The function that changes the spec of the asset in Dagster, but for its key."""
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
@@ -191,10 +183,8 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
         key=hourly.key,
         description=f"Hours of event time of {hourly.stream.name}; each is made when every shard "
         "has passed it.",
-        kinds=set(hourly.kinds),
-        group_name=hourly.group_name or hourly.stream.group_name,
-        owners=hourly.stream.owners if hourly.owners is None else hourly.owners,
-        tags=hourly.tags,
+        kinds={"pyspark", "parquet"},
+        group_name=GROUP_NAME,
         partitions_def=hourly.partitions,
         deps=[dg.AssetDep(asset_key(hourly.stream), partition_mapping=dg.AllPartitionMapping())],
         required_resource_keys={spark_key(hourly.stream)},

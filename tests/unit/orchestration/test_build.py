@@ -160,6 +160,36 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
     assert done.output_for_node("count") == "theirs"
 
 
+def test_a_function_changes_the_specs_of_a_streams_assets_but_for_their_keys(settings):
+    """Goal: whatever an asset may have in Dagster, a stream's assets may have."""
+    condition = dg.AutomationCondition.eager()
+
+    def change(spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.replace_attributes(
+            key="another",
+            group_name="web",
+            owners=["team:web"],
+            tags={"tier": "gold"},
+            kinds={"kafka"},
+            description="Ours.",
+            metadata=spec.metadata | {"ours": 1},
+            automation_condition=condition,
+        )
+
+    stream = replace(scripted_stream(name="visits")[0], asset_spec=change)
+    since = datetime(2026, 3, 1, tzinfo=UTC)
+    hours = HourlyAsset("hours", stream, lambda rows: rows, since=since, asset_spec=change)
+    definitions = build_definitions([stream], settings, hourly=[hours])
+    specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+    assert {*specs} == {"visits", "logs/visits_log", "leases/visits_leases", "hours"}
+    for spec in specs.values():
+        assert (spec.group_name, spec.owners, spec.kinds) == ("web", ["team:web"], {"kafka"})
+        assert (spec.tags["tier"], spec.description) == ("gold", "Ours.")
+        assert spec.metadata["ours"] == 1
+        assert spec.automation_condition == condition
+    assert specs["visits"].partitions_def is not None
+
+
 def ticked(repository: dg.RepositoryDefinition, name: str) -> set[str]:
     """Return the steps that the first tick of a sensor does."""
     sensor = repository.get_sensor_def(name)

@@ -13,6 +13,7 @@ import dagster as dg
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from typing_extensions import override
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -187,7 +188,6 @@ def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
     graph = definitions.resolve_asset_graph()
     hours = graph.get(dg.AssetKey(["web", "traffic"]))
     assert hours.parent_keys == {dg.AssetKey(["web", "visits"])}
-    assert list(hours.owners) == ["team:web"]
     assert isinstance(hours.partitions_def, dg.HourlyPartitionsDefinition)
     assert definitions.resolve_sensor_def("traffic_watermark") is not None
     assert [stream.name for stream in streams_in(definitions)] == ["visits"]
@@ -220,6 +220,23 @@ def test_hours_of_a_stream_in_python(project: Project) -> None:
     assert hours.key == dg.AssetKey(["web", "traffic"])
     # By this name the watermark's sensor configures the op.
     assert hours.op.name == hours.key.to_python_identifier()
+
+
+class OurStreams(ShardStreamComponent):
+    """A component of a project, whose assets have a description of their own."""
+
+    @override
+    def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
+        return spec.replace_attributes(description=f"Ours: {self.declared.name}.")
+
+
+def test_a_subclass_of_a_component_changes_the_specs(project: Project) -> None:
+    text = stream_in_yaml().replace("dagster_leasehold.ShardStreamComponent", "web_logs.OurStreams")
+    Path("web_logs/__init__.py").write_text(
+        "from tests.unit.orchestration.test_components import OurStreams\n"
+    )
+    specs = project(visits=text).resolve_all_asset_specs()
+    assert {spec.description for spec in specs} == {"Ours: visits."}
 
 
 COMPONENT_TYPES = (ShardStreamComponent, HourlyAssetComponent)

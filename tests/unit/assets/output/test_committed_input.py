@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 import pandas as pd  # noqa: TID253 - an annotation that Dagster reads
+import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
@@ -62,7 +63,7 @@ def load(world: World, asset: Any, partition: str | None = None) -> Any:
         return result.output_for_node(asset.key.path[-1])
 
 
-def test_the_whole_stream_as_table_dataset_or_pandas(world: World) -> None:
+def test_the_whole_stream_as_arrow_pandas_or_polars(world: World) -> None:
     @dg.asset
     def as_table(orders: pa.Table) -> int:
         return orders.num_rows
@@ -75,7 +76,15 @@ def test_the_whole_stream_as_table_dataset_or_pandas(world: World) -> None:
     def as_pandas(orders: pd.DataFrame) -> int:
         return len(orders)
 
-    for asset in (as_table, as_dataset, as_pandas):
+    @dg.asset
+    def as_polars(orders: pl.DataFrame) -> int:
+        return orders.height
+
+    @dg.asset
+    def as_lazy_frame(orders: pl.LazyFrame) -> int:
+        return orders.select("value").collect().height
+
+    for asset in (as_table, as_dataset, as_pandas, as_polars, as_lazy_frame):
         assert load(world, asset) == 180
 
 
