@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 class KafkaOptions(BaseModel):
-    """`[streams.options]` of a stream whose source is `kafka`.
+    """Options of a stream whose source is `kafka`.
 
     Attributes:
         bootstrap_servers: brokers to begin with, `host:port,host:port`.
