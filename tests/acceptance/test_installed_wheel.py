@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.leasehold_process import environment
+from tests.declared import declare
 from tests.own_environments import built_wheel, installed_wheel
 from tests.unit.test_layout import FILES, PACKAGE, PACKAGES, ROOT, name
 
@@ -143,7 +144,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     folder = tmp_path_factory.mktemp("installed")
     python = installed_wheel(folder / "venv", wheel) / "python"
     project, elsewhere = folder / "project", folder / "elsewhere"
-    elsewhere.mkdir()
+    declare(elsewhere / "home", "visits")
     for path, text in PROJECT.items():
         (project / path).parent.mkdir(parents=True, exist_ok=True)
         (project / path).write_text(text, "utf-8")

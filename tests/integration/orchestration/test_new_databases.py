@@ -23,6 +23,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
 from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, READINESS
 from tests import mysql as mysql_server
 from tests.acceptance.leasehold_process import assert_nothing_runs, leasehold, running
+from tests.declared import declare, stream_text
 from tests.freezing import freeze
 from tests.mysql import MySQL
 from tests.ports import free_port
@@ -109,8 +110,8 @@ def test_the_upgrades_and_a_node_work_with_their_accounts(
     """The node outlives a silence of the server, and calls itself healthy and not ready in it."""
     home = tmp_path / "home"
     shutil.copytree(FILE.parent / "home", home)
-    with (home / "leasehold.toml").open("a") as settings:
-        settings.write('source = "kafka"\noptions = { bootstrap_servers = "127.0.0.1:1" }\n')
+    nobody = {"bootstrap_servers": "127.0.0.1:1"}
+    declare(home, stream_text("demo", "kafka", options=nobody), settings="lease_timeout_s = 20\n")
     node = environment("node-a", server, home)
     refused = leasehold("db", "upgrade", folder=home, **node)
     assert refused.code != 0, "the ordinary account may not change the schema"
