@@ -157,7 +157,9 @@ def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> 
         "source": f"named_source(\n{arguments}\n)",
         "transform": "parsed",
     }
-    settings = written_settings(ShardStream, values, PYTHON, left_out=("on_commit", "nodes"))
+    settings = written_settings(
+        ShardStream, values, PYTHON, left_out=("nodes", "on_commit", "asset_spec")
+    )
     files = {
         SETTINGS_FILE: DEPLOYMENT,
         "streams.py": STREAMS.format(

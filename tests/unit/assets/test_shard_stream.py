@@ -87,7 +87,7 @@ def test_a_declaration_by_names_has_the_values_that_they_name() -> None:
         ({"key_prefix": ["a/b"]}, "key_prefix has the part 'a/b': give each part by itself"),
         ({"source": "kafka"}, "give the source itself, which named_source makes by name"),
         ({"transform": "visits.f"}, "transform is not valid: give the function itself."),
-        ({"tabel": {}}, "'tabel' is no setting: use one of assignment, checks"),
+        ({"tabel": {}}, "'tabel' is no setting: use one of asset_spec, assignment"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_that_names_the_stream(
