@@ -8,13 +8,14 @@ They go through the stream's published table. `declared_stream` finds a stream b
 """
 
 from dagster_leasehold.assets.errors import OutputUnreadable, TableUnavailable
+from dagster_leasehold.assets.output.committed_output import Chosen
 from dagster_leasehold.assets.output.table.reading import EventSpan
 from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.windows.window_run import window_paths
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import LogCorrupt, UnknownGroup, UnknownStream
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.orchestration.deployed_stream import Chosen, DeployedStream, declared_stream
+from dagster_leasehold.orchestration.deployed_stream import DeployedStream, declared_stream
 
 __all__ = [
     "Chosen",

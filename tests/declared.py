@@ -1,4 +1,4 @@
-"""Streams that a folder declares, as `leasehold init` does it: a module, and settings that name it.
+"""Writes a project's streams as `leasehold init` does: a module, and settings that name it.
 
 Each declaration has a module of its own name, since Python keeps those that it has imported.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 import pydantic
 from pydantic import (
@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs, CoreSchema, core_schema
 from typing_extensions import dataclass_transform
 
-from dagster_leasehold.lease_store.errors import InvalidSetting, shown, suggestion
+from dagster_leasehold.lease_store.errors import InvalidSetting, plain_reason, shown, suggestion
 
 T = TypeVar("T")
 POSITIVE = Field(gt=0)
@@ -61,9 +61,14 @@ class TakenBy:
 class Declared:
     """The root of declared classes.
 
+    Attributes:
+        called: what a sentence calls a declaration by its name; empty for one without a name.
+
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
     """
+
+    called: ClassVar[str] = ""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -71,23 +76,20 @@ class Declared:
         try:
             return handler(values)
         except ValidationError as error:
-            raise InvalidSetting(f"{cls.title(values)}{refusal(error, cls)}") from None
+            raise InvalidSetting(f"{cls._title(values)}{refusal(error, cls)}") from None
         except InvalidSetting as error:
-            raise InvalidSetting(f"{cls.title(values)}{error}") from None
+            raise InvalidSetting(f"{cls._title(values)}{error}") from None
 
     @classmethod
-    def title(cls, _values: Any) -> str:
-        """Return how a sentence about these values begins."""
-        return ""
-
-
-def given_name(values: Any) -> str:
-    """Return the name among the values of a declaration, the first of its arguments."""
-    if isinstance(values, ArgsKwargs):
-        given = {**(values.kwargs or {}), **({"name": values.args[0]} if values.args else {})}
-    else:
-        given = values if isinstance(values, Mapping) else {}
-    return shown(given.get("name", ""))
+    def _title(cls, values: Any) -> str:
+        """Return how a sentence about refused values begins; a name is the first argument."""
+        if not cls.called:
+            return ""
+        if isinstance(values, ArgsKwargs):
+            given = {**(values.kwargs or {}), **({"name": values.args[0]} if values.args else {})}
+        else:
+            given = values if isinstance(values, Mapping) else {}
+        return f"{cls.called} {shown(given.get('name', ''))}: "
 
 
 def refusal(error: ValidationError, declared_class: type[Any]) -> str:
@@ -108,7 +110,6 @@ def refusal(error: ValidationError, declared_class: type[Any]) -> str:
         case "literal_error" | "enum":
             advice = limits["expected"]
         case _:
-            reason = first["msg"].removeprefix("Value error, ").rstrip(".")
-            return f"{setting} is not valid: {reason}."
+            return f"{setting} is not valid: {plain_reason(first['msg'])}."
     value = first["input"]
     return f"{setting} is {shown(value) if isinstance(value, str) else value}: use {advice}."

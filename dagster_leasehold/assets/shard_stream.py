@@ -7,21 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
-from typing_extensions import override
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
-from dagster_leasehold.assets.declared import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    Declared,
-    TakenBy,
-    declared,
-    given_name,
-)
+from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, TakenBy, declared
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
@@ -137,7 +129,7 @@ class Retention(Declared):
     """The size of a merged file, in bytes."""
     compact_after_s: Annotated[float, NOT_NEGATIVE] = 3_600.0
     """A batch is merged once it is this much older than the newest batch of its shard, in seconds.
-    A replay or a forced checkpoint takes merged batches as a whole."""
+    A replay or a forced checkpoint cannot split a merged file: it takes all of its batches."""
     vacuum_after_s: Annotated[float, TIME_FOR_READERS] = 24 * 3_600.0
     """The age at which files that nothing names any more are removed, in seconds: at least 60, and
     more than any reader takes, and than the age of a backup that may be restored."""
@@ -159,7 +151,7 @@ class Retention(Declared):
 class NamedThings(Protocol):
     """Finds what a declaration in YAML names; the context of its validation."""
 
-    def source(self, stream: str, named: object) -> ShardSource:
+    def source(self, stream: str, named: str | Mapping[str, Any]) -> ShardSource:
         """Return the source of a stream: a kind, or a mapping from a kind to its options."""
         ...
 
@@ -168,7 +160,10 @@ class NamedThings(Protocol):
         ...
 
     def function(self, what: str, path: str) -> Callable[..., Any]:
-        """Return the function at `module.function`; `what` opens the sentence if there is none."""
+        """Return the function at `module.function`.
+
+        If there is none, the sentence of the error begins with `what`.
+        """
         ...
 
 
@@ -176,16 +171,18 @@ def _source(given: Any, info: ValidationInfo) -> Any:
     """Return a source, which YAML gives by name."""
     if not isinstance(given, str | Mapping):
         return given
-    if info.context is None:
+    names: NamedThings | None = info.context
+    if names is None:
         raise ValueError("give the source itself, which named_source makes by name")
-    return info.context.source(info.data.get("name", ""), given)
+    return names.source(info.data.get("name", ""), given)
 
 
 def _function(given: Any, info: ValidationInfo) -> Any:
     """Return a function, which YAML gives as `module.function`."""
-    if info.context is not None and isinstance(given, str):
+    names: NamedThings | None = info.context
+    if names is not None and isinstance(given, str):
         what = str(info.field_name).replace("_", " ")
-        return info.context.function(f"The {what} of {shown(info.data.get('name', ''))}", given)
+        return names.function(f"The {what} of {shown(info.data.get('name', ''))}", given)
     if given is not None and not callable(given) and not isinstance(given, ArrowTransform):
         raise ValueError("give the function itself")
     return given
@@ -228,6 +225,8 @@ class ShardStream(Declared):
         AssignmentConflict, ShardOccupied: the settings of two nodes contradict each other.
     """
 
+    called: ClassVar[str] = "Stream"
+
     name: str
     """The name of the stream, and of its asset."""
     source: Annotated[ShardSource, TakenBy(_source, NAMED_SOURCE)]
@@ -267,7 +266,7 @@ class ShardStream(Declared):
     pace: Pace = Pace()
     """The pace of its runs."""
     limits: Annotated[Limits, AfterValidator(_limits), LIMITS] = Limits()
-    """The most that one batch of one shard may hold."""
+    """The largest size of one batch of one shard."""
     iceberg: TableSettings = TableSettings()
     """The published table."""
     checks: Checks = Checks()
@@ -284,11 +283,6 @@ class ShardStream(Declared):
         GroupKey.parse(self.group, self.name)
         check_prefix(self.prefix)
         check_settings(self.assignment, self.nodes)
-
-    @override
-    @classmethod
-    def title(cls, _values: Any) -> str:
-        return f"Stream {given_name(_values)}: "
 
     @property
     def prefix(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ _NAME = re.compile(rf"(?:({_LEVEL}(?:\.{_LEVEL})*)\.)?({_LEVEL})")
 
 @declared
 class TableSettings(Declared):
-    """The published table of a stream: its name, and how it is laid out."""
+    """The name and layout of a stream's published table."""
 
     name: Annotated[str | None, Field(examples=["web.visits"])] = None
     """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default the name of the

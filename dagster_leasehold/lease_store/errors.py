@@ -45,6 +45,11 @@ def suggestion(name: str, names: Iterable[str]) -> str:
     return f"use one of {', '.join(existing)}." if existing else "there is none."
 
 
+def plain_reason(message: str) -> str:
+    """Return one of pydantic's messages without its prefix and its full stop."""
+    return message.removeprefix("Value error, ").rstrip(".")
+
+
 def without_secrets(line: str) -> str:
     """Return an error's line without what looks like credentials: of a URL, or named as such.
 

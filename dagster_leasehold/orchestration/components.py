@@ -73,7 +73,8 @@ class DeclaringComponent(dg.Component, Generic[T]):
         `dg check yaml` judges by the schema; templates have no values yet.
         """
         own = TypeAdapter(cls.declares).json_schema()
-        schema = _with_templates(_inlined(own, own.pop("$defs", {})))
+        definitions = own.pop("$defs", {})
+        schema = _with_templates(_inlined(own, definitions))
         schema["required"] = [name for name in own["required"] if name not in ("name", *cls.given)]
 
         class Attributes(RootModel[dict[str, Any]]):
@@ -95,7 +96,7 @@ class DeclaringComponent(dg.Component, Generic[T]):
     @override
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
-        """Return the component with its declaration; its name is by default that of its folder."""
+        """Return the component. A declaration without a `name` is called like its folder."""
         given = attributes.root if isinstance(attributes, RootModel) else {}
         values = context.resolution_context.at_path("attributes").resolve_value(given)
         named = {"name": context.path.name, **cls.given, **values}
@@ -143,11 +144,14 @@ class NamesInYaml:
         return named_source(kind, stream, settings=self._settings, **(options or {}))
 
     def function(self, what: str, path: str) -> Callable[..., Any]:
-        """Return the function at `module.function`; `what` opens the sentence if there is none."""
+        """Return the function at `module.function`.
+
+        If there is none, the sentence of the error begins with `what`.
+        """
         return function_at(what, path, self._settings.home)
 
     def stream(self, named: str) -> ShardStream:
-        """Return the stream of this name in YAML, or that at `module.name`."""
+        """Return the stream that YAML declares by this name, or the one at `module.name`."""
         components = self._context.component_tree.get_all_components(of_type=ShardStreamComponent)
         streams = {each.declared.name: each.declared for each in components}
         if named in streams:
@@ -167,7 +171,7 @@ class NamesInYaml:
 class ShardStreamComponent(DeclaringComponent[ShardStream]):
     """A stream whose records are consumed exactly once into a table: a partition for each shard.
 
-    Its attributes are those of `ShardStream`; its name is by default that of its folder.
+    It takes the attributes of `ShardStream`. Without a `name`, it is called like its folder.
     """
 
     declares = ShardStream
@@ -186,7 +190,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
 class HourlyAssetComponent(DeclaringComponent[HourlyAsset]):
     """An asset with one partition per hour of event time, made from the output of a stream.
 
-    Its attributes are those of `HourlyAsset`; its name is by default that of its folder.
+    It takes the attributes of `HourlyAsset`. Without a `name`, it is called like its folder.
     """
 
     declares = HourlyAsset

@@ -1,8 +1,8 @@
 """The streams of a deployment: the one way to look them up.
 
 They are in a module: the one that an option of a command names, or the settings, or else that of
-the current folder's project. It holds them as `ShardStream`s, by themselves or in lists, or within
-Dagster's definitions, where those that are declared in YAML are found.
+the current folder's project. It holds `ShardStream`s, by themselves or in lists, or Dagster's
+definitions, which include the streams that YAML declares.
 """
 
 from __future__ import annotations

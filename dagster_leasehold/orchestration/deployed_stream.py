@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import Field
 from typing_extensions import Unpack
 
 from dagster_leasehold.assets.declared import declared
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.committed_output import committed_dataset, read_committed
-from dagster_leasehold.assets.output.table.reading import EventSpan
+from dagster_leasehold.assets.output.committed_output import (
+    Chosen,
+    committed_dataset,
+    read_committed,
+)
+from dagster_leasehold.assets.output.output_file import TIME_COLUMN
+from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 
@@ -28,34 +32,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Chosen(TypedDict, total=False):
-    """The choice of the records that are read; all of them by default.
-
-    Attributes:
-        shards: only these shards.
-        span: only records whose event time lies in it.
-        time_column: the column that `span` means, if the transform calls it otherwise.
-        snapshot_id: of an earlier snapshot of the table, instead of the newest.
-        wait: False to see what is published, and not to wait for what is committed since.
-    """
-
-    shards: Collection[ShardId] | None
-    span: EventSpan
-    time_column: str
-    snapshot_id: int | None
-    wait: bool
-
-
 @declared
 class DeployedStream(ShardStream):
-    """A declared stream, and the deployment whose database and output it is read from.
+    """A stream together with its deployment, whose database and output hold its records.
 
     Example:
         >>> table = declared_stream("visits").table()  # doctest: +SKIP
         >>> table.scan(row_filter="status = 500").to_arrow()  # doctest: +SKIP
     """
 
-    settings: Annotated[Settings, Field(kw_only=True)] = Settings()
+    settings: Settings = Field(kw_only=True)
     """The settings of the deployment."""
 
     @classmethod
@@ -90,26 +76,48 @@ class DeployedStream(ShardStream):
                 "published anything, and with which catalog."
             ) from error
 
-    def dataset(self, **chosen: Unpack[Chosen]) -> ds.Dataset:
-        """Return an Arrow dataset of the committed records; `Chosen` says what may be left out.
+    def dataset(
+        self, *, span: EventSpan = ALWAYS, time_column: str = TIME_COLUMN, **chosen: Unpack[Chosen]
+    ) -> ds.Dataset:
+        """Return the committed records as an Arrow dataset.
+
+        Args:
+            span: only records whose event time lies in it.
+            time_column: the column that `span` means, if the transform calls it otherwise.
+            chosen: `shards`, `snapshot_id` and `wait`, as `Chosen` explains them. Unless `wait` is
+                False, all that was committed before the call is seen.
 
         Raises:
             UnknownGroup: nobody consumes the stream yet.
             TableUnavailable: the table cannot be reached, or waiting was in vain.
             OutputUnreadable: there is no such time column, or no such snapshot.
         """
-        return self._read(committed_dataset, chosen)
+        read = partial(committed_dataset, span=span, time_column=time_column)
+        return self._read(read, chosen)
 
-    def frame(self, spark: SparkSession, **chosen: Unpack[Chosen]) -> DataFrame:
-        """Return a Spark DataFrame of the committed records, whose workers reach the output.
+    def frame(
+        self,
+        spark: SparkSession,
+        *,
+        span: EventSpan = ALWAYS,
+        time_column: str = TIME_COLUMN,
+        **chosen: Unpack[Chosen],
+    ) -> DataFrame:
+        """Return the committed records as a Spark DataFrame.
 
-        It reads the files that the table names, and needs no Iceberg runtime. `Chosen` says what
-        may be left out.
+        It reads the files that the table names, and needs no Iceberg runtime.
+
+        Args:
+            spark: the session, whose workers reach the output.
+            span: as in `dataset`.
+            time_column: as in `dataset`.
+            chosen: as in `dataset`.
 
         Raises:
             UnknownGroup, TableUnavailable, OutputUnreadable: as `dataset`.
         """
-        return self._read(partial(read_committed, spark), chosen)
+        read = partial(read_committed, spark, span=span, time_column=time_column)
+        return self._read(read, chosen)
 
     def _read(self, read: Callable[..., T], chosen: Chosen) -> T:
         store = open_store(self.settings.store_url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from inspect import cleandoc
 from textwrap import wrap
@@ -74,7 +74,7 @@ def written_settings(
         left_out: settings that are not written.
         commented: settings that may be left out are commented out.
     """
-    for name, field, meaning in fields_of(model):
+    for name, field, meaning in settings_in(model):
         if name in left_out:
             continue
         yield from (f"# {line}" for line in wrap(meaning, COLUMNS - 2))
@@ -91,21 +91,19 @@ def written_settings(
         yield from (f"# {line}" if out else line for line in text)
 
 
-def fields_of(model: type[Any]) -> Iterator[tuple[str, FieldInfo, str]]:
+def settings_in(model: type[Any]) -> Iterator[tuple[str, FieldInfo, str]]:
     """Yield the fields of a class, each with its name and its meaning, which is a sentence."""
     _, _, section = cleandoc(model.__doc__ or "").partition("Attributes:\n")
     entries: list[tuple[str, str]] = re.findall(
         r"^    (\w+): (.+(?:\n {8}.+)*)", section, re.MULTILINE
     )
     meanings = dict(entries)
-    plain = {each.name: FieldInfo(default=each.default) for each in _plain_fields(model)}
-    for name, field in getattr(model, "__pydantic_fields__", plain).items():
+    checked: Mapping[str, FieldInfo] | None = getattr(model, "__pydantic_fields__", None)
+    if checked is None:
+        checked = {each.name: FieldInfo(default=each.default) for each in fields(model)}
+    for name, field in checked.items():
         meaning = " ".join((field.description or meanings.get(name, "")).split())
         yield name, field, meaning[:1].upper() + meaning[1:]
-
-
-def _plain_fields(model: type[Any]) -> tuple[Field[Any], ...]:
-    return fields(model) if is_dataclass(model) else ()
 
 
 def part_of(field: FieldInfo) -> type[Any] | None:
@@ -116,7 +114,7 @@ def part_of(field: FieldInfo) -> type[Any] | None:
 
 
 def default_of(field: FieldInfo) -> Any:
-    """Return a field's default, of plain values; None where it has none."""
+    """Return a field's default as plain values, or None if the field is required."""
     value: Any = None if field.is_required() else field.get_default(call_default_factory=True)
     if isinstance(value, frozenset | tuple):
         return sorted(value) if isinstance(value, frozenset) else [*value]
@@ -124,6 +122,6 @@ def default_of(field: FieldInfo) -> Any:
 
 
 def _example(field: FieldInfo) -> Any:
-    """Return a field's default, or an example where that says nothing."""
+    """Return a field's default, or its example if the default says nothing."""
     default = default_of(field)
     return field.examples[0] if default in (None, []) and field.examples else default

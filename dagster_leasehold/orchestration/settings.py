@@ -27,6 +27,7 @@ from dagster_leasehold.assets.table_settings import (
 from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     LeaseholdError,
+    plain_reason,
     shown,
     suggestion,
     without_secrets,
@@ -290,7 +291,7 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if not location:
-        return InvalidSetting(f"The settings are not valid: {_plain(first['msg'])}.")
+        return InvalidSetting(f"The settings are not valid: {plain_reason(first['msg'])}.")
     origin = origins.get(location[0], PREFIX + location[0].upper())
     if first["type"] == "extra_forbidden":
         siblings = SparkSettings if location[0] == "spark" else Settings
@@ -299,7 +300,8 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
             f"{suggestion(location[-1], siblings.model_fields)}"
         )
     return InvalidSetting(
-        f"Setting {shown('.'.join(location))} from {origin} is not valid: {_plain(first['msg'])}."
+        f"Setting {shown('.'.join(location))} from {origin} is not valid: "
+        f"{plain_reason(first['msg'])}."
     )
 
 
@@ -309,10 +311,6 @@ def _no_streams(origin: str) -> InvalidSetting:
         "streams in Python, as `leasehold init` writes it, or in YAML, as components of `dg`, and "
         "name their module as `module`."
     )
-
-
-def _plain(message: str) -> str:
-    return message.removeprefix("Value error, ").rstrip(".")
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -21,7 +21,9 @@ _LOADING: set[str] = set()
 
 
 def function_at(what: str, path: str, home: Path) -> Any:
-    """Return the function that a declaration names as `module.function`; `what` is its owner's.
+    """Return the function that a declaration names as `module.function`.
+
+    If there is none, the sentence of the error begins with `what`.
 
     Raises:
         InvalidSetting: it is not found or not callable.
@@ -35,7 +37,9 @@ def function_at(what: str, path: str, home: Path) -> Any:
 
 
 def object_at(what: str, path: str, home: Path) -> object:
-    """Return the object that a setting names as `module.name`; `what` opens the sentence.
+    """Return the object that a declaration names as `module.name`.
+
+    If there is none, the sentence of the error begins with `what`.
 
     Raises:
         InvalidSetting: there is no such module, or nothing of this name in it.

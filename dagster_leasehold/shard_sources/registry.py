@@ -12,12 +12,13 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_leasehold.lease_store.errors import (
     InvalidSetting,
     SourceLibraryMissing,
     UnknownSource,
+    plain_reason,
     shown,
     suggestion,
 )
@@ -127,9 +128,8 @@ def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
         )
     if first["type"] == "missing":
         raise InvalidSetting(f"The option {shown(option)} of {source} is missing.")
-    reason = first["msg"].removeprefix("Value error, ").rstrip(".")
     subject = f"The option {shown(option)}" if option else "An option"
-    raise InvalidSetting(f"{subject} of {source} is not valid: {reason}.")
+    raise InvalidSetting(f"{subject} of {source} is not valid: {plain_reason(first['msg'])}.")
 
 
 def open_source(name: str, options: Mapping[str, Any], place: StreamPlace) -> ShardSource:
@@ -156,20 +156,17 @@ def check_library(source: ShardSource) -> None:
         SourceLibraryMissing: its client library is not installed.
     """
     if isinstance(source, _MissingSource):
-        source.refuse()
+        raise source.error
 
 
 class _MissingSource:
     """Stands for a source whose client library is missing: every use of it raises the error."""
 
     def __init__(self, error: SourceLibraryMissing) -> None:
-        self._error = error
-
-    def refuse(self) -> Never:
-        raise self._error
+        self.error = error
 
     def __getattr__(self, name: str) -> Any:
-        raise self._error
+        raise self.error
 
 
 def reader_from_options(options: Mapping[str, str]) -> ShardReader:

@@ -27,7 +27,7 @@ class Position(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one batch of one shard may hold.
+    """The largest size of one batch of one shard.
 
     Attributes:
         records_max: the most records.

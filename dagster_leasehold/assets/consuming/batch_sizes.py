@@ -39,7 +39,7 @@ class BatchSizes:
 
     @property
     def limits(self) -> Limits:
-        """The most that the next batch of a shard may hold."""
+        """The largest size of the next batch of a shard."""
         return Limits(
             _scaled(FIRST.records_max, self._scale, self.largest.records_max),
             _scaled(FIRST.bytes_max, self._scale, self.largest.bytes_max),

@@ -49,7 +49,7 @@ def kind_of(annotation: object) -> str | None:
 
 
 class CommittedInput(dg.IOManager):
-    """Loads committed output of a stream as a frame of Spark, pandas or Polars, or as Arrow.
+    """Loads a stream's committed output as a Spark, pandas or Polars frame, or as Arrow data.
 
     A downstream asset with the stream's own partitions gets the shards of its run; one with
     partitions of time gets the records of its time window, of all shards; any other gets what its

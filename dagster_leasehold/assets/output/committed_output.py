@@ -34,22 +34,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Choice(TypedDict, total=False):
-    """The choice of what is read; all of the newest snapshot by default.
+class Chosen(TypedDict, total=False):
+    """Options that select the records to read; without any, all of the newest snapshot are read.
 
     Attributes:
         shards: only these shards.
         snapshot_id: of an earlier snapshot, instead of the newest.
         wait: True to see all that was committed before the call: it returns once the table shows
             it, and raises `TableUnavailable` if nothing was published for a minute.
-        table: the stream's settings of its table. With them, who waits publishes by itself what
-            nobody else is publishing; without them, it waits for the deployment.
-        catalog: of the table, if it is not the lease database.
     """
 
     shards: Collection[ShardId] | None
     snapshot_id: int | None
     wait: bool
+
+
+class Choice(Chosen, total=False):
+    """The records to read, and the table that they are read from.
+
+    Attributes:
+        table: the stream's settings of its table. With them, who waits publishes by itself what
+            nobody else is publishing; without them, it waits for the deployment.
+        catalog: of the table, if it is not the lease database.
+    """
+
     table: TableSettings | None
     catalog: CatalogSettings
 

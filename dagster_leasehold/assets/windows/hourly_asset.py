@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import dagster as dg
 from pydantic import Field, ValidationInfo
-from typing_extensions import override
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
-from dagster_leasehold.assets.declared import NOT_NEGATIVE, Declared, TakenBy, declared, given_name
+from dagster_leasehold.assets.declared import NOT_NEGATIVE, Declared, TakenBy, declared
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.table.columns import columns_of, stored_schema, type_text
 from dagster_leasehold.assets.partitions import GROUP_NAME, asset_key, spark_key
@@ -21,6 +20,7 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import run_ended
 from dagster_leasehold.assets.shard_stream import (
     FUNCTION,
+    NamedThings,
     ShardStream,
     SpecChange,
     Transform,
@@ -64,8 +64,9 @@ class LatePolicy(Declared):
 
 def _stream(given: Any, info: ValidationInfo) -> Any:
     """Return a stream, which YAML gives by name."""
-    if info.context is not None and isinstance(given, str):
-        return info.context.stream(given)
+    names: NamedThings | None = info.context
+    if names is not None and isinstance(given, str):
+        return names.stream(given)
     if not isinstance(given, ShardStream):
         raise ValueError("give a ShardStream")
     return given
@@ -99,6 +100,8 @@ class HourlyAsset(Declared):
         InvalidSetting: a value is of the wrong form, the name is not of letters, digits and
             underscores, or `since` is not the beginning of an hour or has no time zone.
     """
+
+    called: ClassVar[str] = "Hourly asset"
 
     name: str
     """The name of the asset, the last part of its key: letters, digits and underscores."""
@@ -141,11 +144,6 @@ class HourlyAsset(Declared):
             )
         if self.since.utcoffset() != timedelta(0):
             raise InvalidSetting(f"since is {time_text(self.since)}: give it in UTC.")
-
-    @override
-    @classmethod
-    def title(cls, _values: Any) -> str:
-        return f"Hourly asset {given_name(_values)}: "
 
     @property
     def key(self) -> dg.AssetKey:

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.assets.spark.spark_settings import SparkSettings
 from dagster_leasehold.lease_store import tables
 from dagster_leasehold.lease_store.rules.states import EDGES, ShardState
-from dagster_leasehold.orchestration.scaffolding import default_of, fields_of, part_of, quoted
+from dagster_leasehold.orchestration.scaffolding import default_of, part_of, quoted, settings_in
 from dagster_leasehold.orchestration.settings import Settings
 from tests.environment import forget_settings
 from tests.failpoints import Failpoint
@@ -219,7 +219,7 @@ def test_every_command_is_shown_with_what_it_prints() -> None:
 
 def settings_of(model: Any, above: str = "") -> Iterator[tuple[str, tuple[list[str], str]]]:
     """Yield the settings of a declared class and its parts, with their defaults and meanings."""
-    for name, field, meaning in fields_of(model):
+    for name, field, meaning in settings_in(model):
         part = part_of(field)
         default = [] if part or field.is_required() else [quoted(default_of(field))]
         yield f"{above}{name}", (default, meaning)

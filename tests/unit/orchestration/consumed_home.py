@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from pydantic import SecretStr
 
 from dagster_leasehold.assets.consuming.consumption import Consumer
@@ -18,8 +21,10 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.source import Limits
 from tests.declared import declare
+from tests.environment import forget_settings
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
 
+Refuses = Callable[[bytes], bool] | None
 NODE = NodeName("a")
 KEY = GroupKey.parse("default", "demo")
 AT_ONCE = timedelta(seconds=-1)
@@ -88,3 +93,27 @@ class ConsumedHome:
             clock=lambda: 0.0,
         )
         return consumer.consume([listing.shard for listing in self.log.list_shards()])
+
+
+@contextmanager
+def home_of_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, records: int = 10, refuses: Refuses = None
+) -> Generator[ConsumedHome]:
+    """The home that this process's commands find, in a folder that is the current one.
+
+    Args:
+        folder: holds the home.
+        monkeypatch: for the time of one test.
+        records: in each of two shards, consumed by `run-1` in batches of four.
+        refuses: tells which values go to quarantine.
+    """
+    forget_settings(monkeypatch)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("LEASEHOLD_HOME", str(folder / "home"))
+    home = ConsumedHome(folder / "home")
+    home.append(records)
+    if refuses is not None:
+        home.sweeper.refuses = refuses
+    home.consume("run-1")
+    yield home
+    home.store.close()

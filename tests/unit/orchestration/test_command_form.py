@@ -21,9 +21,8 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.orchestration.command_line import main
 from tests.declared import declare
-from tests.environment import forget_settings
 from tests.unit.docs.command_line_page import commands, root
-from tests.unit.orchestration.consumed_home import ConsumedHome
+from tests.unit.orchestration.consumed_home import ConsumedHome, home_of_process
 
 WITHOUT_JSON = {("dev",), ("stop",), ("node",), ("metrics",), ("top",)}
 """Commands that serve until Ctrl-C, the one that ends them, and the demo, which is for people."""
@@ -33,15 +32,8 @@ PROGRAM = Path(sys.executable).with_name("leasehold")
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of ten records in three batches each, one of which is in quarantine."""
-    forget_settings(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    home = ConsumedHome(tmp_path / "home")
-    home.append(10)
-    home.sweeper.refuses = lambda value: value == b"1:9"
-    home.consume("run-1")
-    yield home
-    home.store.close()
+    with home_of_process(tmp_path, monkeypatch, refuses=lambda value: value == b"1:9") as home:
+        yield home
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

@@ -16,7 +16,7 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.reading import EventSpan, declared_stream
 from tests.declared import declare
 from tests.environment import forget_settings
-from tests.unit.orchestration.consumed_home import ConsumedHome
+from tests.unit.orchestration.consumed_home import ConsumedHome, home_of_process
 
 WRITTEN = {b"%d:%d" % (shard, number) for shard in (0, 1) for number in range(5)}
 
@@ -24,14 +24,8 @@ WRITTEN = {b"%d:%d" % (shard, number) for shard in (0, 1) for number in range(5)
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsumedHome]:
     """The home of this process: two shards with five records each, consumed and not published."""
-    forget_settings(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    consumed = ConsumedHome(tmp_path / "home")
-    consumed.append(5)
-    consumed.consume("run-1")
-    yield consumed
-    consumed.store.close()
+    with home_of_process(tmp_path, monkeypatch, 5) as home:
+        yield home
 
 
 def test_a_dataset_holds_exactly_the_committed_records(home: ConsumedHome) -> None:

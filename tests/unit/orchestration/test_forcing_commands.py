@@ -19,8 +19,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands import group_pausing
 from dagster_leasehold.orchestration.commands.group_pausing import say_open
-from tests.environment import forget_settings
-from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
+from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome, home_of_process
 
 ZERO, ONE = ShardId("0"), ShardId("1")
 PATIENCE_S = 20.0
@@ -29,14 +28,8 @@ PATIENCE_S = 20.0
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Two shards of ten records, consumed in batches of four."""
-    forget_settings(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    home = ConsumedHome(tmp_path / "home")
-    home.append(10)
-    home.consume("run-1")
-    yield home
-    home.store.close()
+    with home_of_process(tmp_path, monkeypatch) as home:
+        yield home
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:

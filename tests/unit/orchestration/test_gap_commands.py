@@ -10,23 +10,16 @@ import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.command_line import main
-from tests.environment import forget_settings
-from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
+from tests.unit.orchestration.consumed_home import KEY, ConsumedHome, home_of_process
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedHome]:
     """Both shards consumed to 10; of shard 0, the records 10 to 15 were removed unread."""
-    forget_settings(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
-    home = ConsumedHome(tmp_path / "home")
-    home.append(10)
-    home.consume("run-1")
-    home.append(5)
-    home.log.retain("0", "15")
-    yield home
-    home.store.close()
+    with home_of_process(tmp_path, monkeypatch) as home:
+        home.append(5)
+        home.log.retain("0", "15")
+        yield home
 
 
 def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
