@@ -45,13 +45,18 @@ def home(tmp_path: Path) -> Path:
 
 
 def content(home: Path) -> dict[str, bytes]:
-    """Return all that a home holds: the rows of its store, and the bytes of its other files."""
+    """Return all that a home holds: the rows of its store, and the bytes of its other files.
+
+    What Python compiles of the module that declares the streams is left out.
+    """
     held: dict[str, bytes] = {}
     for path in sorted(home.rglob("*")):
         if path.name == "leases.db":
             with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
                 held[path.name] = "\n".join(database.iterdump()).encode()
-        elif path.is_file() and not path.name.startswith("leases.db"):
+        elif "__pycache__" in path.parts or path.name.startswith("leases.db"):
+            continue
+        elif path.is_file():
             held[str(path.relative_to(home))] = path.read_bytes()
     return held
 
