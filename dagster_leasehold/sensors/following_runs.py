@@ -25,6 +25,7 @@ OFFER_S = 15.0
 START_S = 60.0
 """The time that shards wait for a launched run to open its own, before they get another one."""
 NEW_DEFINITION = "the stream's definition has changed"
+BUDGET_OVER = "its budget of time is over"
 OTHERS_WAIT = "other shards of its node wait for a run"
 
 
@@ -34,6 +35,7 @@ class FollowingRuns:
 
     Attributes:
         definition: the mark of the stream's definition; runs of another one end.
+        budget_s: the time after which a run gives way to the next one, in seconds.
         shards_per_run: the most shards that a run serves.
         clock: monotonic seconds.
         new_id: makes ids of offers.
@@ -41,6 +43,7 @@ class FollowingRuns:
     """
 
     definition: str
+    budget_s: float
     shards_per_run: int
     clock: Clock
     new_id: Callable[[], str]
@@ -80,14 +83,21 @@ class FollowingRuns:
         starting = {s for run in runs if run.run_id not in self._opened for s in run.shards}
         return starting | self._offered.keys()
 
-    def stop_outdated(self, instance: dg.DagsterInstance) -> int:
-        """Ask runs of another definition to end; return the number asked."""
-        outdated = [
-            run for run in self._runs if run.definition != self.definition and not run.ending
-        ]
-        for run in outdated:
-            instance.add_run_tags(run.run_id, {STOP_TAG: NEW_DEFINITION})
-        return len(outdated)
+    def stop(self, instance: dg.DagsterInstance) -> list[str]:
+        """Ask runs to end that others are to replace; return a line for each."""
+        notes: list[str] = []
+        for run in self._runs:
+            if run.ending or not (reason := self._reason_to_stop(run)):
+                continue
+            instance.add_run_tags(run.run_id, {STOP_TAG: reason})
+            notes.append(f"run {run.run_id} is asked to end, because {reason}")
+        return notes
+
+    def _reason_to_stop(self, run: ActiveRun) -> str:
+        if run.definition != self.definition:
+            return NEW_DEFINITION
+        over = self.clock() >= self._first_seen_s[run.run_id] + self.budget_s
+        return BUDGET_OVER if over else ""
 
     def share(
         self, ready: Sequence[IdleShard], *, apart: Collection[str] = ()

@@ -103,7 +103,11 @@ class LaunchRounds:
         self._obstacles = ObstacleReports(self.stream, self.clock)
         self._reads = ReadMemory(self.stream.pace.commit_interval_s, self.stream.limits.records_max)
         self._following = FollowingRuns(
-            self.definition, self.stream.pace.shards_per_run, self.clock, self.new_id
+            self.definition,
+            self.stream.pace.run_budget_s,
+            self.stream.pace.shards_per_run,
+            self.clock,
+            self.new_id,
         )
 
     def run(self, runs: ActiveRuns, report: TickReport) -> Round:
@@ -136,8 +140,7 @@ class LaunchRounds:
             return Round(notes=(*notes, *freed), freed=True)
         self._following.see(active, report.progress)
         self._history.forget(self._following.missed)
-        if outdated := self._following.stop_outdated(instance):
-            notes.append(f"runs asked to end, because the definition is new: {outdated}")
+        notes += self._following.stop(instance)
         apart = _apart(active, report.progress)
         ready = self._ready(report, active, notes)
         joined = self._join(instance, report, ready, notes, {run.run_id for run in apart})

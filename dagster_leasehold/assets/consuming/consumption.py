@@ -14,6 +14,7 @@ always let go at a checkpoint. What a stale holder could break, and why it does 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol
@@ -94,8 +95,8 @@ class Consumer:
         apart: makes batches that were tried before, beside the others; by default at once.
         heartbeat: tells if the node's leases may be relied on.
         clock: a monotonic clock, in seconds.
-        budget_s: after how many seconds the rest is left to the next run; at least one batch is
-            made. By default the stream's.
+        budget_s: after how many seconds a run that does not follow its shards leaves the rest to
+            the next one; at least one batch is made. By default the stream's.
         stop_requested: asked between batches; once true, the run ends at that checkpoint.
         after_commit: called with every batch right after its commit.
         between_batches: called between batches, about once a second while the run waits.
@@ -180,14 +181,14 @@ class Consumer:
         Whatever else is raised, an interrupt included, goes on to the caller after all shards
         have been let go.
         """
-        deadline = self._clock() + self._budget_s
+        began_s = self._clock()
         try:
             self._opening.open(shards)
             if self._open:
                 self._log.check()
             failpoints.reach("after_open")
             while self._open:
-                self._step(deadline)
+                self._step(began_s)
         except SweepInterrupted as error:
             self._open.stop_all(StopReason.UNTRUSTED, str(error))
         except LeaseholdError as error:
@@ -204,12 +205,12 @@ class Consumer:
         failpoints.reach("after_close")
         return with_lag_after(self._stream.source, self._open.reports, self._now())
 
-    def _step(self, deadline: float) -> None:
+    def _step(self, began_s: float) -> None:
         """Make a batch, or wait a moment for one to be due."""
         following = self._following
         due = following is None or following.batch_due()
         if due or following is None or following.answer_due():
-            self._look_up(deadline, due=due)
+            self._look_up(began_s, due=due)
         if (due or self._under_way) and self._open:
             self._sweep(due=due)
         if not due and following is not None and self._open:
@@ -218,11 +219,15 @@ class Consumer:
         if following is not None and self._follow is not None and following.show_due():
             self._follow.show(following.progress(self._open.reports_so_far()))
 
-    def _look_up(self, deadline: float, *, due: bool) -> None:
-        """Between two batches: continue, hand over, or stop."""
+    def _look_up(self, began_s: float, *, due: bool) -> None:
+        """Between two batches: continue, hand over, or stop.
+
+        A run that follows its shards outlives its budget until the launcher asks it to end: while
+        Dagster's daemon is down, no other run would take its place.
+        """
         asked = RunRequests() if self._follow is None else self._follow.requests()
-        if asked.finish:
-            deadline -= max(0.0, self._budget_s - TURN_S)
+        budget_s = self._budget_s if self._follow is None else math.inf
+        deadline = began_s + (TURN_S if asked.finish else budget_s)
         idle = asked.finish or (self._following is not None and self._following.idle)
         # A batch that is made apart ends by itself: let go before, it would never be found to hang.
         rests = not self._under_way

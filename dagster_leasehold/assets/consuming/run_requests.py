@@ -7,7 +7,8 @@ save work and waiting; what keeps a shard safe is its lease. Their names begin w
 * `take`: the launcher found work in more shards of the run's node, which join the run.
 * `let_go/<shard>`: somebody materializes the shard by hand, and waits for it.
 * `finish`: other shards of the node wait for a run, so that this one ends at the head.
-* `stop`: the stream's definition has changed, so that the run ends at its checkpoint.
+* `stop`: the stream's definition has changed, or the run's budget of time is over, so that it ends
+  at its checkpoint and another run takes its place.
 """
 
 from __future__ import annotations

@@ -110,9 +110,9 @@ class Scene:
 
     def new_definition(self) -> None:
         """A sensor of another definition sees the run."""
-        following = FollowingRuns("after", 8, time.monotonic, lambda: "offer")
+        following = FollowingRuns("after", 3_600.0, 8, time.monotonic, lambda: "offer")
         following.see(ActiveRuns(self.instance).of(self.stream), {})
-        assert following.stop_outdated(self.instance) == 1
+        assert len(following.stop(self.instance)) == 1
         (run,) = self.instance.get_runs()
         assert STOP_TAG in run.tags
 

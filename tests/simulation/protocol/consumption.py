@@ -92,7 +92,7 @@ def consume(run: Run) -> None:
         source=SimulatedSource(run.log),
         group=run.key.group,
         limits=source.Limits(records_max=BATCH_RECORDS_MAX),
-        pace=Pace(run_budget_s=run.waits.pace.budget_s if run.waits else RUN_BUDGET_S),
+        pace=Pace(run_budget_s=RUN_BUDGET_S),
     )
     cursors = bootstrap_cursors(run.store.pulse(run.key), run.node) if run.pinned else None
     consumer = Consumer(
@@ -117,9 +117,12 @@ def consume(run: Run) -> None:
 def _follow(run: Run, waits: Waits) -> Follow:
     """Return the way in which a simulated run follows its shards, and plans for its node."""
 
+    ends_s = run.clock() + waits.pace.budget_s
+
     def requests() -> RunRequests:
         wishes = waits.look()
-        return RunRequests(wishes.take, wishes.let_go, wishes.finish, wishes.stop)
+        stop = wishes.stop or run.clock() >= ends_s
+        return RunRequests(wishes.take, wishes.let_go, wishes.finish, stop)
 
     def gained() -> Sequence[ShardId]:
         try:

@@ -216,7 +216,21 @@ def test_runs_of_an_older_definition_are_asked_to_end(instance: dg.DagsterInstan
     scene.restart()
     result = scene.later()
     assert STOP_TAG in scene.tags(run_id)
-    assert "runs asked to end, because the definition is new: 1" in result.line
+    because = "because the stream's definition has changed"
+    assert f"run {run_id} is asked to end, {because}" in result.line
+    assert "asked to end" not in scene.later().line, "once is enough"
+
+
+def test_a_run_is_asked_to_end_when_its_budget_is_over(instance: dg.DagsterInstance) -> None:
+    scene = FollowingScene(instance, run_budget_s=600.0)
+    scene.source.ends = {"0": 5}
+    (request,) = scene.tick().run_requests
+    run_id = scene.start(request)
+    scene.later(590.0)
+    assert STOP_TAG not in scene.tags(run_id)
+    result = scene.later(10.0)
+    assert scene.tags(run_id)[STOP_TAG] == "its budget of time is over"
+    assert f"run {run_id} is asked to end, because its budget of time is over" in result.line
     assert "asked to end" not in scene.later().line, "once is enough"
 
 

@@ -355,7 +355,7 @@ def test_a_run_that_is_to_finish_leaves_the_rest_after_its_turn(tmp_path: Path) 
     scene = Scene(World(tmp_path, records=40, records_max=4))
     scene.world.sweeper.before = lambda: scene.pass_time(TURN_S / 2)
     scene.asked = [RunRequests(finish=True)] * 100
-    reports = scene.follow(budget_s=10 * TURN_S)
+    reports = scene.follow()
     assert {each.stopped for each in reports.values()} == {StopReason.BUDGET_ENDED}
     assert scene.world.now_s == TURN_S
 
@@ -371,12 +371,13 @@ def test_a_run_shows_its_progress_twice_a_minute_whatever_it_commits(scene: Scen
     assert second.next_s == pytest.approx(4.5, abs=1.1)
 
 
-def test_a_run_ends_with_its_budget_and_the_next_goes_on(scene: Scene) -> None:
+def test_a_run_outlives_its_budget_until_it_is_asked_to_end(scene: Scene) -> None:
     for number in range(40):
         scene.append_at(number * 2.0, ZERO)
+    scene.at(70.0, lambda: scene.asked.append(RunRequests(stop=True)))
     reports = scene.follow(budget_s=50.0)
-    assert reports[ZERO].stopped is StopReason.BUDGET_ENDED
-    assert scene.world.now_s == pytest.approx(50.0, abs=1.0)
+    assert reports[ZERO].stopped is StopReason.STOP_REQUESTED
+    assert scene.world.now_s == pytest.approx(70.0, abs=1.0)
     scene.follow("run-2")
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 50)
 
