@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, joint_results
-from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.partitions import asset_key, listed_shards
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 SHOWN_CAUSES_MAX = 5
-_REPORTED_ALREADY = "__source_asset_observation__"
-"""Dagster's own mark of results whose events were logged by the op itself."""
 
 RunContext = dg.AssetExecutionContext | dg.OpExecutionContext
 MaterializeEvents = Iterator[dg.MaterializeResult[Any]]
@@ -56,34 +53,15 @@ def partition_results(
     shards: Sequence[ShardId],
     done: PartitionResults,
 ) -> MaterializeEvents:
-    """Yield the event that Dagster turns into a materialization of each of the run's partitions.
-
-    All that a run of a thousand partitions reports is stored together.
-    """
+    """Yield the event that Dagster turns into a materialization of each of the run's partitions."""
     checks = {shard: done.checks(shard) for shard in shards}
-    with stored_together(context.instance):
-        for shard in shards:
-            context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
-            # A run of a range, if of one partition alone, has one result per check for all.
-            for check in () if context.has_partition_key else checks[shard]:
-                log_check(context, check.evaluation(stream, shard))
-        results = joint_results(check for shard in shards for check in checks[shard])
-        yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
-
-
-def reported_result(
-    stream: ShardStream, shards: Iterable[ShardId], done: PartitionResults
-) -> dg.MaterializeResult[Any]:
-    """Return the result of a run that has reported its partitions one by one.
-
-    Dagster would make a materialization of each partition of the run's range, those included that
-    other runs have reported. It makes none for a result with this metadata.
-    """
-    results = joint_results(check for shard in shards for check in done.checks(shard))
-    metadata = {_REPORTED_ALREADY: True}
-    return dg.MaterializeResult(
-        asset_key=asset_key(stream), check_results=results, metadata=metadata
-    )
+    for shard in shards:
+        context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
+        # A run of a range, if of one partition alone, has one result per check for all.
+        for check in () if context.has_partition_key else checks[shard]:
+            log_check(context, check.evaluation(stream, shard))
+    results = joint_results(check for shard in shards for check in checks[shard])
+    yield dg.MaterializeResult(asset_key=asset_key(stream), check_results=results)
 
 
 def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:

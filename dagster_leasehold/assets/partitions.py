@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 import dagster as dg
-from dagster._core.definitions.target import ANONYMOUS_ASSET_JOB_PREFIX
 
+from dagster_leasehold.assets.dagster_internals import ANONYMOUS_ASSET_JOB_PREFIX
 from dagster_leasehold.assets.shard_stream import ShardStream
 
 GROUP_NAME = "streams"
@@ -23,10 +23,6 @@ STREAM_TAG = "leasehold/stream"
 SHOWN_SHARDS_TAG = "leasehold/shards"
 RECORDS_TAG = "leasehold/records"
 WORK_MAX_TAG = ".dagster/leasehold_work_max_s"
-SHARE_TAG = "leasehold/share_of"
-"""Names the run of a range that asked for this one; see `assets.range_shares`."""
-SHARDS_TAG = ".dagster/leasehold_shards"
-"""Names the partitions of such a run."""
 PROCESS_TAG = ".dagster/leasehold_process"
 
 
@@ -41,14 +37,12 @@ def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:
 
 
 def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]) -> list[str]:
-    """Return the partitions that a run was launched for: one, a range, a share of one, or none.
+    """Return the partitions that a run was launched for: one, a range, or none.
 
     Args:
         tags: of the run.
         in_order: gives all partitions in the order in which they were added.
     """
-    if SHARDS_TAG in tags:
-        return tags[SHARDS_TAG].split(", ")
     if RANGE_START_TAG not in tags or RANGE_END_TAG not in tags:
         return [tags[PARTITION_TAG]] if PARTITION_TAG in tags else []
     keys = in_order()

@@ -13,18 +13,15 @@ from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.placement import Placer
 from dagster_leasehold.assets.consuming.run_progress import CatchUpLines
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.event_storage import stored_together
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partition_events import (
     MaterializeEvents,
     partition_results,
     report_partition,
-    reported_result,
 )
 from dagster_leasehold.assets.partitions import (
     GROUP_NAME,
     NODE_TAG,
-    SHARE_TAG,
     asset_key,
     asset_op_name,
     listed_shards,
@@ -33,7 +30,6 @@ from dagster_leasehold.assets.partitions import (
     shard_partitions,
     spark_key,
 )
-from dagster_leasehold.assets.range_shares import RangeShares, asked_shards, check_asker
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import part_of_run, run_ended, show_on_run
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
@@ -93,9 +89,7 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         check_specs=check_specs(stream),
         partitions_def=partitions,
         required_resource_keys={spark_key(stream)},
-        # One run for each unbroken range of partitions; `Siblings` joins those of a backfill, and
-        # `RangeShares` asks for a run of each node.
-        backfill_policy=dg.BackfillPolicy.single_run(),
+        backfill_policy=_backfill_policy(deployment),
     )
     def shard_asset(context: dg.AssetExecutionContext, config: ShardConfig) -> MaterializeEvents:
         try:
@@ -108,6 +102,16 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     return shard_asset
 
 
+def _backfill_policy(deployment: Deployment) -> dg.BackfillPolicy:
+    """Return how Dagster divides a backfill into runs, of which `Siblings` joins those of a node.
+
+    Where nodes have agents, the launcher sends each run to the node that holds its partition.
+    """
+    if deployment.agents:
+        return dg.BackfillPolicy.multi_run(max_partitions_per_run=1)
+    return dg.BackfillPolicy.single_run()
+
+
 def _materialize(
     context: dg.AssetExecutionContext,
     config: ShardConfig,
@@ -116,49 +120,39 @@ def _materialize(
     deployment: Deployment,
 ) -> MaterializeEvents:
     shards = _shards_asked_for(context, stream)
-    siblings = Siblings(context.instance, context.run, stream)
-    shares = RangeShares(context.instance, context.run, stream, deployment, context.log.info)
-    check_asker(context.instance, context.run)
-    # Dagster knows a share's first partition alone.
-    more = [shard for shard in asked_shards(context.run) if shard not in shards]
-    shown = listed_shards([*shards, *more])
+    siblings = Siblings(
+        context.instance, context.run, stream, partial(_holders, stream, deployment)
+    )
     work = "Consuming" if config.consumes else "Replaying"
-    context.log.info(f"{work} shards {shown} of {stream.name}.")
-    show_on_run(context.instance, context.run.run_id, [*shards, *more])
-    rounds: Iterable[Sequence[ShardId]] = [[*shards, *more]]
-    if SHARE_TAG not in context.run.tags:
-        rounds = siblings.rounds(shards)
-        if config.node is None and _named_node(context.run) is None:
-            rounds = shares.rounds(rounds)
-    with shares.ending_with_run():
-        done = _make(context, config, spark, stream, deployment, shards=shards, rounds=rounds)
+    context.log.info(f"{work} shards {listed_shards(shards)} of {stream.name}.")
+    show_on_run(context.instance, context.run.run_id, shards)
+    rounds = siblings.rounds(shards)
+    done = _make(context, config, spark, stream, deployment, shards=shards, rounds=rounds)
     show_on_run(context.instance, context.run.run_id, (), done.read)
-    more += siblings.shards
-    own = [shard for shard in (*shards, *more) if shard not in shares.delivered]
+    own = [*shards, *siblings.shards]
     failed = done.refusals(own)
     good = [shard for shard in own if shard not in failed]
-    together = not failed and not shares.delivered
-    with stored_together(context.instance):
-        # Before the run's own partitions: with those, Dagster takes the backfill for complete.
-        for shard in more if together else good:
-            report_partition(context, stream, done, shard)
-        if isinstance(done, ShardRun):
-            done.observe(context, failed)
-    if together:
+    # Before the run's own partitions: with those, Dagster takes the backfill for complete.
+    for shard in good if failed else siblings.shards:
+        report_partition(context, stream, done, shard)
+    if isinstance(done, ShardRun):
+        done.observe(context, failed)
+    if not failed:
         yield from partition_results(context, stream, shards, done)
-    elif not failed:
-        yield reported_result(stream, good, done)
     # Dagster has stored the events before it asks for more, so that flagging now loses nothing.
     if isinstance(done, ShardRun):
         done.mark_delivered()
-    siblings.remove([*good, *shares.delivered])
+    siblings.remove(good)
     if failed:
         raise dg.Failure(done.refusal(own), allow_retries=False)
 
 
-def _named_node(run: dg.DagsterRun) -> str | None:
-    """Return the node that a run has to consume for; a share is for whoever holds its shards."""
-    return None if SHARE_TAG in run.tags else node_of_launcher(run)
+def _holders(stream: ShardStream, deployment: Deployment) -> dict[ShardId, str]:
+    """Return the node that holds each shard; empty where all runs are on one host."""
+    if not deployment.agents:
+        return {}
+    rows = deployment.store().snapshot(stream.key).shards
+    return {row.shard: row.consumer_owner or "" for row in rows}
 
 
 def _make(
@@ -191,7 +185,7 @@ def _consume(
 ) -> ShardRun:
     run_id = context.run.run_id
     done = ShardRun(stream, deployment.store(), run_id)
-    wanted = config.node or _named_node(context.run)
+    wanted = config.node or node_of_launcher(context.run)
     lines = ProgressLines("Consuming", "records", context.log.info, time.monotonic)
     placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=wanted)
     for shards in rounds:

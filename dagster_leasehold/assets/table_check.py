@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 import dagster as dg
-from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 
 from dagster_leasehold.assets.checks import STORED_FOR, ShardCheck, joint_results
 from dagster_leasehold.assets.deployment import Deployment
@@ -25,10 +24,10 @@ TABLE = "table"
 FILES_MAX = 100_000
 """The most batches of the ledger, and files of the table, that are compared: 5 s of processor."""
 DIFFERENCES_SHOWN_MAX = 5
+PLANNED_MAX = 20
+"""The most runs at a time that have planned the check and not made it yet."""
 COMPARED = "compared"
 """The metadata that says when table and ledger were compared."""
-
-_MADE = {AssetCheckExecutionRecordStatus.SUCCEEDED, AssetCheckExecutionRecordStatus.FAILED}
 
 
 def build_table_check(stream: ShardStream, deployment: Deployment) -> dg.AssetChecksDefinition:
@@ -72,7 +71,7 @@ def _last_outcome(
     if key not in (context.run.asset_selection or ()):
         return None
     for record in context.instance.event_log_storage.get_asset_check_execution_history(
-        dg.AssetCheckKey(key, TABLE), limit=1, status=_MADE
+        dg.AssetCheckKey(key, TABLE), limit=PLANNED_MAX
     ):
         last = record.evaluation
         if isinstance(last, dg.AssetCheckEvaluation) and COMPARED in last.metadata:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dagster as dg
-from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.dagster_internals import ObjectMetadataValue
 from dagster_leasehold.assets.lease_asset import build_lease_asset
 from dagster_leasehold.assets.log_asset import build_log_asset
 from dagster_leasehold.assets.output.committed_input import committed_input

@@ -11,8 +11,6 @@ from typing import Any
 
 import sqlalchemy as sa
 from dagster import Field, IntSource, StringSource
-from dagster._core.storage.config import MySqlStorageConfig
-from dagster._serdes import ConfigurableClassData
 from dagster_mysql import DagsterMySQLStorage
 from dagster_mysql.utils import mysql_url_from_config
 from sqlalchemy import event
@@ -50,11 +48,9 @@ class LimitedMySQLStorage(DagsterMySQLStorage):
         }
 
     @classmethod
-    def from_config_value(
-        cls, inst_data: ConfigurableClassData | None, config_value: Any
-    ) -> LimitedMySQLStorage:
+    def from_config_value(cls, inst_data: Any, config_value: Any) -> LimitedMySQLStorage:
         """Open the storage that such a block describes."""
-        address = MySqlStorageConfig(mysql_url="", mysql_db=config_value["mysql_db"])
+        address: Any = {"mysql_db": config_value["mysql_db"]}
         url = with_limits(mysql_url_from_config(address), config_value["statement_limit_s"])
         return cls(url, inst_data)
 

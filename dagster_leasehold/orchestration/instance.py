@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.orchestration.project_module import DEFINITIONS_MODULE
 from dagster_leasehold.orchestration.settings import LOCATION, Settings
-from dagster_leasehold.orchestration.supervision.sensor_ticks import forget_later_ticks
-
-if TYPE_CHECKING:
-    from dagster import DagsterInstance
 
 OWNED_MARK = "# Written by leasehold at every start; remove this line to keep your own changes."
 INSTANCE_FILE = "dagster.yaml"
-FORMER_LOCATIONS = ("orchestration.definitions", DEFINITIONS_MODULE)
-"""The names that our code location had when it was started by its module alone."""
+BACKFILL_RUNS_MAX = 16
+"""The most runs of one backfill at a time, on any number of hosts."""
 
 _WORKSPACE = f"""\
 {OWNED_MARK}
@@ -151,7 +145,9 @@ def _limited(runs_max: int, backfill_max: int) -> str:
 def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
     """Return `dagster.yaml` for nodes that have agents, as `leasehold dev --nodes` writes it."""
     storage = _MYSQL if mysql else ""
-    return f"{OWNED_MARK}\n{_limited(runs_max, 16)}{_LAUNCHER}{storage}"
+    # The first run of a node takes over those that wait: one of each node is enough.
+    backfill_max = min(BACKFILL_RUNS_MAX, max(1, runs_max // 2 - 1))
+    return f"{OWNED_MARK}\n{_limited(runs_max, backfill_max)}{_LAUNCHER}{storage}"
 
 
 def embedded_text(*, mysql: bool = False) -> str:
@@ -167,7 +163,7 @@ def production_text() -> str:
 
     The variables are `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD`, `_DATABASE`.
     """
-    return f"{_limited(32, 16)}{_RETRIES}{_LAUNCHER}{_MYSQL}"
+    return f"{_limited(32, BACKFILL_RUNS_MAX)}{_RETRIES}{_LAUNCHER}{_MYSQL}"
 
 
 def create_instance(settings: Settings, text: str | None = None) -> Path:
@@ -205,27 +201,3 @@ def _create_tables(home: Path) -> None:
     with DagsterInstance.from_config(str(home)) as instance:
         instance.get_runs_count()
         instance.get_dynamic_partitions("-")
-        _carry_over(instance)
-        forget_later_ticks(instance, time.time())
-
-
-def _carry_over(instance: DagsterInstance) -> None:
-    """Keep cursors, and which sensors and schedules are off, under the code location's name of now.
-
-    Dagster keeps them by the name of the location: under another name, a sensor that somebody had
-    turned off would be on again.
-    """
-    from dagster_shared.record import copy
-
-    for state in instance.all_instigator_state():
-        repository = state.origin.repository_origin
-        if repository.code_location_origin.location_name not in FORMER_LOCATIONS:
-            continue
-        location = copy(repository.code_location_origin, location_name=LOCATION)
-        renamed = copy(
-            state.origin, repository_origin=copy(repository, code_location_origin=location)
-        )
-        moved = state._replace(origin=renamed)
-        if instance.get_instigator_state(moved.instigator_origin_id, moved.selector_id) is None:
-            instance.add_instigator_state(moved)
-        instance.delete_instigator_state(state.instigator_origin_id, state.selector_id)

@@ -46,7 +46,6 @@ class ActiveRun:
         ending: True if it was asked to end.
         work_max_s: the longest time that its launcher lets it work, in seconds; None for a run that
             is not at work, or has no such limit.
-        asker: the run of a range that waits for this one, its share; empty for any other run.
     """
 
     run_id: str
@@ -59,7 +58,6 @@ class ActiveRun:
     definition: str = ""
     ending: bool = False
     work_max_s: float | None = None
-    asker: str = ""
 
 
 @dataclass(slots=True)
@@ -124,7 +122,6 @@ def _active(run: DagsterRun, stream: ShardStream, shards: frozenset[str]) -> Act
         definition=str(config.get("definition", "")),
         ending=FINISH_TAG in run.tags or STOP_TAG in run.tags,
         work_max_s=_work_max_s(run),
-        asker=run.tags.get(names.SHARE_TAG, ""),
     )
 
 

@@ -165,8 +165,7 @@ class RunCleaning:
         rows = store.progress(key, nodes).values()
         notes += burial.free(instance, rows, active, lambda: store.snapshot(key))
         open_rows = [row for row in rows if row.consumer_run]
-        # A run that waits for its shares holds nothing meanwhile, for as long as they take.
-        holding = {row.consumer_run for row in open_rows} | {run.asker for run in active}
+        holding = {row.consumer_run for row in open_rows}
         overdue = self._holding.overdue(
             active, holding, now_s=self.clock(), grace_s=pulse.group.timeout_s
         )

@@ -1,4 +1,8 @@
-"""Two nodes whose daemon stands still: one dies, and the run of the other goes on for both."""
+"""Nodes whose daemon stands still, or whose host's clock is set back.
+
+One of two nodes dies, and the run of the other goes on for both. After a step of the clock, runs
+go on, and others begin.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,7 @@ from tests.acceptance.leasehold_process import (
 )
 from tests.declared import declare, stream_text
 from tests.ports import free_port
+from tests.wall_clocks import WallClock, wall_clock_library
 
 pytestmark = [
     pytest.mark.long,
@@ -36,6 +41,10 @@ KEY = GroupKey.parse("default", "demo")
 SHARDS, TIMEOUT_S = 4, 6.0
 DECLARED = stream_text("demo", pace="Pace(commit_interval_s=1)")
 START_S, CHANGE_S = 240.0, 60.0
+
+
+SHORT = stream_text("demo", pace="Pace(commit_interval_s=1, run_budget_s=5, idle_limit_s=5)")
+BACK_MIN = 60
 
 
 class Scene:
@@ -99,3 +108,32 @@ def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Pat
         assert verified.code == 0, verified.out
         assert dev.end(signal.SIGINT) == 0, dev.text
     assert_nothing_runs(home)
+
+
+def test_runs_begin_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    log = LocalLog.create(home / "logs" / "demo", SHARDS)
+    declare(home, SHORT, settings=f"lease_timeout_s = {TIMEOUT_S}\n")
+    settings = load_settings(home=home)
+    clock = WallClock(wall_clock_library(), tmp_path / "clock")
+    clock.step(minutes=0)
+    with running(
+        "dev", "--home", home, "--port", free_port(), folder=tmp_path, **clock.variables
+    ) as dev:
+        dev.until((home / "leases.db").exists, START_S)
+        scene = Scene(log, open_store(settings.store_url))
+        scene.append()
+        dev.until(scene.readable, START_S)
+        up = psutil.Process(dev.pid)
+        (daemon,) = (child for child in up.children() if DAEMON in child.cmdline())
+        clock.step(minutes=-BACK_MIN)
+        dev.until(lambda: not scene.owners(), CHANGE_S)
+        scene.append()
+        dev.until(scene.readable, 2 * CHANGE_S)
+        assert daemon.is_running(), "it has begun anew in its process"
+        log_text = (home / "daemon.log").read_text(encoding="utf-8")
+        assert log_text.count(f"The clock was set back by {BACK_MIN * 60} s") == 1
+        assert dev.end(signal.SIGINT) == 0, dev.text
+    assert_nothing_runs(home)
+    verified = leasehold("verify", "--home", home, folder=tmp_path)
+    assert verified.code == 0, verified.out

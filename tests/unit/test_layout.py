@@ -26,6 +26,7 @@ PACKAGES = tuple(ALLOWED)
 DECLARATION = {
     "arrow_transform",
     "commit_hook",
+    "dagster_internals",
     "declared",
     "deployment",
     "pace",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.orchestration.commands.findings import Finding, Health
 from dagster_leasehold.orchestration.commands.target import Target
@@ -14,7 +14,6 @@ from dagster_leasehold.orchestration.settings import Settings
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance
-    from dagster._core.scheduler.instigation import InstigatorState
     from dagster_shared.error import SerializableErrorInfo
 
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -113,7 +112,7 @@ def _nodes_with_agents(instance: DagsterInstance, target: Target) -> list[str]:
     return sorted(name for name in members if find(instance, name) is not None)
 
 
-def _ours(target: Target, states: Iterable[InstigatorState]) -> Iterator[InstigatorState]:
+def _ours(target: Target, states: Iterable[Any]) -> Iterator[Any]:
     """Yield the sensors and schedules of our streams that are not switched off."""
     from dagster_leasehold.assets.partitions import definition_name
 
@@ -127,17 +126,16 @@ def _ours(target: Target, states: Iterable[InstigatorState]) -> Iterator[Instiga
             yield state
 
 
-def _ticks(instance: DagsterInstance, states: Iterable[InstigatorState]) -> Iterator[Finding]:
+def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding]:
     """Yield the errors with which the last ticks that ended have failed."""
-    from dagster._core.scheduler.instigation import TickStatus
-
     failing: defaultdict[str, list[str]] = defaultdict(list)
-    ended = [status for status in TickStatus if status is not TickStatus.STARTED]
     for state in states:
         origin, selector = state.instigator_origin_id, state.selector_id
-        for tick in instance.get_ticks(origin, selector, limit=1, statuses=ended):
-            if tick.status is TickStatus.FAILURE:
-                failing[_first_line(tick.error)].append(state.instigator_name)
+        # The newest may be under way.
+        ticks = instance.get_ticks(origin, selector, limit=2)
+        ended = [tick for tick in ticks if tick.status.value != "STARTED"]
+        if ended and ended[0].status.value == "FAILURE":
+            failing[_first_line(ended[0].error)].append(state.instigator_name)
     for line, names in failing.items():
         text = (
             f"the last tick of {listed(sorted(names))} failed ({line}): see it in Dagster's pages, "

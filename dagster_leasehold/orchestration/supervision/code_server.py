@@ -323,11 +323,11 @@ class CodeServer:
         return ChildProcess("the code server", command, log=self.log, environment=self.environment)
 
     def _beat(self) -> None:
-        from dagster._grpc.client import DagsterGrpcClient
+        from dagster_leasehold.assets.dagster_internals import code_server_client
 
         self._beaten_at = self._clock()
         try:
-            DagsterGrpcClient(self._reached.port, host=self._reached.host).heartbeat("agent")
+            code_server_client(host=self._reached.host, port=self._reached.port).heartbeat("agent")
         except Exception as error:
             # It answered a moment ago; whether it still does, the next look tells.
             say(f"The code server took no heartbeat: {type(error).__name__}.")

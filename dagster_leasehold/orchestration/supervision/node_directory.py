@@ -82,10 +82,11 @@ def _entry(instance: DagsterInstance, node: str) -> str | None:
 
 def server_id(endpoint: Endpoint, *, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
     """Return the id of the code server that answers at an endpoint; None if none does in time."""
-    from dagster._grpc.client import DagsterGrpcClient
+    # It loads Dagster.
+    from dagster_leasehold.assets.dagster_internals import code_server_client
 
     try:
-        client = DagsterGrpcClient(host=endpoint.host, port=endpoint.port)
+        client = code_server_client(host=endpoint.host, port=endpoint.port)
         # The client forwards the timeout to gRPC, which takes fractions as well.
         return client.get_server_id(timeout=cast("int", timeout_s))
     except Exception:

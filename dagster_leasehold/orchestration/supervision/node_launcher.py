@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import yaml
 from dagster import DagsterInstance, DagsterRun, DefaultRunLauncher
-from dagster._core.errors import DagsterLaunchFailedError
-from dagster._core.instance.ref import InstanceRef
-from dagster._core.launcher.base import LaunchRunContext
-from dagster._core.storage.tags import GRPC_INFO_TAG
-from dagster._grpc.client import DagsterGrpcClient
-from dagster._serdes import ConfigurableClassData
 
+from dagster_leasehold.assets.dagster_internals import (
+    GRPC_INFO_TAG,
+    DagsterLaunchFailedError,
+    LaunchRunContext,
+    code_server_client,
+)
 from dagster_leasehold.assets.deployment import instance_address
 from dagster_leasehold.assets.partitions import PARTITION_TAG, RANGE_START_TAG, node_of_launcher
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -72,13 +71,9 @@ class NodeRunLauncher(DefaultRunLauncher):
                 f"The code server of node {node} at {endpoint} does not answer: see the log of its "
                 "agent."
             )
-        client = DagsterGrpcClient(host=endpoint.host, port=endpoint.port)
+        client = code_server_client(host=endpoint.host, port=endpoint.port)
         there = _InstanceOfNode(self._instance, home_of(self._instance, cast("str", node)))
         self.launch_run_from_grpc_client(cast("DagsterInstance", there), run, client)
-
-    def answering(self, nodes: Collection[str]) -> list[str]:
-        """Return those of some nodes whose agents take runs now."""
-        return [node for node in nodes if self._answers(node)]
 
     def terminate(self, run_id: str) -> bool:
         """Terminate a run; return False at once if the run's server does not answer."""
@@ -145,13 +140,13 @@ class _InstanceOfNode:
         self._instance = instance
         self._home = home
 
-    def get_ref(self) -> InstanceRef:
+    def get_ref(self) -> Any:
         """Return how the run finds its instance."""
         ref = self._instance.get_ref()
         return in_home(ref, self._home) if self._home else ref
 
 
-def in_home(ref: InstanceRef, home: str) -> InstanceRef:
+def in_home(ref: Any, home: str) -> Any:
     """Return an instance's reference with another home's folders for what is no storage."""
     own = Path(_base_dir(ref.local_artifact_storage_data))
     logs = Path(_base_dir(ref.compute_logs_data) or "/")
@@ -162,13 +157,13 @@ def in_home(ref: InstanceRef, home: str) -> InstanceRef:
     return moved._replace(compute_logs_data=_based(ref.compute_logs_data, logs_there))
 
 
-def _base_dir(data: ConfigurableClassData) -> str:
+def _base_dir(data: Any) -> str:
     """Return a part's folder; empty where it has none, or the run's own environment names it."""
     folder = (yaml.safe_load(data.config_yaml) or {}).get("base_dir")
     return folder if isinstance(folder, str) else ""
 
 
-def _based(data: ConfigurableClassData, folder: str) -> ConfigurableClassData:
+def _based(data: Any, folder: str) -> Any:
     config = {**yaml.safe_load(data.config_yaml), "base_dir": folder}
     return data._replace(config_yaml=yaml.dump(config))
 

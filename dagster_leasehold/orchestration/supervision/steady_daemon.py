@@ -7,10 +7,15 @@ socket that only its user can reach, and then becomes the daemon. With `--folder
 workspace file are there, so that a webserver can use the same server, and the daemon waits until
 the file `storage-ready` is there as well. With `--health HOST:PORT` it
 serves the pages by which an orchestrator knows how it does.
+
+Dagster waits by the wall clock. When that is set back by an hour, its daemon ticks no sensor and
+begins no run for an hour. So the daemon begins anew in its process then, and the times of the last
+ticks are forgotten before.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,20 +23,19 @@ import tempfile
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import NoReturn
+from threading import Event
+from typing import Any, NoReturn
 
 from dagster_leasehold.lease_store.errors import LeaseholdError
-from dagster_leasehold.lease_store.rules.liveness import steady_clock
+from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
 from dagster_leasehold.orchestration.supervision.daemon_health import SERVER, daemon_pages
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
-from dagster_leasehold.orchestration.supervision.sensor_ticks import SensorTicks, forget_later_ticks
-from dagster_leasehold.orchestration.supervision.steady_loops import wait_by
 
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 20
@@ -40,6 +44,8 @@ START_MAX_S = 120.0
 HUNG_S = 120.0
 """After how long without an answer the server is ended, in seconds: longer than any start."""
 POLL_S = 0.1
+STEP_S = 1.0
+"""A clock that is corrected slowly loses less than this between two looks, in seconds."""
 SOCKET_FILE, WORKSPACE_FILE = "code.sock", "workspace.yaml"
 
 
@@ -111,10 +117,10 @@ class SteadyServer:
 
     def _beat(self) -> bool:
         """Tell the server that its daemon lives; return False if it does not answer."""
-        from dagster._grpc.client import DagsterGrpcClient
+        from dagster_leasehold.assets.dagster_internals import code_server_client
 
         try:
-            DagsterGrpcClient(socket=str(self._socket)).heartbeat("daemon")
+            code_server_client(socket=str(self._socket)).heartbeat("daemon")
         except Exception:
             # Dagster wraps whatever gRPC raises, by kinds that change from release to release.
             return False
@@ -122,20 +128,67 @@ class SteadyServer:
         return True
 
 
-def _keep(server: SteadyServer, ticks: SensorTicks, turned: Callable[[str], object]) -> NoReturn:
-    """Keep the server running and sensors ticking; to be called on a thread of its own."""
+class ClockWatch:
+    """A watch for a wall clock that is set back.
+
+    Args:
+        wall: the wall clock, in seconds.
+        steady: a clock that nobody sets, in seconds.
+    """
+
+    def __init__(self, wall: Clock, steady: Clock) -> None:
+        self._wall, self._steady = wall, steady
+        self._ahead_s = wall() - steady()
+
+    def set_back_s(self) -> float:
+        """Return the seconds by which the clock was set back since the last look, or 0."""
+        before_s, self._ahead_s = self._ahead_s, self._wall() - self._steady()
+        back_s = before_s - self._ahead_s
+        return back_s if back_s > STEP_S else 0.0
+
+
+def _keep(server: SteadyServer, turned: Callable[[str], object], set_back: Event) -> NoReturn:
+    """Keep the server running, and have the daemon begin anew; to be called on its own thread."""
+    watch = ClockWatch(time.time, steady_clock)
     while True:
         turned(SERVER)
         time.sleep(HEARTBEAT_S)
         server.look()
-        ticks.look()
+        if back_s := watch.set_back_s():
+            say(f"The clock was set back by {back_s:.0f} s: the daemon begins anew.")
+            set_back.set()
+            os.kill(os.getpid(), signal.SIGINT)
 
 
-def _forget_later_ticks(now_s: float) -> None:
+def run_anew(daemon: Callable[[], None], set_back: Event) -> None:
+    """Run Dagster's daemon, anew each time that the clock was set back."""
     from dagster import DagsterInstance
 
-    with DagsterInstance.get() as instance:
-        forget_later_ticks(instance, now_s)
+    while True:
+        set_back.clear()
+        with DagsterInstance.get() as instance:
+            forget_later_ticks(instance, time.time())
+        try:
+            daemon()
+        except (SystemExit, KeyboardInterrupt):
+            if not set_back.is_set():
+                raise
+        if not set_back.is_set():
+            return
+
+
+def forget_later_ticks(instance: Any, now_s: float) -> None:
+    """Forget the last ticks of sensors that came later than now: the clock was set back.
+
+    Dagster's daemon leaves a sensor alone until its interval since then is over, which would be
+    when the clock has caught up.
+    """
+    from dagster_leasehold.assets.dagster_internals import has_ticked_later, without_ticks
+
+    states: Iterable[Any] = instance.all_instigator_state()
+    for state in states:
+        if has_ticked_later(state, now_s):
+            instance.update_instigator_state(without_ticks(state))
 
 
 def arguments() -> ArgumentParser:
@@ -172,15 +225,13 @@ def main() -> None:
         workspace = folder / WORKSPACE_FILE
         workspace.write_text(server.workspace, encoding="utf-8")
         # While the server loads the definitions, this process loads Dagster.
-        from dagster._daemon.cli import main as run_daemon
+        from dagster_leasehold.assets.dagster_internals import daemon_of
 
+        daemon = daemon_of(str(workspace))
         server.wait_until_ready()
-        wait_by(steady_clock)
-        ticks = SensorTicks(time.time, steady_clock, _forget_later_ticks)
-        keep = threading.Thread(target=_keep, args=(server, ticks, turned), daemon=True)
-        keep.start()
-        sys.argv = [sys.argv[0], "run", "-w", str(workspace)]
-        run_daemon()
+        set_back = Event()
+        threading.Thread(target=_keep, args=(server, turned, set_back), daemon=True).start()
+        run_anew(daemon, set_back)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -14,9 +15,10 @@ from dagster._core.remote_origin import (
     RemoteJobOrigin,
     RemoteRepositoryOrigin,
 )
+from dagster_shared.record import copy
 
 from dagster_leasehold.assets import shard_asset, shard_replay
-from dagster_leasehold.assets.backfill_siblings import BACKFILL_TAG, TAKEN_OVER_TAG
+from dagster_leasehold.assets.backfill_siblings import BACKFILL_TAG, TAKEN_OVER_TAG, Siblings
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
 from dagster_leasehold.assets.deployment import ensure_instance_address
@@ -135,6 +137,11 @@ class Scene:
             )
             self.instance.add_run(run)
         return ids
+
+    def stored(self, run_id: str) -> dg.DagsterRun:
+        run = self.instance.get_run_by_id(run_id)
+        assert run is not None
+        return run
 
     def materialized(self) -> list[str]:
         records = self.instance.fetch_materializations(asset_key(self.stream), limit=100).records
@@ -281,3 +288,61 @@ def test_a_run_beside_an_older_one_of_its_backfill_takes_nothing_over(queued: Sc
     left = scene.instance.get_run_by_id(waiting)
     assert left is not None
     assert left.status is DagsterRunStatus.QUEUED
+
+
+def test_a_run_takes_over_those_whose_partitions_its_node_holds(queued: Scene) -> None:
+    scene = queued
+    assert scene.run("0", "7").success
+    holders = {
+        row.shard: row.consumer_owner for row in scene.store.snapshot(scene.stream.key).shards
+    }
+    node = holders[ShardId("0")]
+    scene.deployment = replace(scene.deployment, agents=True)
+    scene.asset = build_shard_asset(scene.stream, scene.deployment)
+    policy = scene.asset.backfill_policy
+    assert policy is not None
+    assert policy.max_partitions_per_run == 1
+    runs = dict(zip(scene.queue(*ALL[1:]), ALL[1:], strict=True))
+    scene.consumed.clear()
+    assert scene.run("0", "0").success
+    own = [shard for shard in ALL if holders[ShardId(shard)] == node]
+    assert [(each, sorted(shards)) for each, shards in scene.consumed] == [(node, own)]
+    waiting = {run.run_id for run in scene.instance.get_runs() if run.run_id in runs}
+    assert sorted(runs[run] for run in waiting) == [shard for shard in ALL if shard not in own]
+
+
+def test_a_run_that_the_queue_launches_while_it_is_canceled_is_made_up_for(
+    queued: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process finds it canceled and ends, which Dagster calls a failure a moment later."""
+    scene = queued
+
+    def cancel(coordinator: object, run_id: str) -> bool:
+        del coordinator
+        scene.instance.report_run_canceling(scene.stored(run_id))
+        return False
+
+    monkeypatch.setattr(dg.QueuedRunCoordinator, "cancel_run", cancel)
+    (launched,) = scene.queue("2")
+    assert scene.run("0", "0").success
+    assert scene.materialized() == ["0", "2"]
+    assert scene.stored(launched).status is DagsterRunStatus.CANCELING, "it is not deleted so soon"
+
+
+def test_a_repeated_run_makes_what_the_first_had_taken_over_and_left(queued: Scene) -> None:
+    scene = queued
+    (first,) = scene.queue("0")
+    dead = scene.stored(first)
+    scene.instance.report_run_canceling(dead)
+    waiting = scene.queue("2", "4")
+    shards = next(Siblings(scene.instance, dead, scene.stream, dict).rounds([ShardId("0")]))
+    assert shards == ["0", "2", "4"]
+    scene.instance.report_run_failed(scene.stored(first), "it was killed")
+    (again,) = scene.queue("0")
+    repeated = copy(scene.stored(again), parent_run_id=first, root_run_id=first)
+    siblings = Siblings(scene.instance, repeated, scene.stream, dict)
+    assert sorted(next(siblings.rounds([ShardId("0")]))) == shards
+    siblings.remove([ShardId("4")])
+    left = {each.run_id: each.tags for each in scene.instance.get_runs()}
+    assert waiting[1] not in left
+    assert left[waiting[0]][TAKEN_OVER_TAG] == again

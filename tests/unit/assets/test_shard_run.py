@@ -210,6 +210,23 @@ def test_a_busy_run_reports_each_shard_twice_a_minute(scene: Scene) -> None:
     assert len(checks_in(scene.context.events)) == 4, "outcomes that stay the same are not stored"
 
 
+def test_a_report_that_takes_long_takes_a_fiftieth_of_the_time(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, reports = [0.0], list[float]()
+
+    def deliver(*_: object) -> None:
+        reports.append(now[0])
+        now[0] += 2.0
+
+    monkeypatch.setattr(ShardRun, "deliver", deliver)
+    progress = ProgressReports(scene.run, scene.context, lambda: now[0])
+    while now[0] < 1_000.0:
+        progress.after_commit([scene.commit(ZERO)])
+        now[0] += 1.0
+    assert reports == pytest.approx([0.0] + [102.0 * n for n in range(1, 10)], abs=10.0)
+
+
 def test_a_cause_that_several_shards_share_is_said_once(scene: Scene) -> None:
     scene.run.add(
         [

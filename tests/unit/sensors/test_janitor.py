@@ -9,16 +9,7 @@ from dagster import DagsterRunStatus
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from dagster_leasehold.assets.deployment import ensure_instance_address
-from dagster_leasehold.assets.partitions import (
-    PARTITION_TAG,
-    PROCESS_TAG,
-    RANGE_END_TAG,
-    RANGE_START_TAG,
-    SHARDS_TAG,
-    SHARE_TAG,
-    STREAM_TAG,
-    asset_key,
-)
+from dagster_leasehold.assets.partitions import PROCESS_TAG
 from dagster_leasehold.assets.run_process import process_note
 from dagster_leasehold.lease_store.errors import StoreUnavailable
 from dagster_leasehold.lease_store.group_rows import Node
@@ -27,7 +18,6 @@ from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.sensors.janitor import janitor_step
 from dagster_leasehold.sensors.launch_choice import Launch
 from dagster_leasehold.sensors.launch_round import OVERTIME_S, run_request
-from dagster_leasehold.sensors.run_cleaning import PARTITIONS_GRACE_S
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
@@ -265,42 +255,3 @@ def test_a_shard_that_cannot_be_freed_keeps_no_run_from_being_ended(
     cleaned = scene.clean()
     assert "shard 0 failed (ZeroDivisionError: unforeseen)" in cleaned
     assert f"run {lost} holds no shard any more" in cleaned
-
-
-def test_a_run_that_waits_for_its_shares_is_left_alone_for_as_long_as_they_take(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It holds no shard meanwhile; once none works, it has an hour, like any run of partitions."""
-    tags = {PROCESS_TAG: process_note(), STREAM_TAG: scene.stream.name}
-    selection = frozenset({asset_key(scene.stream)})
-    asker = dg.DagsterRun(
-        job_name="__ASSET_JOB",
-        asset_selection=selection,
-        status=DagsterRunStatus.STARTED,
-        tags={**tags, RANGE_START_TAG: "0", RANGE_END_TAG: "0"},
-    )
-    shares = {SHARE_TAG: asker.run_id, PARTITION_TAG: "1", SHARDS_TAG: "1"}
-    share = dg.DagsterRun(
-        job_name="__ASSET_JOB",
-        asset_selection=selection,
-        status=DagsterRunStatus.STARTED,
-        tags={**tags, **shares},
-    )
-    scene.instance.add_run(asker)
-    scene.instance.add_run(share)
-    launcher = Launcher(True)
-    monkeypatch.setattr(type(scene.instance), "run_launcher", property(lambda _: launcher))
-    scene.open(asker.run_id)
-    scene.clean()
-    scene.lose()
-    for _ in range(3):
-        scene.now_s += PARTITIONS_GRACE_S + 1
-        scene.clean()
-    assert launcher.asked == []
-    scene.instance.report_run_failed(share, "it was killed")
-    scene.now_s += PARTITIONS_GRACE_S - 1
-    scene.clean()
-    assert launcher.asked == []
-    scene.now_s += 2
-    assert f"run {asker.run_id} holds no shard any more" in scene.clean()
-    assert launcher.asked == [asker.run_id]

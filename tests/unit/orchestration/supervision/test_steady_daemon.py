@@ -2,13 +2,31 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import dagster as dg
 import pytest
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import (
+    ManagedGrpcPythonEnvCodeLocationOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    SensorInstigatorData,
+)
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE
 from dagster_leasehold.orchestration.supervision import steady_daemon
-from dagster_leasehold.orchestration.supervision.steady_daemon import HUNG_S, SteadyServer
+from dagster_leasehold.orchestration.supervision.steady_daemon import (
+    HUNG_S,
+    ClockWatch,
+    SteadyServer,
+    forget_later_ticks,
+)
 
 
 class FakeProcess:
@@ -97,3 +115,60 @@ def test_a_server_that_hangs_is_ended_and_one_that_loads_is_not(scene: Scene) ->
 def test_a_server_that_ends_while_it_loads_is_not_waited_for(scene: Scene) -> None:
     scene.answers, scene.started[0].code = False, 1
     scene.server.wait_until_ready()
+
+
+class Clocks:
+    """Both clocks of a host."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.steady_s = 1_000_000.0, 50.0
+        self.watch = ClockWatch(lambda: self.wall_s, lambda: self.steady_s)
+
+    def set_back_s(self, *, set_by_s: float) -> float:
+        self.wall_s += 5.0 + set_by_s
+        self.steady_s += 5.0
+        return self.watch.set_back_s()
+
+
+def test_a_clock_that_is_set_back_is_noticed_once() -> None:
+    clocks = Clocks()
+    for set_by_s in (0.0, 3_600.0, -0.4, -0.4):
+        assert clocks.set_back_s(set_by_s=set_by_s) == 0.0
+    assert clocks.set_back_s(set_by_s=-5_400.0) == pytest.approx(5_400.0)
+    assert clocks.set_back_s(set_by_s=0.0) == 0.0
+
+
+@pytest.mark.parametrize(("ahead_s", "stays"), [(-5.0, True), (5_400.0, False)])
+def test_ticks_that_came_later_than_now_are_forgotten(ahead_s: float, stays: bool) -> None:
+    target = LoadableTargetOrigin(module_name=DEFINITIONS_MODULE)
+    location = ManagedGrpcPythonEnvCodeLocationOrigin(target, "leasehold")
+    sensor = RemoteRepositoryOrigin(location, "__repository__").get_instigator_origin("launching")
+    at_s = 1_000_000.0 + ahead_s
+    data = SensorInstigatorData(at_s, cursor="until 7", last_tick_start_timestamp=at_s)
+    state = InstigatorState(sensor, InstigatorType.SENSOR, InstigatorStatus.RUNNING, data)
+    with dg.instance_for_test() as instance:
+        instance.add_instigator_state(state)
+        forget_later_ticks(instance, 1_000_000.0)
+        (after,) = instance.all_instigator_state()
+    assert isinstance(after.instigator_data, SensorInstigatorData)
+    assert (after.instigator_data.last_tick_timestamp is not None) is stays
+    assert (after.instigator_data.last_tick_start_timestamp is not None) is stays
+    assert after.instigator_data.cursor == "until 7"
+    assert after.status is InstigatorStatus.RUNNING
+
+
+def test_the_daemon_begins_anew_when_the_clock_was_set_back_and_else_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_back, began = Event(), list[int]()
+
+    def run() -> None:
+        began.append(len(began))
+        if len(began) < 3:
+            set_back.set()
+        raise (SystemExit if len(began) == 1 else KeyboardInterrupt)
+
+    monkeypatch.setattr(steady_daemon, "forget_later_ticks", lambda *_: None)
+    with dg.instance_for_test(), pytest.raises(KeyboardInterrupt):
+        steady_daemon.run_anew(run, set_back)
+    assert began == [0, 1, 2]

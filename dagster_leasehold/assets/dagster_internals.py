@@ -1,0 +1,92 @@
+"""All that Leasehold takes from Dagster's private modules: eight names.
+
+Each stands here with its reason, and with what is lost should a release of Dagster drop it. What is
+slow to import is imported by the function that uses it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+# Carries the streams in the metadata of `Definitions`, so that they survive a merge. Without it,
+# the command line finds only streams that a module names itself.
+from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
+
+# Begins the name of a job that no page lists. Without it, the job that links a sensor to the page
+# of its asset is listed.
+from dagster._core.definitions.target import ANONYMOUS_ASSET_JOB_PREFIX
+
+# Fails a run that cannot be launched, with a sentence. Without it, a stack trace takes its place.
+from dagster._core.errors import DagsterLaunchFailedError
+
+# The argument of `RunLauncher.launch_run`, which Dagster lets a project override. It is a type.
+from dagster._core.launcher.base import LaunchRunContext
+
+# Names the code server of a run. Without it, `terminate` waits a minute for one that hangs.
+from dagster._core.storage.tags import GRPC_INFO_TAG
+
+if TYPE_CHECKING:
+    from dagster._grpc.client import DagsterGrpcClient
+
+__all__ = [
+    "ANONYMOUS_ASSET_JOB_PREFIX",
+    "GRPC_INFO_TAG",
+    "DagsterLaunchFailedError",
+    "LaunchRunContext",
+    "ObjectMetadataValue",
+    "code_server_client",
+    "daemon_of",
+    "has_ticked_later",
+    "without_ticks",
+]
+
+
+def code_server_client(
+    *, socket: str | None = None, host: str | None = None, port: int | None = None
+) -> DagsterGrpcClient:
+    """Return a client of a code server, to beat for it, and to launch runs on it.
+
+    Without it, nodes on several hosts take no runs.
+    """
+    from dagster._grpc.client import DagsterGrpcClient
+
+    return DagsterGrpcClient(socket=socket, host=host or "localhost", port=port)
+
+
+def daemon_of(workspace: str) -> Callable[[], None]:
+    """Return Dagster's daemon for a workspace, to be run in this process.
+
+    It runs beside the thread that keeps its code server. Without it, the daemon is a process more.
+    """
+    from dagster._daemon.cli import main
+
+    def run() -> None:
+        sys.argv = [sys.argv[0], "run", "-w", workspace]
+        main()
+
+    return run
+
+
+def has_ticked_later(state: Any, now_s: float) -> bool:
+    """Return True if a sensor's last tick came later than now: the wall clock was set back."""
+    return max(_ticks(state)) > now_s
+
+
+def without_ticks(state: Any) -> Any:
+    """Return the state of a sensor that has ticked never.
+
+    Without it, no sensor of a host whose clock was set back ticks until the clock has caught up.
+    """
+    data = state.instigator_data
+    return state.with_data(data._replace(last_tick_timestamp=None, last_tick_start_timestamp=None))
+
+
+def _ticks(state: Any) -> tuple[float, ...]:
+    from dagster._core.scheduler.instigation import SensorInstigatorData
+
+    data = state.instigator_data
+    if not isinstance(data, SensorInstigatorData):
+        return (0.0,)
+    return (data.last_tick_timestamp or 0.0, data.last_tick_start_timestamp or 0.0)
