@@ -44,7 +44,7 @@ from dagster_leasehold.sensors.launch_choice import (
 )
 from dagster_leasehold.sensors.obstacle_reports import ObstacleReports, obstacles_of
 from dagster_leasehold.sensors.run_cleaning import Burial
-from dagster_leasehold.sensors.source_watch import QuietShard
+from dagster_leasehold.sensors.tick_watch import QuietShard
 from dagster_leasehold.shard_sources.lag import bounds_of, bounds_step
 from dagster_leasehold.shard_sources.source import ShardBounds
 
@@ -81,6 +81,7 @@ class LaunchRounds:
         new_id: makes run ids for tenures that are opened only to be closed.
         definition: the mark of the stream's definition, for the runs that it launches.
         quiet: the shards that had nothing to read at the last round, and that no run serves.
+        processes: of the runs that were at work at the last round.
     """
 
     stream: ShardStream
@@ -90,6 +91,7 @@ class LaunchRounds:
     new_id: Callable[[], str]
     definition: str = field(init=False)
     quiet: dict[ShardId, QuietShard] = field(default_factory=dict[ShardId, QuietShard])
+    processes: tuple[str, ...] = ()
     _history: LaunchHistory = field(default_factory=LaunchHistory)
     _reads: ReadMemory = field(init=False)
     _following: FollowingRuns = field(init=False)
@@ -117,7 +119,7 @@ class LaunchRounds:
             SourceError: the source cannot tell what its shards hold.
             StoreError: the lease store does not answer.
         """
-        self.quiet, self._source_errors = {}, {}
+        self.quiet, self.processes, self._source_errors = {}, (), {}
         if report.snapshot.group.paused:
             return Round(notes=("the group is paused: nothing is launched",))
         self._steps.begin()
@@ -135,6 +137,7 @@ class LaunchRounds:
         )
         burial = Burial(self.store, self.stream.key, self.new_id, self._steps)
         active, notes = burial.fail_gone(instance, runs.of(self.stream))
+        self.processes = tuple(run.process for run in active if run.process)
         held = self._held(report)
         if freed := burial.free(instance, held, active, lambda: report.snapshot):
             return Round(notes=(*notes, *freed), freed=True)

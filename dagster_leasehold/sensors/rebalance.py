@@ -13,24 +13,27 @@ import dagster as dg
 from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.spark.connect_watch import note_user
+from dagster_leasehold.assets.spark.connect_watch import note_keeper
 from dagster_leasehold.lease_store.errors import LeaseholdError, UnknownGroup
 from dagster_leasehold.lease_store.group_rows import Node
-from dagster_leasehold.lease_store.identifiers import NodeName
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.process_identity import current_place
 from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
+from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.lease_store.tracing import fail, note, span
 from dagster_leasehold.lease_store.upkeep import Upkeep
 from dagster_leasehold.sensors.active_runs import ActiveRuns
 from dagster_leasehold.sensors.launch_round import LaunchRounds, Round, run_request
 from dagster_leasehold.sensors.shard_list import sync_listing
-from dagster_leasehold.sensors.source_watch import SourceWatch, Wait
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 from dagster_leasehold.sensors.tick_mark import leave_tick_mark
+from dagster_leasehold.sensors.tick_watch import Served, TickWatch, Wait
 
 _LOG = logging.getLogger(__name__)
+ROUNDS_MAX = 3
+"""The most rounds of a tick: a run has died, its shards are free, another one is launched."""
 
 
 class RebalanceMemory:
@@ -67,8 +70,8 @@ class RebalanceMemory:
         )
         self._upkeep = Upkeep(clock)
         if deployment.spark_folder is not None:
-            # While the deployment lives, the next run finds its Spark warm.
-            note_user(deployment.spark_folder)
+            # While the deployment lives, the next run finds its Spark warm, if it comes soon.
+            note_keeper(deployment.spark_folder)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
     def _serving(self, nodes: Iterable[Node]) -> tuple[NodeName, ...]:
@@ -93,6 +96,20 @@ class RebalanceMemory:
             timeout_s=self._deployment.timing.timeout_s,
         )
         return self._tick(remembered)
+
+    def served(self, report: TickReport) -> Served:
+        """Return what the last round has seen of the shards of the served nodes.
+
+        An agent frees the shards of a run that has died on its host, which nobody sees from here.
+        """
+        rounds, opened = self.rounds, _opened(report.progress.values())
+
+        def freed() -> bool:
+            rows = self._deployment.store().progress(self._stream.key, report.owned)
+            return not opened <= _opened(rows.values())
+
+        agents = self._deployment.agents and bool(opened)
+        return Served(rounds.quiet, rounds.processes, freed if agents else lambda: False)
 
     def _tick(self, remembered: str) -> TickReport:
         report = self._rebalancer.tick(remembered)
@@ -128,7 +145,7 @@ def rebalance_step(
         wait: spends some seconds of a tick; None waits for real, until the tick is over.
     """
     memories: list[RebalanceMemory] = []
-    watch = SourceWatch(stream.source, stream.pace.commit_interval_s, clock)
+    watch = TickWatch(stream.source, stream.pace.commit_interval_s, clock)
 
     def memory(instance: dg.DagsterInstance) -> RebalanceMemory:
         if not memories:
@@ -141,17 +158,19 @@ def rebalance_step(
 
     def work(tick: Tick) -> Outcome:
         remembered, ticked, began_s = tick.cursor, False, clock()
+        freed: list[str] = []
         try:
             own = memory(tick.instance)
             report = own.tick(remembered)
             remembered, ticked = report.remembered, True
             launched = _launched(own, tick.runs, report)
-            freed = launched.notes if launched.freed else ()
-            news = launched.freed or (
-                not launched.launches
-                and watch.news(tick.instance, own.rounds.quiet, began_s, wait or tick.over.wait)
-            )
-            if news:
+            for _ in range(ROUNDS_MAX - 1):
+                if launched.freed:
+                    freed += launched.notes
+                elif launched.launches or not watch.news(
+                    tick.instance, own.served(report), began_s, wait or tick.over.wait
+                ):
+                    break
                 report = own.tick(remembered)
                 remembered = report.remembered
                 launched = _launched(own, ActiveRuns(tick.instance), report)
@@ -168,6 +187,11 @@ def rebalance_step(
         )
 
     return Step(stream, "rebalance", work)
+
+
+def _opened(rows: Iterable[Progress]) -> set[tuple[ShardId, str]]:
+    """Return the shards that runs have open, each with its run."""
+    return {(row.shard, row.consumer_run) for row in rows if row.consumer_run}
 
 
 def _requests(

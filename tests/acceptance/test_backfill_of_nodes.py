@@ -306,7 +306,9 @@ def test_a_canceled_backfill_ends_the_runs_of_each_node(scene: Scene) -> None:
     backfill = scene.backfill()
     scene.working(backfill)
     scene.deployment.graphql(CANCEL, id=backfill)
-    assert scene.ended(backfill) == ("CANCELED", 0, SHARDS)
+    status, materialized, failed = scene.ended(backfill)
+    assert (status, materialized) == ("CANCELED", 0)
+    assert 0 < failed <= SHARDS, "those for which Dagster had made a run by then"
     assert {run.status for run in scene.runs(backfill)} == {DagsterRunStatus.CANCELED}
     scene.hold.unlink()
     again = scene.backfill()

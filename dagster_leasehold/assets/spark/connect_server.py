@@ -32,7 +32,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.errors import SparkUnavailable
-from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, note_user
+from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FILE, note_client
 from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
@@ -137,7 +137,7 @@ def connect_server(
     Raises:
         SparkUnavailable: it ended before it answered, or did not answer in time.
     """
-    note_user(folder)
+    note_client(folder)
     version = _version(chosen)
     server = running(folder)
     if server is not None and server.version == version:

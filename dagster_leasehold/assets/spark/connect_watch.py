@@ -4,9 +4,10 @@
 `python -m dagster_leasehold.assets.spark.connect_watch FOLDER`.
 
 It starts the server and keeps its log free of known noise. It ends the server on a signal, when the
-folder is deleted, and when no process uses the server any longer. Each user notes itself in the
-folder: runs, the code server that launches them, and the commands that keep Spark warm. So the JVM
-ends soon after its deployment, however that ended.
+folder is deleted, and when no process uses the server any longer. Processes note themselves in the
+folder: runs as its clients, the code server that launches them and the commands that start Spark
+as its keepers. So the JVM ends soon after its deployment, however that ended, and ten minutes after
+the last run of a deployment that is at rest.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ from dagster_leasehold.lease_store.process_identity import Existence, ProcessIde
 
 LOG_FILE = "server.log"
 PROPERTIES_FILE = "server.properties"
-USERS_FOLDER = "users"
+CLIENTS, KEEPERS = "clients", "keepers"
+"""The folders in which processes note themselves."""
 UNUSED_MAX_S = 20.0
-"""The seconds without a user after which a server ends: enough for a user to be restarted."""
+"""The time after which a server ends that no process uses or keeps, in seconds: enough for one to
+be restarted."""
+IDLE_MAX_S = 600.0
+"""The time without a client after which a server ends, in seconds."""
 LOG_BYTES_MAX = 16 * 1024 * 1024
 CHECK_S = 2.0
 STOP_TIMEOUT_S = 10.0
@@ -43,20 +48,29 @@ _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
 """Linux alone has it: elsewhere, `stop` ends a server whose watcher was killed."""
 
 
-def note_user(folder: Path) -> None:
-    """Note this process as a user of the server of `folder`, which runs at least as long."""
+def note_client(folder: Path) -> None:
+    """Note this process as a client of the server of `folder`, which runs at least as long."""
+    _note(folder, CLIENTS)
+
+
+def note_keeper(folder: Path) -> None:
+    """Note this process as one that keeps the server of `folder` for the next run."""
+    _note(folder, KEEPERS)
+
+
+def _note(folder: Path, kind: str) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    users = folder / USERS_FOLDER
-    users.mkdir(exist_ok=True)
-    (users / str(ProcessIdentity.of(os.getpid()))).touch()
+    notes = folder / kind
+    notes.mkdir(exist_ok=True)
+    (notes / str(ProcessIdentity.of(os.getpid()))).touch()
 
 
-def in_use(folder: Path) -> bool:
-    """Return True if a process that uses the server of `folder` still runs; forget all others."""
+def in_use(folder: Path, kind: str) -> bool:
+    """Return True if a process of a kind still runs that noted itself; forget all others."""
     used = False
-    for note in (folder / USERS_FOLDER).glob("*"):
-        user = ProcessIdentity.parse(note.name)
-        if user is not None and user.same_place and user.existence() is not Existence.GONE:
+    for note in (folder / kind).glob("*"):
+        process = ProcessIdentity.parse(note.name)
+        if process is not None and process.same_place and process.existence() is not Existence.GONE:
             used = True
         else:
             # Nobody beyond this boot and this container reaches a server on the loopback.
@@ -106,14 +120,16 @@ def watch(folder: Path) -> int:
     signal.signal(signal.SIGINT, end)
     copier = threading.Thread(target=_copy_log, args=(server, folder), daemon=True)
     copier.start()
-    used_at = time.monotonic()
+    kept_s = used_s = time.monotonic()
     while server.poll() is None and not ending.wait(CHECK_S):
         if not (folder / PROPERTIES_FILE).exists():
             break
         now = time.monotonic()
-        if in_use(folder):
-            used_at = now
-        elif now - used_at > UNUSED_MAX_S:
+        if in_use(folder, CLIENTS):
+            kept_s = used_s = now
+        elif in_use(folder, KEEPERS):
+            kept_s = now
+        if now - kept_s > UNUSED_MAX_S or now - used_s > IDLE_MAX_S:
             break
     if server.poll() is None:
         server.terminate()

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from dagster_leasehold.assets.spark.connect_watch import note_user
+from dagster_leasehold.assets.spark.connect_watch import note_keeper
 from dagster_leasehold.assets.spark.spark_settings import CONNECT
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import Clock
@@ -30,10 +30,10 @@ WAIT_MAX_S = 60.0
 
 
 class SparkKeeper:
-    """The supervision of a folder's embedded Spark server: started, and again when it has ended.
+    """The start of a folder's embedded Spark server, so that the first run finds it warm.
 
-    Runs start it too when they find none, under the same lock: this one only makes sure that they
-    find it warm. Does nothing where the settings name another kind of Spark.
+    Later runs start it themselves when they find none, under the same lock. It does nothing where
+    the settings name another kind of Spark.
     """
 
     def __init__(self, settings: Settings, environment: Mapping[str, str], clock: Clock) -> None:
@@ -42,16 +42,17 @@ class SparkKeeper:
         self._clock = clock
         self._conf = settings.spark.whole_conf
         self._active = settings.spark.engine == CONNECT
+        self._warm = False
         self._start: ChildProcess | None = None
         self._started_at = 0.0
         self._begin_at = clock()
         self._waits = RestartWaits(WAIT_FIRST_S, WAIT_MAX_S)
         if self._active:
-            note_user(self._folder)
+            note_keeper(self._folder)
 
     def look(self) -> None:
-        """Start the server if it does not run; to be called every second or so."""
-        if not self._active:
+        """Start the server, until that succeeds; to be called every second or so."""
+        if not self._active or self._warm:
             return
         now = self._clock()
         if self._start is not None:
@@ -60,7 +61,7 @@ class SparkKeeper:
         from dagster_leasehold.assets.spark.connect_server import running
 
         if running(self._folder) is not None:
-            self._waits.settle(now - self._started_at)
+            self._warm = True
             return
         if now < self._begin_at:
             return
@@ -77,6 +78,7 @@ class SparkKeeper:
         self._start.stop()
         self._start = None
         self._begin_at = now + self._waits.next_s()
+        self._warm = code == 0
         say(f"Spark did not start: {why}" if code != 0 else "Spark is warm.")
 
     def stop(self) -> None:

@@ -69,7 +69,7 @@ def run(program: str, *arguments: Path) -> int:
     return subprocess.run(command, cwd=PROJECT, check=False, timeout=RUN_S).returncode
 
 
-def test_runs_use_the_nodes_server_which_is_started_again_after_its_death(
+def test_runs_use_the_nodes_server_and_start_another_after_its_death(
     keeper: SparkKeeper, settings: Settings
 ) -> None:
     folder = settings.spark_folder
@@ -85,7 +85,9 @@ def test_runs_use_the_nodes_server_which_is_started_again_after_its_death(
     assert used.pid == first, "the run started none"
 
     os.killpg(first, signal.SIGKILL)
-    served(keeper, lambda server: server.pid != first, folder)
+    keeper.look()
+    assert run(FIRST_JOB, folder) == 0
+    assert served(keeper, lambda _: True, folder) != first
     keeper.stop()
     assert running(folder) is None
     assert [path.name for path in folder.glob("warm-up-*")] == []

@@ -19,10 +19,12 @@ import psutil
 import pytest
 
 from dagster_leasehold.assets.spark.connect_watch import (
+    CLIENTS,
+    KEEPERS,
     PROPERTIES_FILE,
-    USERS_FOLDER,
     in_use,
-    note_user,
+    note_client,
+    note_keeper,
 )
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 
@@ -31,6 +33,7 @@ import sys
 from pathlib import Path
 from dagster_leasehold.assets.spark import connect_watch
 connect_watch.CHECK_S, connect_watch.UNUSED_MAX_S = 0.05, 0.3
+connect_watch.IDLE_MAX_S = float(sys.argv[2])
 connect_watch._command = lambda folder: [sys.executable, "-c", "import time; time.sleep(60)"]
 connect_watch.watch(Path(sys.argv[1]))
 """
@@ -51,10 +54,12 @@ def ended_process() -> ProcessIdentity:
 
 
 @contextmanager
-def watching(folder: Path) -> Generator[tuple[subprocess.Popen[bytes], psutil.Process]]:
+def watching(
+    folder: Path, idle_max_s: float = 60.0
+) -> Generator[tuple[subprocess.Popen[bytes], psutil.Process]]:
     """A watcher at work, and the server that it has started."""
     (folder / PROPERTIES_FILE).touch()
-    with subprocess.Popen([sys.executable, "-c", WATCH, str(folder)]) as watcher:
+    with subprocess.Popen([sys.executable, "-c", WATCH, str(folder), str(idle_max_s)]) as watcher:
         try:
             until(lambda: psutil.Process(watcher.pid).children() != [])
             [server] = psutil.Process(watcher.pid).children()
@@ -64,41 +69,53 @@ def watching(folder: Path) -> Generator[tuple[subprocess.Popen[bytes], psutil.Pr
 
 
 def test_a_folder_is_in_use_while_a_process_that_noted_itself_runs(tmp_path: Path) -> None:
-    assert not in_use(tmp_path)
-    note_user(tmp_path)
-    note_user(tmp_path)
-    assert in_use(tmp_path)
-    users = tmp_path / USERS_FOLDER
+    assert not in_use(tmp_path, CLIENTS)
+    note_client(tmp_path)
+    note_client(tmp_path)
+    assert in_use(tmp_path, CLIENTS)
+    users = tmp_path / CLIENTS
     [own] = users.iterdir()
     elsewhere = replace(ProcessIdentity.of(os.getpid()), place="another")
     for identity in (ended_process(), elsewhere):
         (users / str(identity)).touch()
     (users / "nonsense").touch()
-    assert in_use(tmp_path)
+    assert in_use(tmp_path, CLIENTS)
     assert [*users.iterdir()] == [own], "the others are forgotten"
     own.unlink()
-    assert not in_use(tmp_path)
+    assert not in_use(tmp_path, CLIENTS)
 
 
 def test_the_folder_of_a_server_is_private(tmp_path: Path) -> None:
-    note_user(tmp_path / "spark")
+    note_client(tmp_path / "spark")
     assert (tmp_path / "spark").stat().st_mode & 0o077 == 0
 
 
 def test_a_server_stays_while_it_is_used_and_ends_soon_afterwards(tmp_path: Path) -> None:
-    note_user(tmp_path)
+    note_client(tmp_path)
     with watching(tmp_path) as (watcher, server):
         time.sleep(1.0)
         assert server.is_running()
-        [own] = (tmp_path / USERS_FOLDER).iterdir()
+        [own] = (tmp_path / CLIENTS).iterdir()
         own.unlink()
+        watcher.wait(30)
+        assert not server.is_running()
+
+
+def test_a_server_that_is_kept_ends_after_a_long_time_without_a_client(tmp_path: Path) -> None:
+    note_keeper(tmp_path)
+    with watching(tmp_path) as (_, server):
+        time.sleep(1.0)
+        assert server.is_running()
+        assert in_use(tmp_path, KEEPERS)
+        assert not in_use(tmp_path, CLIENTS)
+    with watching(tmp_path, idle_max_s=0.5) as (watcher, server):
         watcher.wait(30)
         assert not server.is_running()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 def test_a_server_ends_with_a_watcher_that_is_killed(tmp_path: Path) -> None:
-    note_user(tmp_path)
+    note_client(tmp_path)
     with watching(tmp_path) as (watcher, server):
         watcher.send_signal(signal.SIGKILL)
         until(lambda: not server.is_running())

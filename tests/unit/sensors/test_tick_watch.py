@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import dagster as dg
 import pytest
+from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.pace import Pace
-from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.assets.partitions import PROCESS_TAG
+from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.sensors.launch_choice import LOOK_S
 from dagster_leasehold.sensors.rebalance import rebalance_step
-from dagster_leasehold.sensors.source_watch import POLL_S, WATCH_S, QuietShard, SourceWatch
+from dagster_leasehold.sensors.tick_watch import POLL_S, WATCH_S, QuietShard, Served, TickWatch
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import Scene, served
@@ -26,9 +32,10 @@ class Watched:
     def __init__(self, instance: dg.DagsterInstance, commit_interval_s: float = 0.0) -> None:
         self.instance = instance
         self.now_s, self.looks = 0.0, 0
+        self.served = Served(QUIET)
         self.source = ScriptedSource(ends={"0": 5})
         self.happens: list[tuple[float, Callable[[], object]]] = []
-        self.watch = SourceWatch(self.source, commit_interval_s, lambda: self.now_s)
+        self.watch = TickWatch(self.source, commit_interval_s, lambda: self.now_s)
 
     def wait(self, seconds: float) -> None:
         self.looks += 1
@@ -37,7 +44,7 @@ class Watched:
             self.happens.pop(0)[1]()
 
     def news(self) -> bool:
-        return self.watch.news(self.instance, QUIET, 0.0, self.wait)
+        return self.watch.news(self.instance, self.served, 0.0, self.wait)
 
 
 @pytest.fixture
@@ -84,7 +91,7 @@ def test_nothing_is_watched_where_it_would_hold_up_other_sensors() -> None:
 
 def test_a_tick_that_is_over_is_not_held_up(instance: dg.DagsterInstance) -> None:
     watched = Watched(instance)
-    assert not watched.watch.news(instance, QUIET, 0.0, lambda _: True)
+    assert not watched.watch.news(instance, watched.served, 0.0, lambda _: True)
 
 
 def test_a_source_that_fails_is_left_to_the_next_tick(instance: dg.DagsterInstance) -> None:
@@ -105,6 +112,63 @@ def test_a_source_that_answers_slowly_is_asked_seldom(instance: dg.DagsterInstan
     watched.source.bounds = slow  # type: ignore[method-assign]
     assert not watched.news()
     assert watched.looks == 2
+
+
+@contextmanager
+def process() -> Generator[subprocess.Popen[bytes]]:
+    """A process that waits for its end."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as waiting:
+        yield waiting
+        waiting.kill()
+
+
+def test_a_run_whose_process_ends_is_news(instance: dg.DagsterInstance) -> None:
+    watched = Watched(instance)
+    with process() as run:
+        watched.served = Served({}, [str(ProcessIdentity.of(run.pid))])
+        watched.happens = [(1.2, lambda: (run.kill(), run.wait()))]
+        assert watched.news()
+    assert watched.now_s <= 1.2 + POLL_S
+
+
+def test_a_shard_that_a_run_lets_go_is_news(instance: dg.DagsterInstance) -> None:
+    watched = Watched(instance)
+    watched.served = Served(QUIET, freed=lambda: watched.now_s >= 1.2)
+    assert watched.news()
+    assert watched.now_s <= 1.2 + POLL_S
+
+
+def test_a_tick_replaces_a_run_that_dies_while_it_waits(instance: dg.DagsterInstance) -> None:
+    scene = Scene(instance, nodes="a")
+    scene.stream = replace(scene.stream, pace=Pace(commit_interval_s=1.0))
+    scene.source.ends = {"2": 1}
+    now_s = [0.0]
+
+    def launched(wait: Callable[[float], object]) -> list[dg.RunRequest]:
+        scene.step = rebalance_step(scene.stream, scene.deployment, lambda: now_s[0], wait)
+        return [*scene.tick().run_requests]
+
+    def pass_time(seconds: float) -> None:
+        now_s[0] += seconds
+
+    def die(seconds: float) -> None:
+        pass_time(seconds)
+        run.kill()
+        run.wait()
+
+    scene.sync()
+    (request,) = launched(pass_time)
+    with process() as run:
+        note = str(ProcessIdentity.of(run.pid))
+        dead = scene.add_run(request, DagsterRunStatus.STARTED, **{PROCESS_TAG: note})
+        scene.open("2", NodeName("a"), dead)
+        now_s[0] = 5.0
+        (again,) = launched(die)
+    assert served(again) == ("a", {"2"})
+    assert now_s[0] == 5.0 + POLL_S
+    stored = instance.get_run_by_id(dead)
+    assert stored is not None
+    assert stored.status is DagsterRunStatus.FAILURE
 
 
 def test_a_tick_launches_a_run_for_what_came_while_it_waited(instance: dg.DagsterInstance) -> None:
