@@ -1,4 +1,4 @@
-"""One warm Spark Connect server for all runs, next to a classic session inside each run.
+"""Costs of one warm Spark Connect server for all runs, next to a classic session in each.
 
 `python -m benchmarks.spark_session [--streams 1 4] [--rounds 3] [--json]` starts `leasehold dev`
 on a local log and SQLite in both modes, one deployment after the other:

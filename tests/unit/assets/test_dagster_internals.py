@@ -1,4 +1,4 @@
-"""Names of Dagster's private modules: imported in one place, few, and there."""
+"""The names of Dagster's private modules are few, imported in one place, and there."""
 
 from __future__ import annotations
 
