@@ -32,7 +32,7 @@ from tests.declared import declare, stream_text
 from tests.ports import free_port
 
 SHARDS, START_S, SETTLE_S = 4, 300.0, 5.0
-MODES = ("connect", "classic")
+MODES = ("connect", "local[2]")
 PACE = "Pace(commit_interval_s=1, idle_limit_s=8)"
 
 

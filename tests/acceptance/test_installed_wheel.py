@@ -114,7 +114,7 @@ class Installed:
     def run(self, *command: object, path: str = "") -> subprocess.CompletedProcess[str]:
         variables = {
             "LEASEHOLD_HOME": str(self.elsewhere / "home"),
-            "LEASEHOLD_SPARK": "classic",
+            "LEASEHOLD_SPARK": "local[2]",
             "PYTHONPATH": path,
         }
         return subprocess.run(

@@ -59,7 +59,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     """Spark as the deployment's settings describe it.
 
     Attributes:
-        mode: `connect`, `classic`, `sc://…`, or the address of a Spark master.
+        mode: `connect`, `sc://…`, or the address of a Spark master.
         folder: where the embedded server keeps its state and a shim for Java may be written.
         conf: the user's configuration of Spark; it holds no secrets.
         certificate: the file with the certificates to trust at `sc://…`; empty for gRPC's own.

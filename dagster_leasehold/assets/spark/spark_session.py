@@ -1,7 +1,7 @@
 """The configuration of Spark, and the address of a session.
 
-`connect` is a Spark Connect server on the loopback that runs share; `classic` is a session in the
-process itself; anything else is an address, `sc://…` of a Connect server or a Spark master.
+`connect` is a Spark Connect server on the loopback that runs share. Anything else is an address:
+`sc://…` of a Connect server, or a Spark master, whose driver is in the process itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from dagster_leasehold.assets.spark import worker_daemon
 from dagster_leasehold.assets.spark.connect_server import ConnectServer, connect_server
 from dagster_leasehold.assets.spark.spark_runtime import java_home, spark_home
 from dagster_leasehold.assets.spark.spark_settings import (
-    CLASSIC,
     CONNECT,
     CONNECT_SCHEME,
     MEMORY_KEY,
@@ -244,9 +243,7 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
         # A parent that is a client of a Connect server says so in its environment; pyspark would
         # take that for this process's wish.
         os.environ.pop(variable, None)
-    conf = server_conf(folder)
-    if mode != CLASSIC:
-        conf["spark.master"] = mode
+    conf = {**server_conf(folder), "spark.master": mode}
     if not is_remote(mode):
         # Private from the beginning: a server's token may come to be there.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

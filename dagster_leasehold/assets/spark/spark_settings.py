@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 import pydantic
@@ -14,14 +14,13 @@ from dagster_leasehold.assets.spark.shipped_code import WORKERS_PYTHON_KEY
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown, without_secrets
 
 CONNECT = "connect"
-CLASSIC = "classic"
 CONNECT_SCHEME = "sc://"
 TOKEN_VARIABLE = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 MEMORY_KEY = "spark.driver.memory"
 USE_TLS = "use_ssl"
 MEMORY_MIN_MIB = 512
 ARCHIVES = (".tar.gz", ".tgz")
-_MODE = re.compile(r"connect|classic|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
+_MODE = re.compile(r"connect|yarn|local(\[[^\]]+\])?|(sc|spark|k8s)://.+")
 _MEMORY = re.compile(r"([1-9]\d*)([mg])")
 _SECRET = re.compile(
     r"(?i)secret|password|token|credential|access[.-]?key|account[.-]?key|private[.-]key$"
@@ -45,7 +44,7 @@ SESSION_CONF = {
 PROTECTED = {
     "spark.master": "the setting spark.address names it",
     "spark.remote": "the setting spark.address names it",
-    "spark.api.mode": "the setting spark.mode says it",
+    "spark.api.mode": "the setting spark.address says it",
     "spark.submit.deployMode": "each run is the driver of its own jobs",
     MEMORY_KEY: "the setting spark.memory says it",
     "spark.connect.grpc.binding.address": "the server that Leasehold starts is for this host alone",
@@ -69,7 +68,7 @@ def check_mode(mode: str) -> str:
     """
     if not _MODE.fullmatch(mode):
         raise InvalidSetting(
-            f"Spark cannot run at {shown(mode)}: use connect, classic, yarn, or an address such as "
+            f"Spark cannot run at {shown(mode)}: use connect, yarn, or an address such as "
             "sc://host:15002, spark://host:7077, k8s://https://host:6443 or local[2]."
         )
     if "token=" in mode.lower():
@@ -113,17 +112,16 @@ def _holds_secret(key: str, value: str) -> bool:
 
 def is_remote(mode: str) -> bool:
     """Return True if Spark's work is done by a cluster or server that is not ours."""
-    return mode not in (CONNECT, CLASSIC) and not mode.startswith("local")
+    return mode != CONNECT and not mode.startswith("local")
 
 
 class SparkSettings(pydantic.BaseModel):
     """Where Spark runs, and with which configuration.
 
     Attributes:
-        mode: `connect` for a client of a Spark Connect server, `classic` for a driver in each run;
-            by default what the address asks for, and `connect` without one.
         address: of a Connect server (`sc://host:15002`) or a master (`spark://…`, `k8s://…`,
-            `yarn`, `local[…]`); None for a Spark on this host.
+            `yarn`, `local[…]`), where each run is a driver; None for the embedded server, which
+            all runs of this host share.
         memory: the heap of the embedded server, or of the driver in each run: `512m`, `4g`.
         tls: True if the connection to `sc://…` is encrypted.
         certificate: the whole path of a file with the certificates to trust at `sc://…`, in PEM,
@@ -135,7 +133,6 @@ class SparkSettings(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
-    mode: Literal["connect", "classic"] | None = None
     address: str | None = None
     memory: str | None = None
     tls: bool = False
@@ -148,7 +145,7 @@ class SparkSettings(pydantic.BaseModel):
     def _table_of_word(cls, value: object) -> object:
         """Return the table that a word or an address alone stands for."""
         if isinstance(value, str):
-            return {"mode" if value in (CONNECT, CLASSIC) else "address": value}
+            return {} if value == CONNECT else {"address": value}
         return value
 
     @pydantic.field_validator("conf", mode="before")
@@ -168,13 +165,8 @@ class SparkSettings(pydantic.BaseModel):
         engine = check_mode(self.engine)
         check_conf(engine, self.conf)
         served = engine.startswith(CONNECT_SCHEME)
-        if self.address in (CONNECT, CLASSIC):
-            raise InvalidSetting(f"spark.address is {self.address!r}, which is a spark.mode")
-        if self.address and self.mode and (self.mode == CONNECT) is not served:
-            raise InvalidSetting(
-                f"the mode {self.mode} does not go with the address {shown(self.address)}: leave "
-                "spark.mode out"
-            )
+        if self.address == CONNECT:
+            raise InvalidSetting(f"spark.address is {CONNECT!r}, which needs none: leave it out")
         if (self.tls or self.certificate) and not served:
             raise InvalidSetting("spark.tls and spark.certificate are for an sc:// address")
         if self.certificate and not (self.certificate.is_absolute() and self.certificate.is_file()):
@@ -199,9 +191,9 @@ class SparkSettings(pydantic.BaseModel):
 
     @property
     def engine(self) -> str:
-        """`connect`, `classic`, or the address as Spark's client takes it."""
+        """`connect`, or the address as Spark's client takes it."""
         if self.address is None:
-            return self.mode or CONNECT
+            return CONNECT
         if not self._encrypted or USE_TLS in self._parameters:
             return self.address
         between = ";" if "/;" in self.address else "/;"

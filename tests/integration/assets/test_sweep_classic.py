@@ -58,7 +58,7 @@ def main(folder: Path) -> None:
 
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
-    spark = SparkResource(mode="classic", folder=str(folder / "spark")).spark_session
+    spark = SparkResource(mode="local[2]", folder=str(folder / "spark")).spark_session
     outcomes = {"java_home": os.environ["JAVA_HOME"]}
     for case in CASES:
         try:

@@ -47,7 +47,7 @@ def test_an_option_wins_over_the_environment_and_that_over_the_home_and_the_fold
     home = tmp_path / "h"
     home.mkdir()
     Path("leasehold.toml").write_text(
-        'home = "elsewhere"\nnodes = ["folder"]\nspark = "classic"\nlease_timeout_s = 9\n'
+        'home = "elsewhere"\nnodes = ["folder"]\nspark = "yarn"\nlease_timeout_s = 9\n'
     )
     (home / "leasehold.toml").write_text('nodes = ["of-home"]\nspark = "connect"\n')
     monkeypatch.setenv("LEASEHOLD_NODES", "a, b")
@@ -77,7 +77,7 @@ def test_spark_is_a_table_or_one_word_in_the_file_and_in_the_environment(
     }
     monkeypatch.setenv("LEASEHOLD_SPARK", "k8s://https://host:6443")
     assert load_settings().spark.engine == "k8s://https://host:6443"
-    monkeypatch.setenv("LEASEHOLD_SPARK", '{"mode": "classic", "conf": {"spark.a": "b"}}')
+    monkeypatch.setenv("LEASEHOLD_SPARK", '{"address": "local[1]", "conf": {"spark.a": "b"}}')
     assert spark_of(load_settings()).conf == {"spark.a": "b"}
 
 
@@ -102,7 +102,7 @@ def test_lists_come_from_the_environment_as_json() -> None:
         ("LEASEHOLD_NODES", ",", "at least one node"),
         ("LEASEHOLD_SPARK", "flink", "Spark cannot run at 'flink'"),
         ("LEASEHOLD_SPARK", '{"adress": "yarn"}', "did you mean address?"),
-        ("LEASEHOLD_SPARK", '{"mode": "flink"}', "'connect' or 'classic'"),
+        ("LEASEHOLD_SPARK", '{"address": "connect"}', "leave it out"),
         ("LEASEHOLD_SPARK", "{", "spark"),
         ("LEASEHOLD_STREAMS", "[]", "declare streams in Python"),
     ],

@@ -72,5 +72,5 @@ def test_a_run_with_settings_of_before_ends_no_server_of_those_with_new_ones(fol
 
 
 def test_a_driver_has_no_session_to_renew(tmp_path: Path) -> None:
-    for mode in ("classic", "local[1]", "spark://host:7077"):
+    for mode in ("local[1]", "spark://host:7077"):
         assert SparkResource(mode=mode, folder=str(tmp_path)).renewed_session() is None

@@ -51,7 +51,7 @@ def test_a_spark_of_this_process_needs_no_client(
 ) -> None:
     started = list[str]()
     monkeypatch.setattr(spark_resource, "Thread", lambda **named: started.append(named["name"]))
-    set_up(SparkResource(mode="classic", folder=str(tmp_path)))
+    set_up(SparkResource(mode="local[1]", folder=str(tmp_path)))
     assert started == []
 
 

@@ -47,7 +47,7 @@ def test_a_cluster_may_call_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # Executors would look for the driver's temporary folder on their own hosts.
     assert not [key for key in conf if key.startswith("spark.python.unix.domain.socket")]
     assert "SPARK_HOME" not in os.environ, "a cluster may be sent the archives of Spark's home"
-    local = builder_conf("classic", tmp_path / "spark")
+    local = builder_conf("local[1]", tmp_path / "spark")
     assert (tmp_path / "spark").stat().st_mode & 0o077 == 0
     assert local["spark.master"].startswith("local[")
     assert local["spark.driver.bindAddress"] == "127.0.0.1"
@@ -67,7 +67,7 @@ def test_the_users_configuration_wins_and_what_is_ours_is_refused(
     assert conf["spark.master"] == "k8s://https://host:6443"
     assert conf.items() >= chosen.items()
     with pytest.raises(InvalidSetting, match=r"spark\.driver\.host: a Spark without an address"):
-        builder_conf("classic", tmp_path, chosen)
+        builder_conf("local[1]", tmp_path, chosen)
     with pytest.raises(InvalidSetting, match=r"spark\.sql\.session\.timeZone"):
         builder_conf("sc://host:1", tmp_path, {"spark.sql.session.timeZone": "CET"})
 

@@ -22,7 +22,7 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize("place", ["connect", "classic", *ADDRESSES])
+@pytest.mark.parametrize("place", ["connect", *ADDRESSES])
 def test_settings_and_sessions_take_the_same_places(place: str) -> None:
     assert check_mode(place) == place
     assert SparkSettings.model_validate(place).engine == place
@@ -90,9 +90,7 @@ def test_keys_without_quotes_and_values_that_are_no_text_are_sparks_all_the_same
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ({"mode": "connect", "address": "spark://h:1"}, "leave spark.mode out"),
-        ({"mode": "classic", "address": "sc://h:1"}, "leave spark.mode out"),
-        ({"address": "connect"}, "which is a spark.mode"),
+        ({"address": "connect"}, "leave it out"),
         ({"address": "sc://h:1", "memory": "2g"}, "has its own"),
         ({"memory": "2"}, "use 512m or more"),
         ({"memory": "511m"}, "use 512m or more"),
