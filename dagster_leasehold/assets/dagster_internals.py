@@ -10,6 +10,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+# The whole comes before its parts. Of two threads that import Dagster, one would hold a part's lock
+# and wait for the whole, and the other the reverse: Python lets both go on with halves.
+import dagster  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
 # Carries the streams in the metadata of `Definitions`, so that they survive a merge. Without it,
 # the command line finds only streams that a module names itself.
 from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
@@ -75,7 +79,7 @@ def has_ticked_later(state: Any, now_s: float) -> bool:
 
 
 def without_ticks(state: Any) -> Any:
-    """Return the state of a sensor that has ticked never.
+    """Return the state of a sensor that never ticked.
 
     Without it, no sensor of a host whose clock was set back ticks until the clock has caught up.
     """
