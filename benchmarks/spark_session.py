@@ -6,7 +6,7 @@ on a local log and SQLite in both modes, one deployment after the other:
 * `first commit s`: from a record in each shard of each stream to the last of these commits. The
   first round meets no Spark; for the later ones the runs have ended for want of records, so that
   Dagster launches them anew. What the sensor's interval of 5 s adds is part of both.
-* `MiB`: proportional size of all processes while the runs of all streams follow their shards.
+* `MiB`: the memory (proportional set size) of all processes while each stream has a run at work.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def opened(store: LeaseStore) -> int:
 
 
 def committed_s(store: LeaseStore, logs: list[LocalLog], records: int) -> float:
-    """Append a record to each shard; return the seconds until each has so many committed."""
+    """Append a record to each shard; return the seconds until `records` of each are committed."""
     began_s = time.monotonic()
     for log in logs:
         for row in log.list_shards():

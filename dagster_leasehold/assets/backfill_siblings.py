@@ -90,11 +90,11 @@ class Siblings:
         return [shard for run in waiting for shard in self._taken.get(run.run_id, ())]
 
     def _inherit(self) -> list[ShardId]:
-        """Return the partitions that the run which this one repeats had taken over and left."""
+        """Return the partitions that the run before this retry took over and did not make."""
         parent = self.run.parent_run_id
         if parent is None:
             return []
-        left = self._alike([DagsterRunStatus.CANCELED], {TAKEN_OVER_TAG: parent})
+        left = self._alike(_CANCELED, {TAKEN_OVER_TAG: parent})
         for run in left:
             self.instance.add_run_tags(run.run_id, {TAKEN_OVER_TAG: self.run.run_id})
         self._taken |= self._asked(left)
@@ -121,7 +121,7 @@ class Siblings:
         statuses: Sequence[DagsterRunStatus] = _UNFINISHED,
         tags: Mapping[str, str] | None = None,
     ) -> list[DagsterRun]:
-        """Return the backfill's runs of the same assets and config, the newest first."""
+        """Return the runs of this backfill with the same assets and config, newest first."""
         backfill = self.run.tags.get(BACKFILL_TAG)
         # This run takes over partitions of the stream; what else those runs would make, it cannot.
         if backfill is None or self.run.asset_selection != {asset_key(self.stream)}:

@@ -28,7 +28,8 @@ from dagster._core.errors import DagsterLaunchFailedError
 # The argument of `RunLauncher.launch_run`, which Dagster lets a project override. It is a type.
 from dagster._core.launcher.base import LaunchRunContext
 
-# Names the code server of a run. Without it, `terminate` waits a minute for one that hangs.
+# The tag that names a run's code server. Without it, terminating a run takes a minute where the
+# server hangs.
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
 if TYPE_CHECKING:
@@ -74,23 +75,19 @@ def daemon_of(workspace: str) -> Callable[[], None]:
 
 
 def has_ticked_later(state: Any, now_s: float) -> bool:
-    """Return True if a sensor's last tick came later than now: the wall clock was set back."""
-    return max(_ticks(state)) > now_s
+    """Return True if a sensor's last tick is in the future, because the wall clock was set back."""
+    from dagster._core.scheduler.instigation import SensorInstigatorData
+
+    data = state.instigator_data
+    if not isinstance(data, SensorInstigatorData):
+        return False
+    return max(data.last_tick_timestamp or 0.0, data.last_tick_start_timestamp or 0.0) > now_s
 
 
 def without_ticks(state: Any) -> Any:
     """Return the state of a sensor that never ticked.
 
-    Without it, no sensor of a host whose clock was set back ticks until the clock has caught up.
+    Without it, sensors wait after the clock was set back, until it has caught up.
     """
     data = state.instigator_data
     return state.with_data(data._replace(last_tick_timestamp=None, last_tick_start_timestamp=None))
-
-
-def _ticks(state: Any) -> tuple[float, ...]:
-    from dagster._core.scheduler.instigation import SensorInstigatorData
-
-    data = state.instigator_data
-    if not isinstance(data, SensorInstigatorData):
-        return (0.0,)
-    return (data.last_tick_timestamp or 0.0, data.last_tick_start_timestamp or 0.0)

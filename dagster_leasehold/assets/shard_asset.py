@@ -103,7 +103,7 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
 
 
 def _backfill_policy(deployment: Deployment) -> dg.BackfillPolicy:
-    """Return how Dagster divides a backfill into runs, of which `Siblings` joins those of a node.
+    """Return how Dagster divides a backfill into runs; `Siblings` joins the runs of each node.
 
     Where nodes have agents, the launcher sends each run to the node that holds its partition.
     """

@@ -162,7 +162,7 @@ class NamedThings(Protocol):
     def function(self, what: str, path: str) -> Callable[..., Any]:
         """Return the function at `module.function`.
 
-        If there is none, the sentence of the error begins with `what`.
+        If there is no such function, the error message begins with `what`.
         """
         ...
 

@@ -98,18 +98,19 @@ class RebalanceMemory:
         return self._tick(remembered)
 
     def served(self, report: TickReport) -> Served:
-        """Return what the last round has seen of the shards of the served nodes.
+        """Return the state in which the last round found the shards of the served nodes.
 
-        An agent frees the shards of a run that has died on its host, which nobody sees from here.
+        When a run dies on another host, its agent frees the shards: only the lease store shows it.
         """
         rounds, opened = self.rounds, _opened(report.progress.values())
+        if not (self._deployment.agents and opened):
+            return Served(rounds.quiet, rounds.processes)
 
         def freed() -> bool:
             rows = self._deployment.store().progress(self._stream.key, report.owned)
             return not opened <= _opened(rows.values())
 
-        agents = self._deployment.agents and bool(opened)
-        return Served(rounds.quiet, rounds.processes, freed if agents else lambda: False)
+        return Served(rounds.quiet, rounds.processes, freed)
 
     def _tick(self, remembered: str) -> TickReport:
         report = self._rebalancer.tick(remembered)

@@ -133,7 +133,7 @@ class Scene:
         return wait_for("a run of each node", each, DONE_S)
 
     def taker(self, backfill: str) -> tuple[DagsterRun, int]:
-        """Return a run that has taken over others of its node, and its process."""
+        """Return a run that has taken over other runs, and the number of its process."""
 
         def joined() -> tuple[DagsterRun, int] | None:
             runs = self.runs(backfill)

@@ -99,7 +99,7 @@ class ConsumedHome:
 def home_of_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, records: int = 10, refuses: Refuses = None
 ) -> Generator[ConsumedHome]:
-    """The home that this process's commands find, in a folder that is the current one.
+    """The home in the current folder, where the commands of this process look for it.
 
     Args:
         folder: holds the home.
