@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check failed, 2 a mistake that one sentence on standard 
 
 from __future__ import annotations
 
+import ast
 import importlib
 import io
 import os
@@ -13,7 +14,8 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from importlib.util import find_spec
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -26,99 +28,35 @@ EXIT_UNEXPECTED = 3
 EXIT_INTERRUPTED = 130
 
 
-class Place(NamedTuple):
-    """The place of a command in the code, and its line in the list of commands.
-
-    Attributes:
-        module: of the package `commands`, with a function of the command's name, or with a Typer
-            application `app`; of the modules that add to one application, the last.
-        help: the first sentence of its own help.
-    """
-
-    module: str
-    help: str
-
-
 COMMANDS = {
-    "init": Place(
-        "init",
-        "Write a project into this folder: a source, a transform, and all settings with their "
-        "meaning.",
-    ),
-    "dev": Place(
-        "dev",
-        "Run everything on this machine until Ctrl-C: Dagster's pages and daemon, a node, and "
-        "Spark.",
-    ),
-    "stop": Place(
-        "stop", "Stop whatever runs on the home, also what a killed `leasehold dev` has left."
-    ),
-    "node": Place(
-        "nodes", "Run this host's node: keep its code server and Spark running, and beat for it."
-    ),
-    "status": Place(
-        "status", "Show a group's nodes, and its shards with state, owner, checkpoint and lag."
-    ),
-    "top": Place(
-        "top", "Watch a stream live: its nodes, and each shard's state, lag and rate; q quits."
-    ),
-    "report": Place(
-        "report",
-        "Write a page about a stream: nodes, shards, ownership, rates, gaps, moves and runs.",
-    ),
-    "plan": Place(
-        "inspection", "Show what the next planning round would change; nothing is carried out."
-    ),
-    "journal": Place(
-        "inspection", "Show every change of owner, tenure and checkpoint, with its reason."
-    ),
-    "verify": Place(
-        "inspection",
-        "Prove that every record was committed once, by its holder, and that the table shows it.",
-    ),
-    "cat": Place("records", "Print committed records as JSON lines, in order per shard."),
-    "load": Place(
-        "records",
-        "Append the lines of files to the local log of a stream; a log that is missing is made.",
-    ),
-    "replay": Place(
-        "rewriting", "Rebuild committed output with today's transform, while consumption continues."
-    ),
-    "compact": Place(
-        "rewriting", "Merge small files of committed output into larger ones, in the same order."
-    ),
-    "vacuum": Place(
-        "vacuum",
-        "Forget committed output that has expired; remove old files that the ledger does not name.",
-    ),
-    "table": Place(
-        "table",
-        "Publish all that is committed to a stream's table, and compare it with the ledger.",
-    ),
-    "metrics": Place(
-        "metrics", "Serve Prometheus metrics of all groups of the lease store until Ctrl-C."
-    ),
-    "doctor": Place(
-        "doctor",
-        "Check a deployment from this host: database, output, Spark, sources, Dagster and nodes.",
-    ),
-    "simulate": Place(
-        "simulate",
-        "Show who would hold how many shards after each change, and how many shards would move.",
-    ),
-    "group": Place("group_pausing", "Create, list, change, pause and delete consumer groups."),
-    "checkpoint": Place("service_checkpoints", "Show checkpoints, or force one."),
-    "gap": Place(
-        "gaps", "List ranges that were removed before they were read, and accept their loss."
-    ),
-    "shard": Place("shards", "List, split and merge the shards of a local log."),
-    "quarantine": Place(
-        "quarantine",
-        "List records that could not be parsed or that stop every run, and try them again.",
-    ),
-    "db": Place("database", "Prepare the lease store's database, or copy it into another one."),
+    "init": "init",
+    "dev": "dev",
+    "stop": "stop",
+    "node": "nodes",
+    "status": "status",
+    "top": "top",
+    "report": "report",
+    "plan": "inspection",
+    "journal": "inspection",
+    "verify": "inspection",
+    "cat": "records",
+    "load": "records",
+    "replay": "rewriting",
+    "compact": "rewriting",
+    "vacuum": "vacuum",
+    "table": "table",
+    "metrics": "metrics",
+    "doctor": "doctor",
+    "simulate": "simulate",
+    "group": "group_pausing",
+    "checkpoint": "service_checkpoints",
+    "gap": "gaps",
+    "shard": "shards",
+    "quarantine": "quarantine",
+    "db": "database",
 }
-
+"""Each command's module of the package `commands`: it has a function of the command's name, or a
+Typer application `app`; of the modules that add to one application, the last."""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "First steps": ("init", "dev", "stop", "status", "top", "report", "doctor"),
@@ -151,8 +89,7 @@ class Sentences(TyperGroup):
 
 def load_command(name: str) -> Any:
     """Import the module of a command, and return the command as Typer makes it."""
-    place = COMMANDS[name]
-    module = importlib.import_module(f"{COMMANDS_PACKAGE}.{place.module}")
+    module = importlib.import_module(f"{COMMANDS_PACKAGE}.{COMMANDS[name]}")
     target = getattr(module, name, None) or module.app
     single = typer.Typer(
         add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
@@ -164,26 +101,56 @@ def load_command(name: str) -> Any:
     return typer.main.get_group(single).commands[name]
 
 
-class CommandList(Sentences):
-    """The list of commands, whose modules are imported only when they are called.
+def first_sentences(name: str) -> str:
+    """Return the first paragraph of a command's help, as it stands in the source of its module.
 
     A module of commands imports the lease store, settings or Spark's client, each of which costs a
     part of a second; the list of commands needs none of them.
     """
+    return _help_in(f"{COMMANDS_PACKAGE}.{COMMANDS[name]}", name).partition("\n\n")[0]
+
+
+def _help_in(module: str, name: str) -> str:
+    """Return the docstring of the function `name`, or the help of the application `app`."""
+    loader: Any = getattr(find_spec(module), "loader", None)
+    for node in ast.parse(loader.get_source(module)).body:
+        match node:
+            case ast.FunctionDef(name=found) if found == name:
+                return ast.get_docstring(node) or ""
+            case ast.Assign(targets=[ast.Name(id="app")], value=ast.Call(keywords=options)):
+                return next(ast.literal_eval(each.value) for each in options if each.arg == "help")
+            case ast.ImportFrom(module=str(other), names=names):
+                if any(each.name == "app" for each in names):
+                    return _help_in(other, name)
+            case _:
+                pass
+    return ""
+
+
+class CommandList(Sentences):
+    """The list of commands, whose modules are imported only when they are called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        listed = {name: TyperCommand(name, help=place.help) for name, place in COMMANDS.items()}
+        listed = {name: TyperCommand(name) for name in COMMANDS}
         self.commands = {**listed, **self.commands}
 
     def sections(self) -> Mapping[str, Sequence[str]]:
         """Return the names of the commands by what they are for."""
         return SECTIONS
 
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command for its line in the list, with its help."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and cmd_name in COMMANDS:
+            command.help = first_sentences(cmd_name)
+        return command
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that is called itself, in the place of its line in the list."""
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, load_command(name) if name in COMMANDS else command, rest
+        if args and args[0] in COMMANDS:
+            return args[0], load_command(args[0]), args[1:]
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(

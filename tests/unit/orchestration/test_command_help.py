@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 
-from dagster_leasehold.orchestration.command_line import COMMANDS, SECTIONS, main
+from dagster_leasehold.orchestration.command_line import COMMANDS, SECTIONS, first_sentences, main
 
 APPLICATIONS = ("group", "checkpoint", "gap", "shard", "quarantine", "db")
 
@@ -49,8 +49,8 @@ def test_the_help_has_whole_sentences(
     monkeypatch.setenv("COLUMNS", columns)
     out = " ".join(shown_by(capsys, "--help").split())
     assert "..." not in out.replace("[ARGS]...", "")
-    for place in COMMANDS.values():
-        assert place.help in out
+    for name in COMMANDS:
+        assert " ".join(first_sentences(name).split()) in out
 
 
 @pytest.mark.parametrize("name", APPLICATIONS)
