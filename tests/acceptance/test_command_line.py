@@ -24,6 +24,8 @@ from tests.declared import declare
 from tests.mariadb import MariaDB
 from tests.ports import free_port
 
+pytestmark = pytest.mark.long
+
 KEY = GroupKey.parse("default", "demo")
 SENTENCE = re.compile(r"[^\n]+[.?]\n")
 COMMANDS = ("status", "group list", "group create demo --group other")

@@ -178,6 +178,7 @@ def assert_not_in_database(mariadb: MariaDB, database: str, secret: str) -> None
             assert secret not in str(row), table
 
 
+@pytest.mark.release
 def test_what_a_killed_run_committed_is_reported_once(
     tmp_path: Path, leases_elsewhere: str, dagster_database: dict[str, str]
 ) -> None:

@@ -64,7 +64,13 @@ def open_pages(dev: Running) -> str:
     return dev.text.split("Open ")[1].split(" in")[0]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.release, id="SIGTERM"),
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+    ],
+)
 def test_it_consumes_and_shows_it_and_ends_with_all_its_children(
     home: Path, how: signal.Signals
 ) -> None:

@@ -40,6 +40,7 @@ def consumed(terminal: Terminal, dev: Running, read: str, count: int) -> None:
     assert "Traceback" not in dev.text
 
 
+@pytest.mark.release
 def test_four_commands_lead_from_the_installation_to_a_record(terminal: Terminal) -> None:
     """Goal: also after a restart, and after more records came."""
     install, append, dev, read = typed(README)[:4]

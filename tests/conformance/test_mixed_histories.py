@@ -38,6 +38,8 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.world import NOON, a_commit
 from tests.conformance.world import World as Verbs
 
+pytestmark = pytest.mark.long
+
 RUNS, CLIENT, X = NodeName("runs"), NodeName("client"), ShardId("x")
 STEPS = 80
 LOGS: dict[str, list[str]] = {

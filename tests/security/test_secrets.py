@@ -22,7 +22,7 @@ from dagster_leasehold.orchestration.settings import Settings
 from tests.mariadb import MariaDB
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.mariadb, pytest.mark.spark]
+pytestmark = [pytest.mark.long, pytest.mark.mariadb, pytest.mark.spark]
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-7f3a9c51e2"

@@ -66,7 +66,7 @@ def run_chunk(seeds: range) -> tuple[int, list[str]]:
 
 @pytest.mark.timeout(0 if SEEDS > 300 else 900)
 @pytest.mark.parametrize(
-    ("first", "end"), [(0, FEW_SEEDS), pytest.param(FEW_SEEDS, SEEDS, marks=pytest.mark.long)]
+    ("first", "end"), [(0, FEW_SEEDS), pytest.param(FEW_SEEDS, SEEDS, marks=pytest.mark.release)]
 )
 def test_no_seed_breaks_a_promise(first: int, end: int) -> None:
     """A safety phase with faults, then healing and convergence, for each seed.

@@ -18,6 +18,8 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
 from tests.sources.world import VALUES, Notion, SourceWorld
 
+pytestmark = pytest.mark.long
+
 TICK_S = 60.0
 """The time that a tick of a Dagster sensor may take."""
 

@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.release
 def test_a_backfill_with_config_is_launched_by_clicking_and_turns_green(
     scene: Scene, page: Page
 ) -> None:

@@ -9,6 +9,8 @@ import pytest
 from dagster_leasehold.assets.spark import connect_server
 from tests.unit.docs.command_scene import HOME, play
 
+pytestmark = pytest.mark.long
+
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/command-line.md"
 
 

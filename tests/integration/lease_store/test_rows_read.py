@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.sql_store import SqlStore, rows_in_sql
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.conftest import KEY
 
-pytestmark = pytest.mark.servers("mariadb", "mysql")
+pytestmark = [pytest.mark.long, pytest.mark.servers("mariadb", "mysql")]
 
 SHARDS, PAGE = 6_000, 2_000
 NODES = [NodeName(f"n{number}") for number in range(20)]

@@ -22,7 +22,7 @@ from tests.conformance.world import A, B, World, X, Y
 from tests.database_server import DatabaseServer
 from tests.freezing import freeze
 
-pytestmark = pytest.mark.servers("mariadb", "mysql")
+pytestmark = [pytest.mark.long, pytest.mark.servers("mariadb", "mysql")]
 
 ANSWER_MAX_S = 10.0
 

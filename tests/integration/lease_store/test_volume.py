@@ -27,6 +27,8 @@ from tests.conformance.published import Publisher
 from tests.conformance.world import World
 from tests.database_server import DatabaseServer
 
+pytestmark = pytest.mark.long
+
 SMALL, LARGE = (Age(batches, shards=8, step=timedelta(minutes=5)) for batches in (400, 4_000))
 RATIO_MAX = 1.5
 SLACK = 40

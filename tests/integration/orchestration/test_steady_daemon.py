@@ -29,7 +29,7 @@ from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.declared import declare
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.dagster_processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0
 TICKED = "Checking for new runs for sensor: demo_rebalance"
 

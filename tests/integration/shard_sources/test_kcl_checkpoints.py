@@ -183,7 +183,9 @@ def eventually(holds: Callable[[], bool], within_s: float = 60) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("version", ["3X", "COMPATIBLE_WITH_2X"])
+@pytest.mark.parametrize(
+    "version", ["3X", pytest.param("COMPATIBLE_WITH_2X", marks=pytest.mark.release)]
+)
 def test_a_running_worker_of_kcl_is_stopped_and_taken_over(
     version: str,
     tmp_path: Path,

@@ -8,6 +8,7 @@ from tests.simulation.soak.mutants import MUTANTS, Mutant, shown
 from tests.simulation.soak.scenes import SCENES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SCENES)
 def test_a_scene_has_no_finding(name: str) -> None:
     assert SCENES[name].play() == []

@@ -24,6 +24,8 @@ from tests.declared import declare
 from tests.unit.docs.command_line_page import commands, root
 from tests.unit.orchestration.consumed_home import ConsumedHome, home_of_process
 
+pytestmark = pytest.mark.long
+
 WITHOUT_JSON = {("dev",), ("stop",), ("node",), ("metrics",), ("top",)}
 """Commands that serve until Ctrl-C, the one that ends them, and the demo, which is for people."""
 PROGRAM = Path(sys.executable).with_name("leasehold")

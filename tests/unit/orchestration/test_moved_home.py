@@ -12,6 +12,8 @@ from dagster_leasehold.orchestration.command_line import main
 from tests.table_engines import duckdb_query
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
+pytestmark = pytest.mark.long
+
 NAME = TableSettings().table_name(CatalogSettings().name, KEY)
 PUBLICATIONS = 25
 """More than the metadata files that a table keeps."""

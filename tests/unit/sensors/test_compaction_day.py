@@ -29,6 +29,8 @@ from dagster_leasehold.sensors.compaction import compaction_step
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
+pytestmark = pytest.mark.long
+
 SHARDS = 2
 """Of the eight that share 300 records/s: none knows of the others."""
 COMMIT_S, RECORDS = 10, 375

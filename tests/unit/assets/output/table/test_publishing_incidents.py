@@ -145,7 +145,9 @@ def test_each_record_is_in_the_table_once(
 
 @pytest.mark.long
 @pytest.mark.timeout(3_600)
-@pytest.mark.parametrize("first", range(0, SEEDS_LONG, 100))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(n, marks=pytest.mark.release) for n in range(100, SEEDS_LONG, 100))]
+)
 def test_many_seeds(tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(first, first + 100):
         with monkeypatch.context() as patched:

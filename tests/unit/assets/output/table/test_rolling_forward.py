@@ -29,6 +29,8 @@ from tests.unit.assets.output.table.restored_scene import (
 )
 from tests.unit.orchestration.consumed_home import AT_ONCE, KEY, NODE
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(params=[*KINDS, "service"])
 def scene(
