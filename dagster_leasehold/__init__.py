@@ -9,8 +9,8 @@ Everything that a project writes to consume a log is imported from here:
 * its transform and its hook: `arrow_transform`, `parse_json`, `parse_csv`, `CommittedBatch`;
 * hours of event time: `HourlyAsset`, `LatePolicy`, `LateAction`;
 * both in the YAML of a `dg` project: `ShardStreamComponent`, `HourlyAssetComponent`;
-* what Dagster loads, and how it is set up: `build_definitions`, `Settings`, `load_settings`,
-  `production_text`; and `LeaseholdError`, the root of all errors.
+* what Dagster loads, and how it is set up: `build_definitions`, `LeaseholdResource`, `Settings`,
+  `load_settings`, `production_text`; and `LeaseholdError`, the root of all errors.
 
 Three side doors serve those who need more: `dagster_leasehold.reading` for programs that read
 committed output, `dagster_leasehold.clients` for consumers without Dagster, and
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     )
     from dagster_leasehold.orchestration.declared_streams import named_source
     from dagster_leasehold.orchestration.instance import production_text
+    from dagster_leasehold.orchestration.resources import LeaseholdResource
     from dagster_leasehold.orchestration.settings import Settings, load_settings
     from dagster_leasehold.shard_sources.local_log import LocalLog
     from dagster_leasehold.shard_sources.source import Limits
@@ -57,6 +58,7 @@ __all__ = [
     "LateAction",
     "LatePolicy",
     "LeaseholdError",
+    "LeaseholdResource",
     "Limits",
     "LocalLog",
     "Modulo",
@@ -88,6 +90,7 @@ _HOMES = {
     "LateAction": "dagster_leasehold.assets.windows.hourly_asset",
     "LatePolicy": "dagster_leasehold.assets.windows.hourly_asset",
     "LeaseholdError": "dagster_leasehold.lease_store.errors",
+    "LeaseholdResource": "dagster_leasehold.orchestration.resources",
     "Limits": "dagster_leasehold.shard_sources.source",
     "LocalLog": "dagster_leasehold.shard_sources.local_log",
     "Modulo": "dagster_leasehold.lease_store.rules.node_settings",

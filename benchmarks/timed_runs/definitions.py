@@ -60,5 +60,4 @@ assert _session is not None
 SparkResource.spark_session = property(timed("session", _session))
 spark_sweeper.run_sweep = timed("job", spark_sweeper.run_sweep)
 
-_settings = load_settings()
-defs = build_definitions(DeclaredStreams(_settings).all(), _settings)
+defs = build_definitions(DeclaredStreams(load_settings()).all())

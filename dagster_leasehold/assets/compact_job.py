@@ -8,7 +8,7 @@ from functools import partial
 import dagster as dg
 from pydantic import Field
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.output.folder_owner import owned
 from dagster_leasehold.assets.partitions import compact_job_name, compact_op_name, listed_shards
 from dagster_leasehold.assets.rewriting.compaction import CompactionReport, Compactor
@@ -44,15 +44,17 @@ class CompactConfig(dg.Config):
     vacuum: bool = False
 
 
-def build_compact_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
+def build_compact_job(stream: ShardStream) -> dg.JobDefinition:
     """Return the job `compact_<stream>`, which a sensor launches, or anybody by hand."""
 
     @dg.op(
         name=compact_op_name(stream),
         description="Merges the small files of consecutive committed batches, beside consumption.",
         tags={"kind": "parquet"},
+        required_resource_keys={LEASEHOLD},
     )
     def compact(context: dg.OpExecutionContext, config: CompactConfig) -> None:
+        deployment = deployment_in(context.resources)
         try:
             with span("run", stream.key, job="compact", run=context.run.run_id):
                 _compact(context, config, stream, deployment)

@@ -9,16 +9,11 @@ from dagster_leasehold.assets.consuming.following import Follow
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.run_progress import RunProgress, read_text
 from dagster_leasehold.assets.consuming.run_requests import RequestBox
-from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.partitions import (
-    consume_job_name,
-    consume_op_name,
-    listed_shards,
-    spark_key,
-)
+from dagster_leasehold.assets.deployment import LEASEHOLD, deployment_in
+from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name, listed_shards
 from dagster_leasehold.assets.run_process import run_ended, show_on_run, tag_run
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_resource import spark_of_run
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.tracing import fail, span
@@ -42,7 +37,7 @@ class ConsumeConfig(dg.Config):
     definition: str = ""
 
 
-def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefinition:
+def build_consume_job(stream: ShardStream) -> dg.JobDefinition:
     """Return the job `consume_<stream>`, launched by the rebalance sensor and the schedule."""
 
     @dg.op(
@@ -50,14 +45,13 @@ def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefi
         description="Consumes shards of one node until they are caught up, its budget of time "
         "ends, or their leases say stop.",
         tags={"kind": "pyspark"},
-        required_resource_keys={spark_key(stream)},
+        required_resource_keys={LEASEHOLD},
     )
     def consume(context: dg.OpExecutionContext, config: ConsumeConfig) -> None:
         shards = listed_shards(config.shards)
         context.log.info(f"Consuming shards {shards} of {stream.name} on {config.node}.")
         try:
-            spark: SparkResource = getattr(context.resources, spark_key(stream))
-            _consume(context, config, spark, stream, deployment)
+            _consume(context, config, stream)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 
@@ -72,13 +66,9 @@ def build_consume_job(stream: ShardStream, deployment: Deployment) -> dg.JobDefi
     return consume_job
 
 
-def _consume(
-    context: dg.OpExecutionContext,
-    config: ConsumeConfig,
-    spark: SparkResource,
-    stream: ShardStream,
-    deployment: Deployment,
-) -> None:
+def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: ShardStream) -> None:
+    deployment = deployment_in(context.resources)
+    spark = spark_of_run(deployment.spark)
     run_id = context.run.run_id
     tag_run(context.instance, run_id, stream)
     done = shard_run.ShardRun(stream, deployment.store(), run_id)

@@ -25,6 +25,8 @@ from dagster_leasehold.lease_store.store import LeaseStore
 if TYPE_CHECKING:
     import dagster as dg
 
+LEASEHOLD = "leasehold"
+"""The key of the resource that gives runs and ticks their deployment."""
 _KEY = "leasehold/instance"
 _PREFIX = "dagster-"
 
@@ -55,6 +57,7 @@ class Deployment:
         history_age: the age from which on the janitor deletes rows of history; None keeps them.
         spark_folder: the folder of the embedded Spark server that the runs share; None where they
             use another Spark, or that of their node's agent.
+        spark: a `SparkResource`, which gives the session; None where nothing runs on Spark.
     """
 
     store: Callable[[], LeaseStore]
@@ -67,6 +70,7 @@ class Deployment:
     leaving: Callable[[], bool] = _never
     history_age: timedelta | None = None
     spark_folder: Path | None = None
+    spark: object = None
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
         """Return the nodes for which this deployment claims shards and launches runs.
@@ -86,6 +90,11 @@ class Deployment:
         """
         ours = {node.name: node for node in nodes if node.member and node.address == address}
         return tuple(ours[name] for name in self.served(ours.values(), address) if name in ours)
+
+
+def deployment_in(resources: object) -> Deployment:
+    """Return the deployment among the resources of a run or of a tick."""
+    return getattr(resources, LEASEHOLD)
 
 
 _ADDRESSES: WeakKeyDictionary[dg.DagsterInstance, str] = WeakKeyDictionary()

@@ -3,14 +3,12 @@
 Its check proves the group's whole history, as `leasehold verify` does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, deployment_in
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partitions import GROUP_NAME, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -34,7 +32,7 @@ def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
     return dg.AssetKey([*stream.prefix, "leases", f"{stream.name}_leases"])
 
 
-def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
+def build_lease_asset(stream: ShardStream) -> dg.AssetsDefinition:
     """Return the asset `leases/<stream>_leases`; materializing it only reads."""
     key = lease_asset_key(stream)
     spec = dg.AssetSpec(
@@ -53,10 +51,15 @@ def build_lease_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         "no gap and no overlap.",
     )
 
-    @dg.multi_asset(name=f"leases__{definition_name(stream)}", specs=[spec], check_specs=[check])
-    def lease_asset() -> Iterator[dg.MaterializeResult[Any]]:
+    @dg.multi_asset(
+        name=f"leases__{definition_name(stream)}",
+        specs=[spec],
+        check_specs=[check],
+        required_resource_keys={LEASEHOLD},
+    )
+    def lease_asset(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         try:
-            store = deployment.store()
+            store = deployment_in(context.resources).store()
             violations = [str(violation) for violation in verify(store, stream.key)]
             metadata = lease_metadata(stream, store)
         except LeaseholdError as error:

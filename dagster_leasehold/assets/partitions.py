@@ -124,17 +124,12 @@ def compact_op_name(stream: ShardStream) -> str:
     return f"compact__{definition_name(stream)}"
 
 
-def spark_key(stream: ShardStream) -> str:
-    """Return the key of the stream's own resource that gives Spark sessions.
+def output_key(stream: ShardStream) -> str:
+    """Return the key of the IO manager that reads the stream's output.
 
     Definitions of several streams, and a user's, are merged into one code location, where a key
     means one resource.
     """
-    return f"leasehold_spark__{definition_name(stream)}"
-
-
-def output_key(stream: ShardStream) -> str:
-    """Return the key of the IO manager that reads the stream's output; see `spark_key`."""
     return f"leasehold_output__{definition_name(stream)}"
 
 

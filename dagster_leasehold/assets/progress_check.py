@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 import dagster as dg
 
 from dagster_leasehold.assets.checks import ShardCheck, joint_results
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -21,7 +21,7 @@ PROGRESS = "progress"
 SHOWN_MAX = 20
 
 
-def build_progress_check(stream: ShardStream, deployment: Deployment) -> dg.AssetChecksDefinition:
+def build_progress_check(stream: ShardStream) -> dg.AssetChecksDefinition:
     """Return the check of a stream's asset; the sensor that launches runs reports it as well."""
     spec = dg.AssetCheckSpec(
         PROGRESS,
@@ -30,10 +30,14 @@ def build_progress_check(stream: ShardStream, deployment: Deployment) -> dg.Asse
         "named within a minute, with the reason.",
     )
 
-    @dg.multi_asset_check(name=f"progress__{definition_name(stream)}", specs=[spec])
-    def progress_check() -> Iterator[dg.AssetCheckResult]:
+    @dg.multi_asset_check(
+        name=f"progress__{definition_name(stream)}",
+        specs=[spec],
+        required_resource_keys={LEASEHOLD},
+    )
+    def progress_check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         try:
-            outcome = progress_outcome(current_obstacles(stream, deployment))
+            outcome = progress_outcome(current_obstacles(stream, deployment_in(context.resources)))
         except Exception as error:
             sentence = f"The progress of the shards is not known: {sentence_of(error)}"
             outcome = ShardCheck(PROGRESS, False, sentence, {})

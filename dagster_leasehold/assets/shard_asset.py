@@ -12,7 +12,7 @@ from dagster_leasehold.assets.checks import check_specs
 from dagster_leasehold.assets.consuming.node_consumption import consume_shards
 from dagster_leasehold.assets.consuming.placement import Placer
 from dagster_leasehold.assets.consuming.run_progress import CatchUpLines
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partition_events import (
     MaterializeEvents,
@@ -28,14 +28,13 @@ from dagster_leasehold.assets.partitions import (
     node_of_launcher,
     output_key,
     shard_partitions,
-    spark_key,
 )
 from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 from dagster_leasehold.assets.run_process import part_of_run, run_ended, show_on_run
 from dagster_leasehold.assets.shard_replay import FROM, TO, ReplayedPartitions, replay_partitions
 from dagster_leasehold.assets.shard_run import ShardRun
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_resource import SparkResource, spark_of_run
 from dagster_leasehold.assets.table_metadata import definition_metadata
 from dagster_leasehold.lease_store import tracing
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -69,7 +68,12 @@ class ShardConfig(dg.Config):
 
 
 def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsDefinition:
-    """Return the asset of a stream: one partition for each of its shards."""
+    """Return the asset of a stream: one partition for each of its shards.
+
+    Args:
+        stream: of the asset.
+        deployment: whose table and nodes the definition tells of; a run has that of its resources.
+    """
     key, partitions = asset_key(stream), shard_partitions(stream)
     spec = dg.AssetSpec(
         key,
@@ -88,14 +92,13 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         specs=[spec],
         check_specs=check_specs(stream),
         partitions_def=partitions,
-        required_resource_keys={spark_key(stream)},
+        required_resource_keys={LEASEHOLD},
         backfill_policy=_backfill_policy(deployment),
     )
     def shard_asset(context: dg.AssetExecutionContext, config: ShardConfig) -> MaterializeEvents:
         try:
-            spark: SparkResource = getattr(context.resources, spark_key(stream))
             with part_of_run(context.instance, context.run.run_id, stream):
-                yield from _materialize(context, config, spark, stream, deployment)
+                yield from _materialize(context, config, stream)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 
@@ -113,12 +116,10 @@ def _backfill_policy(deployment: Deployment) -> dg.BackfillPolicy:
 
 
 def _materialize(
-    context: dg.AssetExecutionContext,
-    config: ShardConfig,
-    spark: SparkResource,
-    stream: ShardStream,
-    deployment: Deployment,
+    context: dg.AssetExecutionContext, config: ShardConfig, stream: ShardStream
 ) -> MaterializeEvents:
+    deployment = deployment_in(context.resources)
+    spark = spark_of_run(deployment.spark)
     shards = _shards_asked_for(context, stream)
     siblings = Siblings(
         context.instance, context.run, stream, partial(_holders, stream, deployment)

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from dagster_leasehold.assets.checks import STORED_FOR, ShardCheck, joint_results
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.errors import TooManyFiles
 from dagster_leasehold.assets.partitions import asset_key, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -30,7 +30,7 @@ COMPARED = "compared"
 """The metadata that says when table and ledger were compared."""
 
 
-def build_table_check(stream: ShardStream, deployment: Deployment) -> dg.AssetChecksDefinition:
+def build_table_check(stream: ShardStream) -> dg.AssetChecksDefinition:
     """Return the check `table` of the stream's asset, of all partitions together."""
     spec = dg.AssetCheckSpec(
         TABLE,
@@ -40,7 +40,9 @@ def build_table_check(stream: ShardStream, deployment: Deployment) -> dg.AssetCh
     )
 
     # The name that Dagster would choose, `<stream>_table`, may be that of an asset of the user.
-    @dg.multi_asset_check(name=f"table__{definition_name(stream)}", specs=[spec])
+    @dg.multi_asset_check(
+        name=f"table__{definition_name(stream)}", specs=[spec], required_resource_keys={LEASEHOLD}
+    )
     def table_check(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         if last := _last_outcome(context, asset_key(stream), utc_now()):
             yield dg.AssetCheckResult(
@@ -52,7 +54,7 @@ def build_table_check(stream: ShardStream, deployment: Deployment) -> dg.AssetCh
             )
             return
         try:
-            outcome = check_table(stream, deployment)
+            outcome = check_table(stream, deployment_in(context.resources))
         except Exception as error:
             sentence = f"Table and ledger could not be compared: {sentence_of(error)}"
             outcome = ShardCheck(TABLE, False, sentence, {})

@@ -11,6 +11,7 @@ import dagster as dg
 from dagster_leasehold.assets.compact_job import build_compact_job
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.dagster_internals import ObjectMetadataValue
+from dagster_leasehold.assets.deployment import LEASEHOLD
 from dagster_leasehold.assets.lease_asset import build_lease_asset
 from dagster_leasehold.assets.log_asset import build_log_asset
 from dagster_leasehold.assets.output.committed_input import committed_input
@@ -19,7 +20,6 @@ from dagster_leasehold.assets.partitions import (
     consume_job_name,
     definition_name,
     output_key,
-    spark_key,
 )
 from dagster_leasehold.assets.progress_check import build_progress_check
 from dagster_leasehold.assets.shard_asset import build_shard_asset
@@ -27,9 +27,8 @@ from dagster_leasehold.assets.shard_stream import ShardStream, SpecChange
 from dagster_leasehold.assets.table_check import build_table_check
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, build_hourly_asset
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
-from dagster_leasehold.orchestration.resources import deployment_of, spark_of
+from dagster_leasehold.orchestration.resources import DEFAULT, LeaseholdResource, deployment_of
 from dagster_leasehold.orchestration.schedules import build_schedule
-from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.sensors.stream_sensors import (
     build_housekeeping_sensor,
     build_launching_sensor,
@@ -50,7 +49,7 @@ def streams_in(definitions: dg.Definitions) -> list[ShardStream]:
 
 def build_definitions(
     streams: Sequence[ShardStream],
-    settings: Settings | None = None,
+    leasehold: LeaseholdResource = DEFAULT,
     *,
     hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
@@ -58,25 +57,26 @@ def build_definitions(
 
     Each stream has its assets, checks, jobs and schedule; two sensors serve all of them.
 
-    They merge with those of other calls and with a project's own (`dg.Definitions.merge`): their
-    resources have keys of their own, and the executor of the code location is left to the project.
+    They merge with those of other calls and with a project's own: the executor is left to those.
 
     Args:
         streams: to consume.
-        settings: of the deployment; None reads them from the environment and `leasehold.toml`.
+        leasehold: the deployment, which is the resource `leasehold` of runs and sensors; by
+            default, that of the settings. All calls of a code location share one.
         hourly: downstream assets by hours of event time, each with its watermark sensor. Without
             `streams`, they are of streams that are built elsewhere.
 
     Raises:
         InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a
             stream has settings of a node that the deployment does not serve; an hourly asset's
-            name is taken or its stream is not among `streams`.
+            name is taken or its stream is not among `streams`; a setting is not valid.
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
         SourceLibraryMissing: the client library of a stream's source is not installed.
     """
     _check_names(streams)
     _check_hourly(streams, hourly)
-    settings = settings or load_settings()
+    leasehold.refuse_secrets()
+    settings = leasehold.settings()
     for stream in streams:
         check_library(stream.source)
         if settings.expected_nodes is not None:
@@ -87,28 +87,27 @@ def build_definitions(
     sensors: list[dg.SensorDefinition] = []
     schedules: list[dg.ScheduleDefinition] = []
     checks: list[dg.AssetChecksDefinition] = []
-    resources: dict[str, Any] = {}
+    resources: dict[str, Any] = {LEASEHOLD: leasehold}
     # Dagster copies sensors while it loads them, and warns of a parameter that it set itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
     for stream in streams:
         own = (
             build_log_asset(stream),
             build_shard_asset(stream, deployment),
-            build_lease_asset(stream, deployment),
+            build_lease_asset(stream),
         )
         assets += _changed(own, stream.asset_spec)
-        job = build_consume_job(stream, deployment)
-        jobs += [job, build_compact_job(stream, deployment)]
-        schedules.append(build_schedule(stream, deployment, job))
-        resources[spark_key(stream)] = spark_of(settings)
-        resources[output_key(stream)] = committed_input(stream, deployment)
-        checks += [build_progress_check(stream, deployment), build_table_check(stream, deployment)]
+        job = build_consume_job(stream)
+        jobs += [job, build_compact_job(stream)]
+        schedules.append(build_schedule(stream, job))
+        resources[output_key(stream)] = committed_input(stream)
+        checks += [build_progress_check(stream), build_table_check(stream)]
     if streams:
         sensors.append(build_launching_sensor(streams, deployment, jobs))
-        sensors.append(build_housekeeping_sensor(streams, deployment))
+        sensors.append(build_housekeeping_sensor(streams))
     for window in hourly:
-        assets += _changed([build_hourly_asset(window, deployment)], window.asset_spec)
-        sensors.append(build_watermark_sensor(window, deployment))
+        assets += _changed([build_hourly_asset(window)], window.asset_spec)
+        sensors.append(build_watermark_sensor(window))
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,

@@ -57,9 +57,8 @@ class DeclaringComponent(dg.Component, Generic[T]):
     declares: ClassVar[type[Any]]
     given: ClassVar[Mapping[str, Any]] = {}
 
-    def __init__(self, declared: T, settings: Settings) -> None:
+    def __init__(self, declared: T) -> None:
         self.declared = declared
-        self.settings = settings
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         """Return the spec of one of the component's assets in Dagster; a subclass may change it."""
@@ -100,10 +99,9 @@ class DeclaringComponent(dg.Component, Generic[T]):
         given = attributes.root if isinstance(attributes, RootModel) else {}
         values = context.resolution_context.at_path("attributes").resolve_value(given)
         named = {"name": context.path.name, **cls.given, **values}
-        settings = load_settings()
-        names = NamesInYaml(context, settings)
+        names = NamesInYaml(context, load_settings())
         declared: Any = TypeAdapter(cls.declares).validate_python(named, context=names)
-        return cls(declared, settings)
+        return cls(declared)
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
@@ -183,7 +181,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
         name = self.declared.name
         if [each.declared.name for each in others].count(name) > 1:
             raise declared_twice(name, "in YAML")
-        return build_definitions([self._with_specs()], self.settings)
+        return build_definitions([self._with_specs()])
 
 
 @dg.scaffold_with(CommentedAttributes)
@@ -197,7 +195,7 @@ class HourlyAssetComponent(DeclaringComponent[HourlyAsset]):
 
     @override
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        return build_definitions([], self.settings, hourly=[self._with_specs()])
+        return build_definitions([], hourly=[self._with_specs()])
 
 
 COMPONENTS: dict[str, type[DeclaringComponent[Any]]] = {

@@ -179,7 +179,7 @@ class DeclaredStreams:
             return {}
         namespace = self._namespace
         with loading(self._named, self.settings):
-            streams = [*streams_in_module(namespace)]
+            streams = [*streams_in_module(namespace, self.settings)]
         by_name: dict[str, ShardStream] = {}
         for stream in streams:
             if by_name.setdefault(stream.name, stream) is not stream:

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import Deployment, instance_address
+from dagster_leasehold.assets.deployment import LEASEHOLD, deployment_in, instance_address
 from dagster_leasehold.assets.partitions import definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
@@ -31,9 +31,7 @@ def due_launches(
     return launches
 
 
-def build_schedule(
-    stream: ShardStream, deployment: Deployment, job: dg.JobDefinition
-) -> dg.ScheduleDefinition:
+def build_schedule(stream: ShardStream, job: dg.JobDefinition) -> dg.ScheduleDefinition:
     """Return the schedule `<stream>_every_5_minutes`, stopped until somebody starts it."""
 
     @dg.schedule(
@@ -45,10 +43,12 @@ def build_schedule(
         description=f"Consumes all shards of {stream.name} that this deployment holds, even those "
         "with nothing new. The rebalance sensor launches runs when there is something to "
         "read: start this schedule in addition to it, for a source whose news it cannot see.",
+        required_resource_keys={LEASEHOLD},
     )
     def every_5_minutes(
         context: dg.ScheduleEvaluationContext,
     ) -> list[dg.RunRequest] | dg.SkipReason:
+        deployment = deployment_in(context.resources)
         try:
             snapshot = deployment.store().snapshot(stream.key)
         except LeaseholdError as error:

@@ -237,12 +237,12 @@ def location_of(module: str) -> str:
     return LOCATION if module == DEFINITIONS_MODULE else module
 
 
-def load_settings(**overrides: object) -> Settings:
+def load_settings(origin: str = "an option of the command", /, **overrides: object) -> Settings:
     """Return the settings of this process.
 
     Arguments win over the environment, the environment over `leasehold.toml` in the home, and
     that over `leasehold.toml` in the current folder or in that of its project. An argument of None
-    is not given.
+    is not given; messages name `origin` as the place of the others.
 
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
@@ -265,7 +265,7 @@ def load_settings(**overrides: object) -> Settings:
         **dict.fromkeys(working, str(working_file)),
         **dict.fromkeys(of_home, str(home_file)),
         **{name: PREFIX + name.upper() for name in variables},
-        **dict.fromkeys(arguments, "an option of the command"),
+        **dict.fromkeys(arguments, origin),
     }
     try:
         settings = Settings.model_validate({**working, **of_home, **variables, **arguments})

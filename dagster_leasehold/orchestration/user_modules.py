@@ -55,17 +55,22 @@ def object_at(what: str, path: str, home: Path) -> object:
         ) from None
 
 
-def streams_in_module(namespace: Mapping[str, Any]) -> Iterator[ShardStream]:
+def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Iterator[ShardStream]:
     """Yield the streams of a module: those of its definitions, or else those that it names.
 
     Beside definitions, a stream that the module names may be a step on the way to one of theirs.
+
+    Raises:
+        InvalidSetting: the definitions are of another deployment than `settings`.
     """
     definitions = [*definitions_in(namespace)]
     if definitions:
         from dagster_leasehold.orchestration.build import streams_in
+        from dagster_leasehold.orchestration.resources import refuse_another
 
         for each in definitions:
             made: Any = each() if callable(each) else each
+            refuse_another(made, settings)
             yield from streams_in(made)
         return
     for value in namespace.values():

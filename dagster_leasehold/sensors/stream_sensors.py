@@ -6,11 +6,11 @@ time. Both are named after the first of their streams, which no other sensor has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partitions import asset_key, automation_job, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -33,39 +33,35 @@ def build_launching_sensor(
 
     Args:
         streams: at least one.
-        deployment: of the nodes.
+        deployment: whose nodes the description names; a tick has that of its resources.
         jobs: that consume and compact the streams.
     """
-    steps = [rebalance_step(stream, deployment) for stream in streams]
-    steps += [compaction_step(stream, deployment) for stream in streams if stream.retention.compact]
     nodes = "its nodes" if deployment.agents else ", ".join(deployment.nodes)
     alive = "" if deployment.agents else f"Keeps {nodes} alive. "
     return _sensor(
         f"{definition_name(streams[0])}_rebalance",
         f"{alive}Shares the shards of {_listed(streams)} with the other nodes of their groups, and "
         f"launches runs for those that {nodes} hold, and runs that merge small files.",
-        steps,
+        lambda served: [
+            *(rebalance_step(stream, served) for stream in streams),
+            *(compaction_step(stream, served) for stream in streams if stream.retention.compact),
+        ],
         jobs=[*jobs, *(automation_job(stream) for stream in streams)],
     )
 
 
-def build_housekeeping_sensor(
-    streams: Sequence[ShardStream], deployment: Deployment
-) -> dg.SensorDefinition:
-    """Return the sensor `<stream>_housekeeping`, which launches nothing.
+def build_housekeeping_sensor(streams: Sequence[ShardStream]) -> dg.SensorDefinition:
+    """Return the sensor `<stream>_housekeeping` of one stream or more, which launches nothing."""
 
-    Args:
-        streams: at least one.
-        deployment: of the nodes.
-    """
-    steps: list[Step] = []
-    for stream in streams:
-        steps.append(publish_step(stream, deployment))
-        if stream.on_commit is not None:
-            steps.append(on_commit_step(stream, deployment))
-        steps.append(shard_list_step(stream, deployment))
-        steps.append(janitor_step(stream, deployment))
-        steps.append(outbox_step(stream, deployment))
+    def steps(served: Deployment) -> Iterator[Step]:
+        for stream in streams:
+            yield publish_step(stream, served)
+            if stream.on_commit is not None:
+                yield on_commit_step(stream, served)
+            yield shard_list_step(stream, served)
+            yield janitor_step(stream, served)
+            yield outbox_step(stream, served)
+
     keys = [key for stream in streams for key in (asset_key(stream), log_asset_key(stream))]
     return _sensor(
         f"{definition_name(streams[0])}_housekeeping",
@@ -80,12 +76,19 @@ def build_housekeeping_sensor(
 def _sensor(
     name: str,
     description: str,
-    steps: Sequence[Step],
+    steps: Callable[[Deployment], Iterable[Step]],
     *,
     jobs: Sequence[dg.JobDefinition | dg.UnresolvedAssetJobDefinition] | None = None,
     asset_selection: dg.AssetSelection | None = None,
 ) -> dg.SensorDefinition:
-    at_work = StreamSteps(steps, steady_clock)
+    of_process: list[StreamSteps] = []
+
+    def begun(context: dg.SensorEvaluationContext) -> StreamSteps:
+        # Asking for resources opens Dagster's instance: only the process's first tick does.
+        if not of_process:
+            served = deployment_in(context.resources)
+            of_process.append(StreamSteps([*steps(served)], steady_clock))
+        return of_process[0]
 
     @dg.sensor(
         name=name,
@@ -94,12 +97,14 @@ def _sensor(
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=description,
+        required_resource_keys={LEASEHOLD},
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        result = at_work.tick(opened_instance(context), context.cursor)
+        work = begun(context)
+        result = work.tick(opened_instance(context), context.cursor)
         if result.run_requests:
             # A tick that asks for runs shows no reason; its log does.
-            context.log.info(at_work.explanation)
+            context.log.info(work.explanation)
         return result
 
     return sensor

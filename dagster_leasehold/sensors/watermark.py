@@ -9,7 +9,7 @@ from functools import partial
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.output.expired_output import expired_output
 from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, complete_hours, frontier
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
@@ -270,11 +270,9 @@ class WatermarkRounds:
         return "; ".join([*parts, *self.troubles])
 
 
-def build_watermark_sensor(
-    hourly: HourlyAsset, deployment: Deployment, clock: Clock = steady_clock
-) -> dg.SensorDefinition:
+def build_watermark_sensor(hourly: HourlyAsset, clock: Clock = steady_clock) -> dg.SensorDefinition:
     """Return the sensor `<asset>_watermark`; `clock` gives monotonic seconds."""
-    rounds = WatermarkRounds(hourly, deployment, clock)
+    of_process: list[WatermarkRounds] = []
 
     @dg.sensor(
         name=f"{hourly.name}_watermark",
@@ -284,6 +282,7 @@ def build_watermark_sensor(
         description=f"Asks for an hour of {hourly.name} when every shard of {hourly.stream.name} "
         "has passed it, asks again if its run failed, and counts records that come after their "
         "hour was made.",
+        required_resource_keys={LEASEHOLD},
     )
     @span("tick", hourly.stream.key, sensor="watermark")
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -292,6 +291,9 @@ def build_watermark_sensor(
             instance = opened_instance(context)
             return {keys[key] for key in partitions_in_work(instance, hourly.key, keys)}
 
+        if not of_process:
+            of_process.append(WatermarkRounds(hourly, deployment_in(context.resources), clock))
+        rounds = of_process[0]
         try:
             result = rounds.tick(context.cursor, in_work)
         except LeaseholdError as error:

@@ -84,7 +84,7 @@ def kept_fresh(spec: dg.AssetSpec) -> dg.AssetSpec:
 
 
 defs = dg.Definitions.merge(
-    build_definitions([orders], _settings, hourly=[per_hour]),
+    build_definitions([orders], hourly=[per_hour]),
     dg.Definitions(
         assets=[per_shard, complete, forgetful, mindful, each_hour],
         sensors=[

@@ -39,4 +39,4 @@ stream = ShardStream(
     transform=arrow_transform(PricedVisits(_settings.home)),
     pace=Pace(commit_interval_s=1.0),
 )
-defs = build_definitions([stream], _settings)
+defs = build_definitions([stream])

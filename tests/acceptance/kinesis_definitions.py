@@ -14,6 +14,5 @@ defs = build_definitions(
     [
         replace(stream, transform=HoldingTransform(_settings.home))
         for stream in DeclaredStreams(_settings).all()
-    ],
-    _settings,
+    ]
 )

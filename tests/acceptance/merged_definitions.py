@@ -68,7 +68,5 @@ def project_of(settings: Settings, orders: ShardStream) -> dg.Definitions:
 _settings = load_settings()
 _orders, _visits = stream_of(_settings, "orders"), stream_of(_settings, "visits")
 defs = dg.Definitions.merge(
-    build_definitions([_orders], _settings),
-    project_of(_settings, _orders),
-    build_definitions([_visits], _settings),
+    build_definitions([_orders]), project_of(_settings, _orders), build_definitions([_visits])
 )

@@ -7,4 +7,4 @@ from dagster_leasehold.orchestration.settings import load_settings
 from tests.acceptance.merged_definitions import stream_of
 
 _settings = load_settings()
-defs = build_definitions([stream_of(_settings, "returns")], _settings)
+defs = build_definitions([stream_of(_settings, "returns")])

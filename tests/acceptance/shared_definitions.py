@@ -7,4 +7,4 @@ from dagster_leasehold.orchestration.settings import load_settings
 from tests.acceptance.shared_stream import stream_of
 
 _settings = load_settings()
-defs = build_definitions([stream_of(_settings)], _settings)
+defs = build_definitions([stream_of(_settings)])

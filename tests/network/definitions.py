@@ -12,4 +12,4 @@ _settings = load_settings()
 # Long runs: an incident is to hit one that works, and not the start of the next.
 _stream = stream_of(_settings.home)
 _long = replace(_stream, pace=replace(_stream.pace, run_budget_s=40.0))
-defs = build_definitions([_long], _settings)
+defs = build_definitions([_long])

@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.resources import LeaseholdResource
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 
@@ -36,7 +37,8 @@ def crash(records: DataFrame) -> DataFrame:
 def definitions(settings: Settings, case: str) -> dg.Definitions:
     transform = crash if case == "crash" else None
     log = LocalLog(settings.home / "logs" / STREAM)
-    return build_definitions([ShardStream(STREAM, log, transform=transform)], settings)
+    leasehold = LeaseholdResource(home=str(settings.home))
+    return build_definitions([ShardStream(STREAM, log, transform=transform)], leasehold)
 
 
 def join(settings: Settings) -> None:

@@ -16,6 +16,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import InvalidIdentifier, LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.resources import LeaseholdResource
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.conformance.world import A, World, X
@@ -127,7 +128,9 @@ def test_a_hostile_row_of_the_database_is_refused(mariadb: MariaDB, mariadb_url:
 def test_a_hostile_partition_ends_in_one_sentence(tmp_path: Path, partition: str) -> None:
     """Dagster takes any text for a partition's key; the run refuses it before it opens a thing."""
     log = LocalLog.create(tmp_path / "log", 1)
-    defs = build_definitions([ShardStream("orders", log)], Settings(home=tmp_path / "home"))
+    defs = build_definitions(
+        [ShardStream("orders", log)], LeaseholdResource(home=str(tmp_path / "home"))
+    )
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("orders", [partition])
         result = defs.resolve_implicit_global_asset_job_def().execute_in_process(

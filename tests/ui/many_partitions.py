@@ -81,4 +81,4 @@ def _users_sensors(home: Path) -> list[dg.SensorDefinition]:
 def defs() -> dg.Definitions:
     settings = load_settings()
     users = dg.Definitions(sensors=_users_sensors(settings.home))
-    return dg.Definitions.merge(build_definitions([stream_of(settings)], settings), users)
+    return dg.Definitions.merge(build_definitions([stream_of(settings)]), users)

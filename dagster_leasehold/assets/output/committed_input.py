@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.errors import OutputUnreadable
 from dagster_leasehold.assets.output.committed_output import (
     Choice,
@@ -21,14 +21,14 @@ from dagster_leasehold.assets.output.committed_output import (
 from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
-from dagster_leasehold.assets.partitions import asset_key, output_key, spark_key
+from dagster_leasehold.assets.partitions import asset_key, output_key
 from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.assets.spark.spark_resource import spark_of_run
 from dagster_leasehold.lease_store.errors import LeaseholdError, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
-    from pyspark.sql import SparkSession
 
 TIME_COLUMN_KEY = "event_time_column"
 """Key in an input's metadata: the column that a time window means, if not `event_time`."""
@@ -113,7 +113,7 @@ class CommittedInput(dg.IOManager):
             shards=shards, wait=True, table=stream.iceberg, catalog=self._deployment.catalog
         )
         if kind == "spark":
-            spark: SparkSession = getattr(context.resources, spark_key(stream)).spark_session
+            spark = spark_of_run(self._deployment.spark).spark_session
             return read_committed(
                 spark, store, stream.key, root, span=span, time_column=column, **choice
             )
@@ -147,14 +147,14 @@ def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventS
     return [ShardId(key) for key in context.asset_partition_keys], ALWAYS
 
 
-def committed_input(stream: ShardStream, deployment: Deployment) -> dg.IOManagerDefinition:
+def committed_input(stream: ShardStream) -> dg.IOManagerDefinition:
     """Return the IO manager of a stream's output; Spark is only started if needed."""
 
     @dg.io_manager(
-        required_resource_keys={spark_key(stream)},
+        required_resource_keys={LEASEHOLD},
         description=f"Gives committed output of {stream.name} to the assets that depend on it.",
     )
-    def committed_output() -> CommittedInput:
-        return CommittedInput(stream, deployment)
+    def committed_output(context: dg.InitResourceContext) -> CommittedInput:
+        return CommittedInput(stream, deployment_in(context.resources))
 
     return committed_output

@@ -1,7 +1,7 @@
-"""The Spark session as a Dagster resource, supplied by `dagster_pyspark` when a run needs it.
+"""The Spark session of a deployment, supplied by `dagster_pyspark` when a run needs it.
 
-Dagster stores and shows a resource's configuration, so it holds neither the address with its
-session nor the token: both are looked up in the run, at the first use.
+It is a Dagster resource, whose configuration Dagster may store and show. So it holds neither the
+address with its session nor the token: both are looked up in the run, at the first use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
-from typing_extensions import override
 
 from dagster_leasehold.assets.errors import SessionLost, SparkUnavailable
 from dagster_leasehold.assets.spark import shipped_code
@@ -55,6 +54,18 @@ REFUSALS = {
 """Marks of errors of Spark's client, and what a user is told instead."""
 
 
+def spark_of_run(spark: object) -> SparkResource:
+    """Return the Spark of a run's deployment; its client begins to be imported.
+
+    Raises:
+        SparkUnavailable: the deployment has none.
+    """
+    if not isinstance(spark, SparkResource):
+        raise SparkUnavailable("This deployment has no Spark, which the run needs.")
+    spark.begin_import()
+    return spark
+
+
 class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTypeArgument]
     """Spark as the deployment's settings describe it.
 
@@ -75,10 +86,9 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     _server: Any = PrivateAttr(default=None)
     _imports: Any = PrivateAttr(default=None)
 
-    @override
-    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+    def begin_import(self) -> None:
         """Import Spark's client on a thread: half a second, while the run opens its shards."""
-        if self._is_client:
+        if self._is_client and self._imports is None:
             self._imports = Thread(target=_import_client, name="import of Spark")
             self._imports.start()
 

@@ -12,9 +12,9 @@ from pydantic import Field, ValidationInfo
 
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.declared import NOT_NEGATIVE, Declared, TakenBy, declared
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, deployment_in
 from dagster_leasehold.assets.output.table.columns import columns_of, stored_schema, type_text
-from dagster_leasehold.assets.partitions import GROUP_NAME, asset_key, spark_key
+from dagster_leasehold.assets.partitions import GROUP_NAME, asset_key
 from dagster_leasehold.assets.places.address import location_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.run_process import run_ended
@@ -27,7 +27,7 @@ from dagster_leasehold.assets.shard_stream import (
     check_prefix,
     prefix_parts,
 )
-from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_resource import spark_of_run
 from dagster_leasehold.assets.windows.event_frontier import HOUR, hour_of
 from dagster_leasehold.assets.windows.window_run import WindowMade, make_window
 from dagster_leasehold.lease_store.errors import InvalidSetting, LeaseholdError, shown
@@ -174,7 +174,7 @@ class WindowConfig(dg.Config):
     even_if_incomplete: bool = False
 
 
-def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.AssetsDefinition:
+def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
     """Return the asset; materializing a partition makes that hour anew, in the old one's place."""
 
     @dg.asset(
@@ -185,11 +185,11 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
         group_name=GROUP_NAME,
         partitions_def=hourly.partitions,
         deps=[dg.AssetDep(asset_key(hourly.stream), partition_mapping=dg.AllPartitionMapping())],
-        required_resource_keys={spark_key(hourly.stream)},
+        required_resource_keys={LEASEHOLD},
     )
     def hour(context: dg.AssetExecutionContext, config: WindowConfig) -> dg.MaterializeResult[Any]:
         start = context.partition_time_window.start
-        spark: SparkResource = getattr(context.resources, spark_key(hourly.stream))
+        deployment = deployment_in(context.resources)
         try:
             made = make_window(
                 deployment,
@@ -199,7 +199,7 @@ def build_hourly_asset(hourly: HourlyAsset, deployment: Deployment) -> dg.Assets
                 start=start,
                 end=start + HOUR,
                 run=context.run.run_id,
-                spark=spark,
+                spark=spark_of_run(deployment.spark),
                 out_of_order=timedelta(seconds=hourly.out_of_order_s),
                 even_if_incomplete=config.even_if_incomplete,
                 ended=lambda other: run_ended(context.instance, other),

@@ -44,6 +44,6 @@ def clients(requests: ds.Dataset) -> dg.MaterializeResult:
 
 
 defs = dg.Definitions.merge(
-    build_definitions([access], settings, hourly=[traffic_per_hour]),
+    build_definitions([access], hourly=[traffic_per_hour]),
     dg.Definitions(assets=[clients], executor=dg.in_process_executor),
 )

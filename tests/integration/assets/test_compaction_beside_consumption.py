@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.compact_job import build_compact_job
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.partitions import compact_op_name
 from dagster_leasehold.assets.rewriting.merges import LARGE_ENOUGH
 from dagster_leasehold.assets.shard_stream import Retention, ShardStream
@@ -63,8 +63,10 @@ def compact(home: ConsumedHome, instance: dg.DagsterInstance) -> None:
     """Run the job as the sensor launches it."""
     deployment = Deployment(lambda: home.store, (NODE,), Timing(), lambda _: home.place)
     config = {"node": NODE, "shards": list(SHARDS), "vacuum": True}
-    done = build_compact_job(home.stream, deployment).execute_in_process(
-        instance=instance, run_config={"ops": {compact_op_name(home.stream): {"config": config}}}
+    done = build_compact_job(home.stream).execute_in_process(
+        instance=instance,
+        resources={LEASEHOLD: deployment},
+        run_config={"ops": {compact_op_name(home.stream): {"config": config}}},
     )
     assert done.success
 

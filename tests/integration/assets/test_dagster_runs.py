@@ -11,14 +11,13 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.consume_job import build_consume_job
-from dagster_leasehold.assets.deployment import Deployment, ensure_instance_address
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, ensure_instance_address
 from dagster_leasehold.assets.output.committed_input import committed_input
 from dagster_leasehold.assets.partitions import (
     asset_key,
     consume_job_name,
     consume_op_name,
     output_key,
-    spark_key,
 )
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_asset import build_shard_asset
@@ -61,13 +60,14 @@ class Scene:
             (NodeName(NODE),),
             Timing(),
             lambda key: local_place(home / "output"),
+            spark=SparkResource(mode="connect", folder=str(spark_folder)),
         )
         self.defs = dg.Definitions(
             assets=[build_shard_asset(self.stream, deployment)],
-            jobs=[build_consume_job(self.stream, deployment)],
+            jobs=[build_consume_job(self.stream)],
             resources={
-                spark_key(self.stream): SparkResource(mode="connect", folder=str(spark_folder)),
-                output_key(self.stream): committed_input(self.stream, deployment),
+                LEASEHOLD: deployment,
+                output_key(self.stream): committed_input(self.stream),
             },
             executor=dg.in_process_executor,
         )

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame  # noqa: TID253 - an annotation that Dagster reads
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.errors import TransformError, WindowIncomplete
 from dagster_leasehold.assets.guarding.run_on_spark import run_tag
 from dagster_leasehold.assets.output.committed_input import committed_input
 from dagster_leasehold.assets.pace import Pace
-from dagster_leasehold.assets.partitions import output_key, spark_key
+from dagster_leasehold.assets.partitions import output_key
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.shard_asset import build_shard_asset
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
@@ -67,8 +67,10 @@ def test_a_downstream_asset_gets_a_spark_frame(
             [build_shard_asset(world.stream, deployment), per_hour],
             selection=[per_hour],
             resources={
-                spark_key(world.stream): SparkResource(mode="connect", folder=str(spark_folder)),
-                output_key(world.stream): committed_input(world.stream, deployment),
+                LEASEHOLD: replace(
+                    deployment, spark=SparkResource(mode="connect", folder=str(spark_folder))
+                ),
+                output_key(world.stream): committed_input(world.stream),
                 "io_manager": dg.mem_io_manager,
             },
             instance=instance,

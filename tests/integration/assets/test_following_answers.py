@@ -17,9 +17,9 @@ import pytest
 
 from dagster_leasehold.assets.consume_job import build_consume_job
 from dagster_leasehold.assets.consuming.run_requests import STOP_TAG
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.pace import Pace
-from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name, spark_key
+from dagster_leasehold.assets.partitions import consume_job_name, consume_op_name
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Node, Timing
@@ -56,12 +56,10 @@ class Scene:
             Timing(),
             lambda _: local_place(home / "output"),
             leaving=self.leaving.is_set,
+            spark=SparkResource(mode="connect", folder=str(spark_folder)),
         )
         self.job = dg.Definitions(
-            jobs=[build_consume_job(self.stream, deployment)],
-            resources={
-                spark_key(self.stream): SparkResource(mode="connect", folder=str(spark_folder))
-            },
+            jobs=[build_consume_job(self.stream)], resources={LEASEHOLD: deployment}
         ).resolve_job_def(consume_job_name(self.stream))
         self.run = threading.Thread(target=self._consume, daemon=True)
 

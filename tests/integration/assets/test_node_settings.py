@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -21,6 +21,10 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 from tests.ledger_output import ledger_records
+from tests.ticks import tick
+
+if TYPE_CHECKING:
+    from dagster._core.definitions.sensor_definition import SensorExecutionData
 
 pytestmark = pytest.mark.spark
 
@@ -57,14 +61,11 @@ class Scene:
         """A code server that starts: what only its process knew is gone."""
         self.settings = load_settings()
         streams = DeclaredStreams(self.settings).all()
-        self.repository = build_definitions(streams, self.settings).get_repository_def()
+        self.definitions = build_definitions(streams)
+        self.repository = self.definitions.get_repository_def()
 
-    def tick(self, name: str) -> dg.SensorResult:
-        sensor = self.repository.get_sensor_def(f"visits_{name}")
-        cursor = self.cursors.get(name)
-        with dg.build_sensor_context(instance=self.instance, cursor=cursor) as context:
-            result = sensor(context)
-        assert isinstance(result, dg.SensorResult)
+    def tick(self, name: str) -> SensorExecutionData:
+        result = tick(self.definitions, f"visits_{name}", self.instance, self.cursors.get(name))
         self.cursors[name] = result.cursor
         return result
 

@@ -19,6 +19,7 @@ from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
+from tests.ticks import tick
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/resize-modulo.md"
 KEY = GroupKey.parse("default", "visits")
@@ -50,16 +51,13 @@ class Deployment:
 
     def start(self) -> None:
         loaded = load_settings()
-        definitions = build_definitions(DeclaredStreams(loaded).all(), loaded)
-        self.sensor = definitions.get_repository_def().get_sensor_def("visits_rebalance")
+        self.definitions = build_definitions(DeclaredStreams(loaded).all())
         self.store = open_store(loaded.store_url)
 
     def owners(self) -> dict[str, str | None]:
         """After two ticks."""
         for _ in range(2):
-            with dg.build_sensor_context(self.instance, cursor=self.cursor) as context:
-                result = self.sensor(context)
-            assert isinstance(result, dg.SensorResult)
+            result = tick(self.definitions, "visits_rebalance", self.instance, self.cursor)
             self.cursor = result.cursor
         return {str(row.shard): row.consumer_owner for row in self.store.snapshot(KEY).shards}
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 from dagster import DagsterRun, DagsterRunStatus
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.partitions import NODE_TAG, PROCESS_TAG, STREAM_TAG
 from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -153,12 +153,16 @@ class DagsterDouble:
                 step: Step = self._built(builder, place.stream, place.deployment)
                 self.sensors[f"{place.stream.name}_{step.name}"] = step
             if self.hourly is not None and self.hourly.stream is place.stream:
-                sensor = self._built(build_watermark_sensor, self.hourly, place.deployment)
+                sensor = self._built(build_watermark_sensor, self.hourly)
                 self.sensors[sensor.name] = sensor
         self.fresh = set(self.sensors)
         # One context for all ticks of a sensor: making one costs more than most ticks.
         self._contexts = {
-            name: dg.build_sensor_context(instance=self.instance, sensor_name=name)
+            name: dg.build_sensor_context(
+                instance=self.instance,
+                sensor_name=name,
+                resources={LEASEHOLD: next(iter(self.streams.values())).deployment},
+            )
             for name, sensor in self.sensors.items()
             if isinstance(sensor, dg.SensorDefinition)
         }

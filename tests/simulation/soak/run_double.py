@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,6 +22,7 @@ from dagster._core.events import StepMaterializationData
 from dagster_leasehold.assets import consume_job
 from dagster_leasehold.assets.consume_job import ConsumeConfig
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult, Try
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.errors import SweepInterrupted, TransformError
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.partitions import consume_op_name
@@ -134,11 +136,14 @@ def _write(path: Path, shard: ShardId, chunks: Sequence[Chunk]) -> None:
 
 
 class _RunContext:
-    """The things that a run's code asks of Dagster: its run, its instance, a silent log."""
+    """The things that a run's code asks of Dagster: its resources, a silent log and the like."""
 
-    def __init__(self, instance: dg.DagsterInstance, run: DagsterRun) -> None:
+    def __init__(
+        self, instance: dg.DagsterInstance, run: DagsterRun, deployment: Deployment
+    ) -> None:
         self.instance = instance
         self.run = run
+        self.resources = SimpleNamespace(**{LEASEHOLD: deployment})
         self.log = _Silence()
 
     def log_event(self, event: object) -> None:
@@ -198,19 +203,20 @@ class RunDouble:
         place = self.deployment.streams[self.stream]
         ops: Any = self.run.run_config["ops"]
         config = ConsumeConfig(**ops[consume_op_name(place.stream)]["config"])
-        context: Any = _RunContext(self.deployment.instance, self.run)
-        unused = SparkResource(folder=str(self.deployment.folder))
+        own = self._own_deployment()
+        context: Any = _RunContext(self.deployment.instance, self.run, own)
         try:
-            consume_job._consume(context, config, unused, place.stream, self._own_deployment())
+            consume_job._consume(context, config, place.stream)
         except (dg.Failure, LeaseholdError) as error:
             return str(getattr(error, "description", "") or error)
         return ""
 
-    def _own_deployment(self) -> Any:
+    def _own_deployment(self) -> Deployment:
         """Return the deployment's settings, with this process's own connection to the store."""
         connection = self.deployment.world.store.connect(self.process)
         settings = self.deployment.streams[self.stream].deployment
-        return replace(settings, store=lambda: connection)
+        unused = SparkResource(mode="local[1]", folder=str(self.deployment.folder))
+        return replace(settings, store=lambda: connection, spark=unused)
 
     def _make_hour(self, partition: str) -> str:
         start = datetime.strptime(partition, KEY_FORMAT).replace(tzinfo=UTC)

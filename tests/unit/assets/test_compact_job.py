@@ -10,7 +10,7 @@ import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.compact_job import build_compact_job
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.partitions import compact_op_name
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.ledger_rows import RewriteKind
@@ -30,8 +30,8 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 def run(scene: Scene, instance: dg.DagsterInstance, **config: Any) -> dg.ExecuteInProcessResult:
     deployment = Deployment(lambda: scene.store, (), Timing(), lambda _: scene.place)
-    job = build_compact_job(scene.stream, deployment)
-    return job.execute_in_process(
+    return build_compact_job(scene.stream).execute_in_process(
+        resources={LEASEHOLD: deployment},
         instance=instance,
         run_config={"ops": {compact_op_name(scene.stream): {"config": config}}},
         raise_on_error=False,

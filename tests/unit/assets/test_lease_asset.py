@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from dagster_leasehold.assets.deployment import LEASEHOLD
 from dagster_leasehold.assets.lease_asset import (
     JOURNAL_VERIFIED,
     build_lease_asset,
@@ -27,7 +28,10 @@ PNG = b"\x89PNG\r\n\x1a\n"
 def materialized(stream: Any, deployment: Any) -> Any:
     with dg.DagsterInstance.ephemeral() as instance:
         return dg.materialize(
-            [build_lease_asset(stream, deployment)], instance=instance, raise_on_error=False
+            [build_lease_asset(stream)],
+            resources={LEASEHOLD: deployment},
+            instance=instance,
+            raise_on_error=False,
         )
 
 

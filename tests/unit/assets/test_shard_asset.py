@@ -21,7 +21,7 @@ from dagster_leasehold.assets import shard_asset, shard_replay
 from dagster_leasehold.assets.backfill_siblings import BACKFILL_TAG, TAKEN_OVER_TAG, Siblings
 from dagster_leasehold.assets.checks import LAG, NO_GAP, QUARANTINE_RATE
 from dagster_leasehold.assets.consuming.consumption_report import ConsumptionReport, StopReason
-from dagster_leasehold.assets.deployment import ensure_instance_address
+from dagster_leasehold.assets.deployment import LEASEHOLD, ensure_instance_address
 from dagster_leasehold.assets.output.committed_input import committed_input
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.partitions import (
@@ -31,7 +31,6 @@ from dagster_leasehold.assets.partitions import (
     asset_op_name,
     output_key,
     shard_partitions,
-    spark_key,
 )
 from dagster_leasehold.assets.rewriting.replay import ReplayReport
 from dagster_leasehold.assets.shard_asset import build_shard_asset
@@ -59,7 +58,9 @@ class Scene:
     def __init__(self, instance: dg.DagsterInstance, patch: pytest.MonkeyPatch) -> None:
         self.instance = instance
         self.stream, source = scripted_stream(SHARDS)
-        self.deployment, self.store = memory_deployment("a", "b")
+        deployment, self.store = memory_deployment("a", "b")
+        unused = SparkResource(mode="connect", folder="unused")
+        self.deployment = replace(deployment, spark=unused)
         sync_listing(self.store, self.stream, source.shards, timeout_s=20.0)
         for name in ("a", "b"):
             node = Node(NodeName(name), 0, name, address=ensure_instance_address(instance))
@@ -115,8 +116,8 @@ class Scene:
         defs = dg.Definitions(
             assets=[self.asset, *self.others],
             resources={
-                spark_key(self.stream): SparkResource(mode="connect", folder="unused"),
-                output_key(self.stream): committed_input(self.stream, self.deployment),
+                LEASEHOLD: self.deployment,
+                output_key(self.stream): committed_input(self.stream),
             },
         )
         return defs.resolve_implicit_global_asset_job_def()

@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 
 from dagster_leasehold.assets import table_check
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.output.table.other_catalog import OtherCatalog
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.table_check import build_table_check, check_table
@@ -40,9 +40,10 @@ def checked(lake: Publishing) -> table_check.ShardCheck:
 def on_demand(lake: Publishing) -> dg.AssetCheckEvaluation:
     """The check as Dagster executes it beside a partition of the asset."""
     stream = lake.world.stream
-    definition = build_table_check(stream, deployment(lake))
     result = dg.Definitions(
-        assets=[dg.AssetSpec(asset_key(stream))], asset_checks=[definition]
+        assets=[dg.AssetSpec(asset_key(stream))],
+        asset_checks=[build_table_check(stream)],
+        resources={LEASEHOLD: deployment(lake)},
     ).resolve_implicit_global_asset_job_def()
     (evaluation,) = result.execute_in_process().get_asset_check_evaluations()
     return evaluation
@@ -136,7 +137,9 @@ def test_a_run_of_partitions_repeats_the_last_outcome_of_a_day(
     def partitions() -> None: ...
 
     defs = dg.Definitions(
-        assets=[partitions], asset_checks=[build_table_check(stream, deployment(lake))]
+        assets=[partitions],
+        asset_checks=[build_table_check(stream)],
+        resources={LEASEHOLD: deployment(lake)},
     )
 
     def run(instance: dg.DagsterInstance, *, alone: bool = False) -> float:

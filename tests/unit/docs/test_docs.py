@@ -176,7 +176,9 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for number, block in enumerate(fences(page, "python")):
         exec(compile(block, f"{page.name}, block {number + 1}", "exec"), namespace)
     if "defs" in namespace:
-        assert namespace["defs"].resolve_all_asset_keys()
+        monkeypatch.setenv("BRANCH_DATABASE_URL", "sqlite:///branch.db")
+        defs = namespace["defs"]
+        assert (defs() if callable(defs) else defs).resolve_all_asset_keys()
 
 
 @pages_with("toml")

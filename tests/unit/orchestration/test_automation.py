@@ -16,7 +16,7 @@ from dagster_leasehold.assets.partitions import shard_partitions
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, hour_key
 from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.build import build_definitions
-from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.resources import LeaseholdResource
 from tests.unit.docs.test_docs import DOCS, fences
 from tests.unit.sensors.streams import scripted_stream
 
@@ -70,7 +70,9 @@ class Scene:
 
     def definitions(self) -> dg.Definitions:
         return dg.Definitions.merge(
-            build_definitions([self.stream], Settings(home=self.home), hourly=[self.hours]),
+            build_definitions(
+                [self.stream], LeaseholdResource(home=str(self.home)), hourly=[self.hours]
+            ),
             dg.Definitions(assets=self.below),
         )
 

@@ -23,18 +23,19 @@ from dagster_leasehold.assets.table_check import TABLE
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.build import build_definitions
-from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.resources import LeaseholdResource
+from tests.ticks import tick
 from tests.unit.sensors.streams import scripted_stream
 
 
 @pytest.fixture
-def settings(tmp_path) -> Settings:
-    return Settings(home=tmp_path / "home", nodes=("a", "b"))
+def leasehold(tmp_path) -> LeaseholdResource:
+    return LeaseholdResource(home=str(tmp_path / "home"), nodes=["a", "b"])
 
 
-def test_a_stream_becomes_an_asset_its_jobs_two_sensors_and_a_stopped_schedule(settings):
+def test_a_stream_becomes_an_asset_its_jobs_two_sensors_and_a_stopped_schedule(leasehold):
     stream, _ = scripted_stream(name="orders.eu")
-    repository = build_definitions([stream], settings).get_repository_def()
+    repository = build_definitions([stream], leasehold).get_repository_def()
     key = dg.AssetKey(["orders.eu"])
     asset = repository.assets_defs_by_key[key]
     assert isinstance(asset.partitions_def, dg.DynamicPartitionsDefinition)
@@ -59,22 +60,22 @@ def test_a_stream_becomes_an_asset_its_jobs_two_sensors_and_a_stopped_schedule(s
     assert sensors == dict.fromkeys(names, running)
     (schedule,) = repository.schedule_defs
     assert schedule.default_status is dg.DefaultScheduleStatus.STOPPED
-    resources = {"leasehold_spark__orders_eu", "leasehold_output__orders_eu"}
+    resources = {"leasehold", "leasehold_output__orders_eu"}
     assert repository.get_top_level_resources().keys() == resources
 
 
-def test_an_asset_of_the_user_may_be_called_as_the_table(settings):
+def test_an_asset_of_the_user_may_be_called_as_the_table(leasehold):
     stream, _ = scripted_stream(name="orders.eu")
     theirs = dg.Definitions(assets=[dg.asset(name="orders_eu_table")(lambda: None)])
-    merged = dg.Definitions.merge(build_definitions([stream], settings), theirs)
+    merged = dg.Definitions.merge(build_definitions([stream], leasehold), theirs)
     job = merged.resolve_implicit_global_asset_job_def()
     assert {"orders_eu_table", "table__orders_eu"} <= {node.name for node in job.graph.nodes}
 
 
-def test_the_asset_names_the_sensors_that_work_on_it(settings):
+def test_the_asset_names_the_sensors_that_work_on_it(leasehold):
     """Method: what Dagster's page of the asset asks for, on what a code server sends it."""
     stream, _ = scripted_stream(name="orders.eu")
-    repository = build_definitions([stream], settings).get_repository_def()
+    repository = build_definitions([stream], leasehold).get_repository_def()
     snap = RepositorySnap.from_def(repository)
     key = dg.AssetKey(["orders.eu"])
     (node,) = [each for each in snap.asset_nodes if each.asset_key == key]
@@ -129,23 +130,18 @@ def of_the_user() -> dg.Definitions:
     )
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["one deployment", "two deployments"])
-def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
-    settings, tmp_path, elsewhere
-):
-    other = Settings(home=tmp_path / "other") if elsewhere else settings
+def test_two_builds_merge_with_each_other_and_with_a_users_definitions(leasehold):
     first, second = (scripted_stream(name=name)[0] for name in ("orders.eu", "visits"))
     hours = HourlyAsset("hours", second, lambda rows: rows, since=datetime(2026, 3, 1, tzinfo=UTC))
     merged = dg.Definitions.merge(
-        build_definitions([first], settings),
+        build_definitions([first], leasehold),
         of_the_user(),
-        build_definitions([second], other, hourly=[hours]),
+        build_definitions([second], leasehold, hourly=[hours]),
     )
     repository = merged.get_repository_def()
     resources: dict[str, Any] = dict(merged.resources or {})
     assert isinstance(resources["spark"], Session)
-    for name, home in (("orders_eu", settings.home), ("visits", other.home)):
-        assert Path(resources[f"leasehold_spark__{name}"].folder).parent == home
+    assert resources["leasehold"] is leasehold
     assert merged.executor is dg.multiprocess_executor
     for name in ("orders_eu", "visits"):
         assert repository.get_job(f"consume_{name}").executor_def is dg.in_process_executor
@@ -160,7 +156,7 @@ def test_two_builds_merge_with_each_other_and_with_a_users_definitions(
     assert done.output_for_node("count") == "theirs"
 
 
-def test_a_function_changes_the_specs_of_a_streams_assets_but_for_their_keys(settings):
+def test_a_function_changes_the_specs_of_a_streams_assets_but_for_their_keys(leasehold):
     """Goal: whatever an asset may have in Dagster, a stream's assets may have."""
     condition = dg.AutomationCondition.eager()
 
@@ -179,7 +175,7 @@ def test_a_function_changes_the_specs_of_a_streams_assets_but_for_their_keys(set
     stream = replace(scripted_stream(name="visits")[0], asset_spec=change)
     since = datetime(2026, 3, 1, tzinfo=UTC)
     hours = HourlyAsset("hours", stream, lambda rows: rows, since=since, asset_spec=change)
-    definitions = build_definitions([stream], settings, hourly=[hours])
+    definitions = build_definitions([stream], leasehold, hourly=[hours])
     specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
     assert {*specs} == {"visits", "logs/visits_log", "leases/visits_leases", "hours"}
     for spec in specs.values():
@@ -190,51 +186,51 @@ def test_a_function_changes_the_specs_of_a_streams_assets_but_for_their_keys(set
     assert specs["visits"].partitions_def is not None
 
 
-def ticked(repository: dg.RepositoryDefinition, name: str) -> set[str]:
+def ticked(definitions: dg.Definitions, name: str) -> set[str]:
     """Return the steps that the first tick of a sensor does."""
-    sensor = repository.get_sensor_def(name)
     with dg.DagsterInstance.ephemeral() as instance:
-        data = sensor.evaluate_tick(dg.build_sensor_context(instance, repository_def=repository))
+        data = tick(definitions, name, instance)
     return {line.partition(":")[0] for line in (data.skip_message or "").splitlines()}
 
 
-def test_two_sensors_do_the_steps_of_all_streams(settings):
+def test_two_sensors_do_the_steps_of_all_streams(leasehold):
     first, second = (scripted_stream(name=name)[0] for name in ("orders.eu", "visits"))
     second = replace(second, retention=Retention(compact=False), on_commit=lambda batch: None)
-    repository = build_definitions([first, second], settings).get_repository_def()
+    definitions = build_definitions([first, second], leasehold)
+    repository = definitions.get_repository_def()
     assert {sensor.name for sensor in repository.sensor_defs} == {
         "orders_eu_rebalance",
         "orders_eu_housekeeping",
     }
-    assert ticked(repository, "orders_eu_rebalance") == {
+    assert ticked(definitions, "orders_eu_rebalance") == {
         "orders.eu rebalance",
         "orders.eu compaction",
         "visits rebalance",
     }
     often = {"publish", "shard_list", "janitor", "outbox"}
-    assert ticked(repository, "orders_eu_housekeeping") == {
+    assert ticked(definitions, "orders_eu_housekeeping") == {
         *(f"orders.eu {step}" for step in often),
         *(f"visits {step}" for step in often | {"on_commit"}),
     }
     assert repository.has_job("compact_visits"), "by hand it still is"
 
 
-def test_building_opens_nothing_and_creates_nothing(settings):
+def test_building_opens_nothing_and_creates_nothing(leasehold):
     stream, source = scripted_stream()
     source.down = "building must not ask the source"
-    build_definitions([stream], settings)
-    assert not settings.home.exists()
+    build_definitions([stream], leasehold)
+    assert not Path(leasehold.home).exists()
 
 
-def test_streams_that_dagster_cannot_tell_apart_are_refused(settings):
+def test_streams_that_dagster_cannot_tell_apart_are_refused(leasehold):
     streams = [scripted_stream(name=name)[0] for name in ("orders.eu", "orders-eu")]
     with pytest.raises(InvalidSetting, match=r"'orders\.eu' and 'orders-eu'"):
-        build_definitions(streams, settings)
+        build_definitions(streams, leasehold)
 
 
-def test_a_materialization_without_a_partition_is_one_sentence(settings):
+def test_a_materialization_without_a_partition_is_one_sentence(leasehold):
     stream, _ = scripted_stream()
-    job = build_definitions([stream], settings).resolve_implicit_global_asset_job_def()
+    job = build_definitions([stream], leasehold).resolve_implicit_global_asset_job_def()
     with dg.DagsterInstance.ephemeral() as instance:
         result = job.execute_in_process(
             instance=instance, raise_on_error=False, asset_selection=[dg.AssetKey(["orders.eu"])]
@@ -247,7 +243,7 @@ def test_a_materialization_without_a_partition_is_one_sentence(settings):
     )
 
 
-def test_the_code_location_loads_without_spark_or_a_database_driver(settings):
+def test_the_code_location_loads_without_spark_or_a_database_driver(leasehold):
     code = (
         "import sys, orchestration.build\n"
         "heavy = {'pyspark', 'dagster_pyspark', 'pymysql', 'pandas', 'matplotlib', 'alembic'}\n"

@@ -160,7 +160,7 @@ def test_a_missing_client_library_is_named_by_whoever_needs_the_source(
     for use in (
         lambda: stream.source.bounds([]),
         lambda: declared.opened("visits"),
-        lambda: build_definitions([stream], Settings()),
+        lambda: build_definitions([stream]),
     ):
         with pytest.raises(SourceLibraryMissing, match="confluent_kafka"):
             use()

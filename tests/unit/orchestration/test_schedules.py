@@ -3,6 +3,7 @@ from __future__ import annotations
 import dagster as dg
 
 from dagster_leasehold.assets.consume_job import build_consume_job
+from dagster_leasehold.assets.deployment import LEASEHOLD
 from dagster_leasehold.assets.partitions import PARTITION_TAG, asset_key
 from dagster_leasehold.lease_store.group_rows import Group, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -38,15 +39,16 @@ def test_every_idle_shard_of_a_served_node_is_in_one_run_of_its_node():
 def test_a_tick_requests_runs_that_the_job_accepts(tmp_path):
     stream, source = scripted_stream(3)
     deployment, store = memory_deployment("a")
-    job = build_consume_job(stream, deployment)
-    schedule = build_schedule(stream, deployment, job)
+    job = build_consume_job(stream)
+    schedule = build_schedule(stream, job)
+    served = {LEASEHOLD: deployment}
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        with dg.build_schedule_context(instance=instance) as context:
-            assert "no consumer group" in str(schedule(context).skip_message).lower()
+        with dg.build_schedule_context(instance=instance, resources=served) as context:
+            assert "no consumer group" in str(schedule.evaluate_tick(context).skip_message).lower()
         sync_listing(store, stream, source.shards, timeout_s=20.0)
         run_step(rebalance_step(stream, deployment), instance)
-        with dg.build_schedule_context(instance=instance) as context:
-            (request,) = schedule(context)
+        with dg.build_schedule_context(instance=instance, resources=served) as context:
+            (request,) = schedule.evaluate_tick(context).run_requests or ()
         assert dg.validate_run_config(job, request.run_config)
         config = request.run_config["ops"]["consume__orders_eu"]["config"]
         assert config["shards"] == ["0", "1", "2"]
@@ -60,7 +62,7 @@ def test_a_tick_requests_runs_that_the_job_accepts(tmp_path):
                 tags={PARTITION_TAG: "1"},
             )
         )
-        with dg.build_schedule_context(instance=instance) as context:
-            (request,) = schedule(context)
+        with dg.build_schedule_context(instance=instance, resources=served) as context:
+            (request,) = schedule.evaluate_tick(context).run_requests or ()
         config = request.run_config["ops"]["consume__orders_eu"]["config"]
         assert config["shards"] == ["0", "2"], "a person's run is going to serve shard 1"

@@ -13,7 +13,7 @@ import pytest
 from dagster import DagsterRunStatus
 
 from dagster_leasehold.assets.commit_hook import CommittedBatch
-from dagster_leasehold.assets.deployment import ensure_instance_address
+from dagster_leasehold.assets.deployment import LEASEHOLD, ensure_instance_address
 from dagster_leasehold.assets.partitions import asset_key
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset
 from dagster_leasehold.lease_store.group_rows import Node
@@ -29,6 +29,7 @@ from dagster_leasehold.sensors.rebalance import rebalance_step
 from dagster_leasehold.sensors.shard_list import shard_list_step, sync_listing
 from dagster_leasehold.sensors.steps import Outcome, Step
 from dagster_leasehold.sensors.watermark import build_watermark_sensor
+from tests.ticks import tick
 from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -165,10 +166,14 @@ def asks_for_complete_hours(scene: Scene) -> None:
         shards=tuple(row for row in rows if row.shard == shard),
     )
     cast(Any, scene.store).snapshot = lambda key: snapshot
-    sensor = build_watermark_sensor(hourly, scene.deployment)
-    with dg.build_sensor_context(instance=scene.instance) as context:
-        result: Any = sensor(context)
-    assert len(result.run_requests) == 24
+    sensor = build_watermark_sensor(hourly)
+    definitions = dg.Definitions(
+        [dg.AssetSpec(hourly.key, partitions_def=hourly.partitions)],
+        sensors=[sensor],
+        resources={LEASEHOLD: scene.deployment},
+    )
+    result = tick(definitions, sensor.name, scene.instance)
+    assert len(result.run_requests or ()) == 24
 
 
 SENSORS: Sequence[Callable[[Scene], None]] = [

@@ -11,7 +11,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.output.table.catching_up import catch_up
 from dagster_leasehold.assets.table_settings import THE_LEASE_DATABASE, TableSettings
 from dagster_leasehold.assets.windows.event_frontier import HOUR
@@ -29,6 +29,7 @@ from dagster_leasehold.sensors.watermark import WatermarkRounds, build_watermark
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.source import ShardBounds
+from tests.ticks import tick
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.output.test_committed_output import NOON, compact
 
@@ -287,9 +288,12 @@ def test_hours_ahead_of_this_hosts_clock_wait(tmp_path: Path) -> None:
 def test_a_source_that_is_down_is_said_and_the_cursor_stays(scene: Scene, tmp_path: Path) -> None:
     scene.append("0", 65)
     scene.append("1", 65)
-    sensor = build_watermark_sensor(scene.hourly, scene.deployment)
+    sensor = build_watermark_sensor(scene.hourly)
     (tmp_path / "log").rename(tmp_path / "gone")
-    with dg.build_sensor_context(cursor=NOON.isoformat()) as context:
-        result: Any = sensor(context)
-    assert "There is no log" in result.skip_reason.skip_message
-    assert json.loads(result.cursor)["next"] == NOON.isoformat()
+    definitions = dg.Definitions(
+        [dg.AssetSpec(scene.hourly.key)], sensors=[sensor], resources={LEASEHOLD: scene.deployment}
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = tick(definitions, sensor.name, instance, NOON.isoformat())
+    assert "There is no log" in str(result.skip_message)
+    assert json.loads(str(result.cursor))["next"] == NOON.isoformat()

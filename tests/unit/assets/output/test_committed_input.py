@@ -13,11 +13,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from dagster_leasehold.assets.deployment import Deployment
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment
 from dagster_leasehold.assets.output.committed_input import TIME_COLUMN_KEY, committed_input
-from dagster_leasehold.assets.partitions import output_key, shard_partitions, spark_key
+from dagster_leasehold.assets.partitions import output_key, shard_partitions
 from dagster_leasehold.assets.shard_asset import build_shard_asset
-from dagster_leasehold.assets.spark.spark_resource import SparkResource
 from dagster_leasehold.lease_store.group_rows import Timing
 from dagster_leasehold.lease_store.pruning import OutputExpiry, expire
 from tests.unit.assets.consumption_world import NODE, World
@@ -42,8 +41,8 @@ def load(world: World, asset: Any, partition: str | None = None) -> Any:
         lambda: world.store, (NODE,), Timing(), output_folder=lambda _: world.place
     )
     resources = {
-        spark_key(world.stream): SparkResource(mode="connect", folder="never used"),
-        output_key(world.stream): committed_input(world.stream, deployment),
+        LEASEHOLD: deployment,
+        output_key(world.stream): committed_input(world.stream),
         "io_manager": dg.mem_io_manager,
     }
     with dg.DagsterInstance.ephemeral() as instance:

@@ -6,17 +6,16 @@ from threading import Event
 from types import ModuleType
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.errors import SparkUnavailable
 from dagster_leasehold.assets.spark import spark_resource
-from dagster_leasehold.assets.spark.spark_resource import SparkResource
+from dagster_leasehold.assets.spark.spark_resource import SparkResource, spark_of_run
 from dagster_leasehold.assets.spark.spark_versions import version_here
 
 
 def set_up(resource: SparkResource) -> None:
-    resource.setup_for_execution(dg.build_init_resource_context())
+    assert spark_of_run(resource) is resource
 
 
 def test_the_client_is_imported_beside_the_run_and_waited_for_before_the_session(

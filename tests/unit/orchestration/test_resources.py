@@ -1,0 +1,150 @@
+"""The deployment as a resource: where its settings come from, and who works for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
+from dagster_leasehold.assets.lease_asset import build_lease_asset
+from dagster_leasehold.assets.shard_stream import ShardStream
+from dagster_leasehold.lease_store.errors import InvalidSetting
+from dagster_leasehold.orchestration.build import build_definitions
+from dagster_leasehold.orchestration.command_line import main
+from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
+from dagster_leasehold.orchestration.resources import LeaseholdResource
+from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.sensors import stream_sensors
+from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests.environment import forget_settings
+from tests.ticks import tick
+from tests.unit.sensors.streams import scripted_stream
+
+MODULE = """
+import dagster as dg
+from dagster_leasehold import *
+
+
+@dg.definitions
+def defs():
+    leasehold = LeaseholdResource(database_url=dg.EnvVar("BRANCH_DATABASE"), output="branch")
+    return build_definitions([ShardStream("visits", LocalLog("log"))], leasehold)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forget_settings(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_what_the_resource_gives_wins_and_the_settings_give_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_OUTPUT", "of-the-environment")
+    monkeypatch.setenv("LEASEHOLD_LEASE_TIMEOUT_S", "30")
+    monkeypatch.setenv("BRANCH", f"sqlite:///{tmp_path}/branch.db")
+    leasehold = LeaseholdResource(
+        database_url=dg.EnvVar("BRANCH"), output="branch", nodes=["east", "west"], spark="local[1]"
+    )
+    settings = leasehold.settings()
+    assert settings.store_url.get_secret_value() == f"sqlite:///{tmp_path}/branch.db"
+    assert (settings.output, settings.timing.timeout_s) == ("branch", 30.0)
+    assert (settings.node_names, settings.spark.engine) == (("east", "west"), "local[1]")
+
+
+def test_the_default_is_what_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LEASEHOLD_NODES", "east")
+    assert LeaseholdResource().settings() == load_settings()
+
+
+@pytest.mark.parametrize(
+    ("leasehold", "sentence"),
+    [
+        (
+            LeaseholdResource(database_url=dg.EnvVar("BRANCH")),
+            "takes database_url from the environment variable BRANCH, which is not set",
+        ),
+        (
+            LeaseholdResource(database_url="mysql+pymysql://a:hunter2@h/b"),
+            "LeaseholdResource holds a password in database_url, which Dagster would show",
+        ),
+        (LeaseholdResource(nodes=[]), "'nodes' from LeaseholdResource is not valid"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_one_sentence(
+    leasehold: LeaseholdResource, sentence: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=sentence) as raised:
+        build_definitions([scripted_stream()[0]], leasehold)
+    assert "hunter2" not in str(raised.value)
+
+
+def consumed(stream: ShardStream, deployment: Deployment) -> dg.ExecuteInProcessResult:
+    with dg.DagsterInstance.ephemeral() as instance:
+        return dg.materialize(
+            [build_lease_asset(stream)],
+            resources={LEASEHOLD: deployment},
+            instance=instance,
+            raise_on_error=False,
+        )
+
+
+def test_a_run_works_for_the_deployment_that_its_resources_name(tmp_path: Path) -> None:
+    """Goal: a test or a branch replaces the resource, and no run touches the other deployment."""
+    log = LocalLog.create(tmp_path / "log", 2)
+    stream = ShardStream("visits", log)
+    for home in ("one", "other"):
+        own = LeaseholdResource(home=str(tmp_path / home))
+        with dg.build_init_resource_context() as context:
+            deployment = own.create_resource(context)
+        if home == "one":
+            deployment.store().create_group(stream.new_group(20.0))
+        assert consumed(stream, deployment).success is (home == "one")
+    job = build_definitions(
+        [stream], LeaseholdResource(home=str(tmp_path / "one"))
+    ).resolve_implicit_global_asset_job_def()
+    key = dg.AssetKey(["leases", "visits_leases"])
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert job.execute_in_process(instance=instance, asset_selection=[key]).success
+
+
+def test_a_sensor_asks_for_its_deployment_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle tick opens no instance of Dagster, which asking for a resource does."""
+    stream, _ = scripted_stream(name="visits")
+    leasehold = LeaseholdResource(home=str(tmp_path / "home"))
+    definitions = build_definitions([stream], leasehold)
+    asked: list[object] = []
+
+    def counted(resources: object) -> Deployment:
+        asked.append(resources)
+        return deployment_in(resources)
+
+    monkeypatch.setattr(stream_sensors, "deployment_in", counted)
+    with dg.DagsterInstance.ephemeral() as instance:
+        for _ in range(3):
+            tick(definitions, "visits_housekeeping", instance)
+    assert len(asked) == 1
+
+
+def test_importing_a_module_reads_no_setting_and_commands_refuse_another_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "branch_project.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("branch_project")
+    declared = DeclaredStreams(Settings(), "branch_project")
+    with pytest.raises(InvalidSetting, match="BRANCH_DATABASE, which is not set"):
+        declared.described("visits")
+    monkeypatch.setenv("BRANCH_DATABASE", f"sqlite:///{tmp_path}/branch.db")
+    with pytest.raises(InvalidSetting, match="has another database_url than the settings"):
+        DeclaredStreams(Settings(), "branch_project").described("visits")
+    monkeypatch.setenv("LEASEHOLD_DATABASE_URL", f"sqlite:///{tmp_path}/branch.db")
+    assert main(["status", "visits", "-m", "branch_project"]) == 2
+    assert "set LEASEHOLD_OUTPUT to the same" in capsys.readouterr().err
+    monkeypatch.setenv("LEASEHOLD_OUTPUT", "branch")
+    assert DeclaredStreams(load_settings(), "branch_project").names == ("visits",)
