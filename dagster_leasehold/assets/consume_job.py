@@ -1,6 +1,8 @@
 """The job of a stream whose runs serve several shards of one node in one Spark session."""
 
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import dagster as dg
 
@@ -50,8 +52,14 @@ def build_consume_job(stream: ShardStream) -> dg.JobDefinition:
     def consume(context: dg.OpExecutionContext, config: ConsumeConfig) -> None:
         shards = listed_shards(config.shards)
         context.log.info(f"Consuming shards {shards} of {stream.name} on {config.node}.")
-        try:
+
+        def work() -> Iterator[Any]:
             _consume(context, config, stream)
+            return iter(())  # the events of its partitions are not those of an op
+
+        try:
+            for _ in work() if stream.execute is None else stream.execute(context, work):
+                pass
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 

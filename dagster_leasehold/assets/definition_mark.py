@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.release import RELEASE
 
 FILES_MAX = 2_000
 """The most source files of a user's package that are looked at."""
-_LEFT_OUT = frozenset({"source", "transform", "on_commit", "asset_spec"})
+_LEFT_OUT = frozenset({"source", "transform", "on_commit", "asset_spec", "execute"})
 """Fields that are called, or only looked at in Dagster: no run stops for another value of one."""
 
 

@@ -98,7 +98,8 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     def shard_asset(context: dg.AssetExecutionContext, config: ShardConfig) -> MaterializeEvents:
         try:
             with part_of_run(context.instance, context.run.run_id, stream):
-                yield from _materialize(context, config, stream)
+                work = partial(_materialize, context, config, stream)
+                yield from work() if stream.execute is None else stream.execute(context, work)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from datetime import timedelta
 from enum import StrEnum
@@ -70,6 +70,8 @@ LIMITS = WithJsonSchema(
 
 Transform = Callable[[DataFrame], DataFrame]
 SpecChange = Callable[[AssetSpec], AssetSpec]
+Execute = Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]
+"""Carries out a run: it gets Dagster's context and the work, whose events it yields."""
 
 
 def prefix_parts(key_prefix: str | Sequence[str]) -> tuple[str, ...]:
@@ -278,6 +280,9 @@ class ShardStream(Declared):
     asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["looks.of_visits"])] = None
     """The function that changes the spec of each of these assets in Dagster, but for its key: its
     group, owners, tags, kinds, description, metadata or automation condition."""
+    execute: Annotated[Execute | None, FUNCTION, Field(examples=["runs.timed"])] = None
+    """The function that carries out each run of the stream: it gets Dagster's context and the work,
+    and yields what `work()` yields, with steps of its own before and after it."""
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -175,13 +175,27 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
     declares = ShardStream
     given: ClassVar[Mapping[str, Any]] = {"source": LOCAL_LOG}
 
+    def execute(
+        self,
+        context: dg.OpExecutionContext | dg.AssetExecutionContext,
+        work: Callable[[], Iterator[Any]],
+    ) -> Iterator[Any]:
+        """Carry out a run of the stream, and yield its events; a subclass may add steps of its own.
+
+        Args:
+            context: of Dagster, for the asset or for the job that consumes for a node.
+            work: does what the run is for.
+        """
+        given = self.declared.execute
+        return work() if given is None else given(context, work)
+
     @override
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         others = context.component_tree.get_all_components(of_type=ShardStreamComponent)
         name = self.declared.name
         if [each.declared.name for each in others].count(name) > 1:
             raise declared_twice(name, "in YAML")
-        return build_definitions([self._with_specs()])
+        return build_definitions([replace(self._with_specs(), execute=self.execute)])
 
 
 @dg.scaffold_with(CommentedAttributes)

@@ -79,7 +79,7 @@ with dg.DagsterInstance.ephemeral() as instance:
         cursor = None
         for _ in range(ticks):
             context = dg.build_sensor_context(
-                instance, cursor=cursor, repository_def=repository
+                instance, cursor, repository_def=repository, resources=defs.resources
             )
             tick = repository.get_sensor_def(sensor).evaluate_tick(context)
             cursor = tick.cursor

@@ -134,6 +134,20 @@ def expected(shard: str) -> list[bytes]:
     return [b"%s:%d" % (shard.encode(), number) for number in range(RECORDS)]
 
 
+def test_steps_of_the_user_stand_around_a_run_for_a_node(new_scene: NewScene) -> None:
+    scene, steps = new_scene(), list[str]()
+
+    def execute(context: dg.OpExecutionContext, work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        steps.append(f"before {context.job_name}")
+        yield from work()
+        steps.append(f"after {scene.committed('0')}")
+
+    job = build_consume_job(replace(scene.stream, execute=execute))
+    scene.defs = dg.Definitions(jobs=[job], resources=scene.defs.resources)
+    assert scene.consume("0").success
+    assert steps == ["before consume_orders", f"after {expected('0')}"]
+
+
 def test_a_run_over_several_shards_reports_each_partition_once(new_scene: NewScene) -> None:
     scene = new_scene()
     assert scene.consume("0", "1", "2").success

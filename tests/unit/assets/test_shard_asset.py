@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -189,6 +189,23 @@ def test_a_range_of_one_partition_has_its_checks(scene: Scene) -> None:
         dg.AssetCheckKey(asset_key(scene.stream), NO_GAP), limit=9
     )
     assert "3" in {record.partition for record in stored}
+
+
+def test_steps_of_the_user_stand_around_the_work_of_a_run(scene: Scene) -> None:
+    steps: list[str] = []
+
+    def execute(
+        context: dg.AssetExecutionContext, work: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
+        steps.append(f"before {context.partition_key}")
+        yield from work()
+        steps.append(f"after {scene.materialized()}")
+
+    scene.stream = replace(scene.stream, execute=execute)
+    scene.asset = build_shard_asset(scene.stream, scene.deployment)
+    assert scene.run("3", "3").success
+    assert steps == ["before 3", "after ['3']"]
+    assert scene.materialized() == ["3"]
 
 
 def test_a_shard_that_fails_leaves_the_others_materialized_and_is_named(scene: Scene) -> None:

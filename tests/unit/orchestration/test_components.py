@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -211,7 +211,9 @@ def test_hours_that_cannot_be_made_say_why(
 
 
 def test_hours_of_a_stream_in_python(project: Project) -> None:
-    Path("web_logs/streams.py").write_text(fences(PAGE, "python")[1])
+    Path("web_logs/streams.py").write_text(
+        next(text for text in fences(PAGE, "python") if "clicks" in text)
+    )
     definitions = project(
         traffic=HOURLY.replace("stream: visits", "stream: web_logs.streams.clicks")
     )
@@ -229,14 +231,23 @@ class OurStreams(ShardStreamComponent):
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
         return spec.replace_attributes(description=f"Ours: {self.declared.name}.")
 
+    @override
+    def execute(self, context: Any, work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        yield f"before {self.declared.name}"
+        yield from work()
 
-def test_a_subclass_of_a_component_changes_the_specs(project: Project) -> None:
+
+def test_a_subclass_of_a_component_changes_specs_and_runs(project: Project) -> None:
     text = stream_in_yaml().replace("dagster_leasehold.ShardStreamComponent", "web_logs.OurStreams")
     Path("web_logs/__init__.py").write_text(
         "from tests.unit.orchestration.test_components import OurStreams\n"
     )
-    specs = project(visits=text).resolve_all_asset_specs()
+    definitions = project(visits=text)
+    specs = definitions.resolve_all_asset_specs()
     assert {spec.description for spec in specs} == {"Ours: visits."}
+    (stream,) = streams_in(definitions)
+    assert stream.execute is not None
+    assert [*stream.execute(None, lambda: iter(["work"]))] == ["before visits", "work"]
 
 
 COMPONENT_TYPES = (ShardStreamComponent, HourlyAssetComponent)
