@@ -1,7 +1,8 @@
 """All that Leasehold takes from Dagster's private modules: eight names.
 
 Each stands here with its reason, and with what is lost should a release of Dagster drop it. What is
-slow to import is imported by the function that uses it.
+slow to import is imported by the function that uses it. Tests import all of them with the oldest
+release of Dagster that is allowed, and with the one of the constraints.
 """
 
 from __future__ import annotations
@@ -12,25 +13,34 @@ from typing import TYPE_CHECKING, Any
 
 # The whole comes before its parts. Of two threads that import Dagster, one would hold a part's lock
 # and wait for the whole, and the other the reverse: Python lets both go on with halves.
-import dagster  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import dagster
 
-# Carries the streams in the metadata of `Definitions`, so that they survive a merge. Without it,
-# the command line finds only streams that a module names itself.
-from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
+from dagster_leasehold.assets.errors import DagsterUnsupported
 
-# Begins the name of a job that no page lists. Without it, the job that links a sensor to the page
-# of its asset is listed.
-from dagster._core.definitions.target import ANONYMOUS_ASSET_JOB_PREFIX
+try:
+    # Carries the streams in the metadata of `Definitions`, so that they survive a merge. Without
+    # it, the command line finds only streams that a module names itself.
+    from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
-# Fails a run that cannot be launched, with a sentence. Without it, a stack trace takes its place.
-from dagster._core.errors import DagsterLaunchFailedError
+    # Begins the name of a job that no page lists. Without it, the job that links a sensor to the
+    # page of its asset is listed.
+    from dagster._core.definitions.target import ANONYMOUS_ASSET_JOB_PREFIX
 
-# The argument of `RunLauncher.launch_run`, which Dagster lets a project override. It is a type.
-from dagster._core.launcher.base import LaunchRunContext
+    # Fails a run that cannot be launched, with a sentence. Without it, a stack trace takes its
+    # place.
+    from dagster._core.errors import DagsterLaunchFailedError
 
-# The tag that names a run's code server. Without it, terminating a run takes a minute where the
-# server hangs.
-from dagster._core.storage.tags import GRPC_INFO_TAG
+    # The argument of `RunLauncher.launch_run`, which Dagster lets a project override. It is a type.
+    from dagster._core.launcher.base import LaunchRunContext
+
+    # The tag that names a run's code server. Without it, terminating a run takes a minute where the
+    # server hangs.
+    from dagster._core.storage.tags import GRPC_INFO_TAG
+except ImportError as error:
+    raise DagsterUnsupported(
+        f"Leasehold needs of Dagster what release {dagster.__version__} does not have ({error}): "
+        "install an earlier release of Dagster, or a later one of Leasehold."
+    ) from None
 
 if TYPE_CHECKING:
     from dagster._grpc.client import DagsterGrpcClient

@@ -8,6 +8,10 @@ from __future__ import annotations
 from dagster_leasehold.lease_store.errors import LeaseholdError, UserMistake
 
 
+class DagsterUnsupported(UserMistake):
+    """This release of Dagster lacks something that Leasehold needs."""
+
+
 class SparkUnavailable(LeaseholdError):
     """Spark could not be started or reached."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -21,6 +22,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.command_line import main
 from tests.database_server import PASSWORD
 from tests.environment import forget_settings
+from tests.own_environments import PackagesMissing, own_environment
 from tests.rest_catalog import give_token, rest_catalog
 from tests.spark_iceberg import PROGRAM
 from tests.table_engines import duckdb_with_iceberg
@@ -36,6 +38,15 @@ def parsed(records):
     return records
 
 streams = [ShardStream("visits", LocalLog(Path("home/logs/visits")), transform=parsed)]
+"""
+
+
+RUN_OF_ROWS = """
+job = defs.resolve_implicit_global_asset_job_def()
+with dg.DagsterInstance.ephemeral() as instance:
+    run = job.execute_in_process(instance=instance, asset_selection=[dg.AssetKey("rows")])
+(made,) = run.asset_materializations_for_node("rows")
+print(made.metadata["rows"].value)
 """
 
 
@@ -215,6 +226,31 @@ def test_another_catalog(
         created = joined(printed(create))
     assert "to the table leasehold.demo of catalog lake" in created
     assert "the ledger names the same" in created
+
+
+@pytest.mark.long
+def test_an_asset_of_dagster_iceberg_reads_the_table(
+    home: ConsumedHome, printed: Printed, tmp_path: Path
+) -> None:
+    """Method: the page's program, in an environment of its own, and the run of its asset."""
+    try:
+        programs = own_environment("dagster-iceberg-0.3.14", ("dagster-iceberg==0.3.14",))
+    except PackagesMissing as error:
+        pytest.skip(f"There is no dagster-iceberg: {error}")
+    printed("table create demo")
+    (program,) = fences(DOCS / "how-to/dagster-iceberg.md", "python")
+    (tmp_path / "reports.py").write_text(program + RUN_OF_ROWS, "utf-8")
+    url = home.settings.store_url.get_secret_value()
+    done = subprocess.run(
+        [programs / "python", "reports.py"],
+        cwd=tmp_path,
+        env={**os.environ, "LEASEHOLD_DATABASE_URL": url, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout == "40\n"
 
 
 def test_queries_of_the_table(
