@@ -35,6 +35,7 @@ from dagster_leasehold.orchestration.presentation import (
     show_table,
 )
 from dagster_leasehold.orchestration.settings import Settings
+from dagster_leasehold.orchestration.supervision.leftovers import usages
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.shard_stream import ShardStream
@@ -55,7 +56,10 @@ def status(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Show a group's nodes, and its shards with state, owner, checkpoint and lag."""
+    """Show a group's nodes, and its shards with state, owner, checkpoint and lag.
+
+    With --json, `processes` tells the number and the memory of what runs here on the home.
+    """
     target, key = Target.of_group(home, module, stream, group)
     declared = target.streams.opened(key.stream)
     view = GroupReader(target.store, key, declared.source).read()
@@ -79,6 +83,7 @@ def status(
                 "publication": published,
                 "on_commit": hooks,
                 "upkeep": upkeep,
+                "processes": usages(target.settings.home),
             }
         )
         return

@@ -12,9 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
@@ -24,6 +26,7 @@ from dagster_leasehold.orchestration.supervision.child_processes import (
     NOTE_SUFFIX,
     ChildNote,
     end_session,
+    session_of,
 )
 from dagster_leasehold.orchestration.supervision.interrupts import held_back
 
@@ -47,6 +50,45 @@ def commands_at_work(home: Path) -> set[ProcessIdentity]:
     notes = [note for _, note in noted_children(home)]
     parents = {note.parent for note in notes} - {note.process for note in notes}
     return {each for each in parents if each.existence() is Existence.ALIVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The processes of one kind on a home, and their memory.
+
+    Attributes:
+        name: of those that were started, with all that they have started themselves.
+        processes: their number.
+        memory_bytes: the sum of their proportional sizes; of their resident sizes where the system
+            does not tell those.
+    """
+
+    name: str
+    processes: int
+    memory_bytes: int
+
+
+def usages(home: Path) -> list[Usage]:
+    """Return what runs on a home on this host; the command that started it comes first."""
+    parts: dict[str, list[psutil.Process]] = {}
+    for command in commands_at_work(home):
+        with suppress(psutil.NoSuchProcess):
+            parts.setdefault("leasehold", []).append(psutil.Process(command.pid))
+    for _, note in noted_children(home):
+        if session := session_of(note.process):
+            parts.setdefault(note.name, []).extend(session)
+    return [
+        Usage(name, len(processes), sum(map(_memory_bytes, processes)))
+        for name, processes in parts.items()
+    ]
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    try:
+        memory = process.memory_full_info()
+    except psutil.Error:
+        return 0  # it has just ended, or is another user's
+    return getattr(memory, "pss", memory.rss)
 
 
 def end_leftovers(home: Path) -> list[str]:

@@ -245,7 +245,8 @@ def test_status_shows_what_is_committed_and_not_in_the_table(
 
 def test_status_shows_what_staying_costs(run, store: LeaseStore, home: Path) -> None:
     store.groups()
-    assert run("status", "--json").json["upkeep"] is None
+    state = run("status", "--json").json
+    assert (state["upkeep"], state["processes"]) == (None, [])
     noted = UpkeepReport("2026-01-02T12:00:00+00:00", 20.0, 2, 4, {"beat": 8, "pulse": 4})
     noted.save(home / "upkeep" / KEY.stream / f"{KEY.group}.json")
     assert run("status", "--json").json["upkeep"]["statements"] == {"beat": 8, "pulse": 4}

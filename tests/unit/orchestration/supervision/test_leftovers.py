@@ -66,6 +66,17 @@ def wait_until_gone(home: Path) -> None:
         time.sleep(0.05)
 
 
+def test_what_runs_on_a_home_is_counted_with_its_memory(tmp_path: Path) -> None:
+    assert leftovers.usages(tmp_path) == []
+    with at_work(tmp_path) as command:
+        own, child = leftovers.usages(tmp_path)
+        assert (own.name, own.processes, child.processes) == ("leasehold", 1, 1)
+        assert min(own.memory_bytes, child.memory_bytes) > 100_000
+        command.communicate()
+    wait_until_gone(tmp_path)
+    assert leftovers.usages(tmp_path) == []
+
+
 @pytest.mark.parametrize("killed", [True, False], ids=["killed", "ended"])
 def test_a_child_ends_with_its_command(tmp_path: Path, killed: bool) -> None:
     with at_work(tmp_path) as command:
