@@ -7,7 +7,7 @@ it answers is PyIceberg's SQL catalog over a file, in the words of Iceberg's RES
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -61,10 +61,19 @@ class Commits:
 
 
 @contextmanager
-def rest_catalog(folder: Path, port: int = 0, commits: Commits | None = None) -> Generator[str]:
-    """Serve a catalog whose state is in a folder; yield its URI. It asks for `TOKEN`."""
+def rest_catalog(
+    folder: Path,
+    port: int = 0,
+    commits: Commits | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> Generator[str]:
+    """Serve a catalog whose state is in a folder; yield its URI. It asks for `TOKEN`.
+
+    By `properties` the service itself reaches the tables' metadata.
+    """
     (folder / "service").mkdir(exist_ok=True)
-    catalog = SqlCatalog("service", uri=f"sqlite:///{folder}/service/catalog.db", warehouse="none")
+    state = {"uri": f"sqlite:///{folder}/service/catalog.db", "warehouse": "none"}
+    catalog = SqlCatalog("service", **state, **(properties or {}))
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:

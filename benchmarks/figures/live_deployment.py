@@ -76,18 +76,25 @@ class Stretch:
 
 
 class LiveDeployment:
-    """A deployment of two nodes over a log of eight shards, ended with the block.
+    """A deployment of nodes over a log of eight shards, ended with the block.
 
     Args:
         home: its folder, which does not exist yet.
         interval_s: the stream's commit interval, in seconds; None leaves it to the default.
         idle_limit_s: the time without records after which a run ends; None leaves the default.
+        nodes: their number, which divides that of the shards.
     """
 
     def __init__(
-        self, home: Path, *, interval_s: float | None, idle_limit_s: float | None = None
+        self,
+        home: Path,
+        *,
+        interval_s: float | None,
+        idle_limit_s: float | None = None,
+        nodes: int = NODES,
     ) -> None:
         self._home = home
+        self._nodes = nodes
         home.mkdir()
         given = {"commit_interval_s": interval_s, "idle_limit_s": idle_limit_s}
         pace = {name: value for name, value in given.items() if value is not None}
@@ -110,7 +117,14 @@ class LiveDeployment:
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "dev"]
-        command += ["--nodes", str(NODES), "--home", str(self._home), "--port", str(free_port())]
+        command += [
+            "--nodes",
+            str(self._nodes),
+            "--home",
+            str(self._home),
+            "--port",
+            str(free_port()),
+        ]
         environment = {
             name: value
             for name, value in os.environ.items()
@@ -273,7 +287,7 @@ class LiveDeployment:
         finally:
             store.close()
         counts = [owners.count(name) for name in set(owners) - {None}]
-        return sorted(counts) == [SHARDS // NODES] * NODES
+        return sorted(counts) == [SHARDS // self._nodes] * self._nodes
 
     def _without_runs(self) -> bool:
         with opened_instance(self.settings) as instance:
