@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.figures import print_rows
 from benchmarks.figures.live_deployment import LiveDeployment
-from benchmarks.figures.process_tree import MEBIBYTE, memory_bytes, trees
+from benchmarks.figures.process_tree import MEBIBYTE, adopt_orphans, memory_bytes
 
 SHARDS = 8
 IDLE_LIMIT_S = 20.0
@@ -54,10 +54,15 @@ def part_of(process: psutil.Process) -> str:
     return next((part for word, part in PARTS.items() if word in line), "others")
 
 
-def rows_at(state: str, nodes: int, deployment: LiveDeployment) -> Iterator[dict[str, Any]]:
+def processes_below() -> list[psutil.Process]:
+    """Return all processes of the deployment, with the server of Spark, which its starter left."""
+    return psutil.Process().children(recursive=True)
+
+
+def rows_at(state: str, nodes: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each part of the deployment, and one for all."""
     processes, memory = Counter[str](), Counter[str]()
-    for process in trees([deployment.process.pid]):
+    for process in processes_below():
         part = part_of(process)
         processes[part] += 1
         memory[part] += memory_bytes([process])
@@ -79,14 +84,14 @@ def measure(home: Path, nodes: int) -> list[dict[str, Any]]:
         for shard in range(SHARDS):
             deployment.log.append(str(shard), [b"a record"])
         deployment.catch_up()
-        rows = [*rows_at("following", nodes, deployment)]
+        rows = [*rows_at("following", nodes)]
         deployment.settle()
         deadline = time.monotonic() + REST_MAX_S
-        while any(part_of(each) == "Spark" for each in trees([deployment.process.pid])):
+        while any(part_of(each) == "Spark" for each in processes_below()):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Spark has not ended after {REST_MAX_S:.0f} s")
             time.sleep(5)
-        return [*rows, *rows_at("at rest", nodes, deployment)]
+        return [*rows, *rows_at("at rest", nodes)]
 
 
 def main() -> None:
@@ -97,6 +102,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    adopt_orphans()
     rows: list[dict[str, Any]] = []
     for nodes in arguments.nodes:
         folder = Path(tempfile.mkdtemp(prefix="leasehold-memory-"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import socket
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -18,6 +19,9 @@ from unittest import mock
 from tests.ports import free_port
 
 PORT = free_port()
+# Nobody else is to take it before the server begins, which may be many tests later.
+_reserved = socket.socket()
+_reserved.bind(("127.0.0.1", PORT))
 ENVIRONMENT = {
     "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{PORT}",
     "AWS_ACCESS_KEY_ID": "test",
@@ -41,6 +45,7 @@ def serve() -> Any:
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=PORT, verbose=False)
+    _reserved.close()
     server.start()
     atexit.register(server.stop)
     return server

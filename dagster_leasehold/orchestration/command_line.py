@@ -115,7 +115,7 @@ def _help_in(module: str, name: str) -> str:
     loader: Any = getattr(find_spec(module), "loader", None)
     for node in ast.parse(loader.get_source(module)).body:
         match node:
-            case ast.FunctionDef(name=found) if found == name:
+            case ast.FunctionDef(name=function) if function == name:
                 return ast.get_docstring(node) or ""
             case ast.Assign(targets=[ast.Name(id="app")], value=ast.Call(keywords=options)):
                 return next(ast.literal_eval(each.value) for each in options if each.arg == "help")

@@ -21,11 +21,12 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
     """The deployment that runs and sensors work for: a database, an output, a catalog and Spark.
 
     Each field is the setting of its name, and wins over the environment and `leasehold.toml`,
-    which give what is left out. The settings are read when Dagster loads the definitions and when a
-    run or a sensor begins, never when your module is imported.
+    which give what is left out. They are read by `build_definitions`, for what a definition shows,
+    and again when a run begins and at the first tick of a sensor. Call it in a function under
+    `@dg.definitions`, and importing your module reads none.
 
     The commands and agents of a deployment read the settings alone. Where a command finds that
-    these lead to another database or output than the resource, it says so and ends.
+    these lead to another database, output or catalog than the resource, it says so and ends.
 
     Attributes:
         database_url: SQLAlchemy URL of the lease store. If it holds a password, give
