@@ -27,6 +27,8 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.publishing_player import PublishingPlayer
 from tests.conformance.world import a_commit
 
+pytestmark = pytest.mark.long
+
 HISTORIES = (60, 73, 163, 173, 273, 311, 320, 333)  # together they reach everything
 STEPS = 200
 NODES = [NodeName(name) for name in "abc"]

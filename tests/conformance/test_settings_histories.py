@@ -20,6 +20,8 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.test_histories import NODES, Player, rows_of
 
+pytestmark = pytest.mark.long
+
 HISTORIES = range(70, 74)  # chosen so that together they reach everything
 STEPS = 200
 

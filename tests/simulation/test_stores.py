@@ -27,6 +27,8 @@ from tests.simulation.protocol.world import World
 if TYPE_CHECKING:
     from tests.mariadb import MariaDB
 
+pytestmark = pytest.mark.long
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Make = Callable[[Callable[[], datetime]], LeaseStore]
 

@@ -41,6 +41,8 @@ from tests.sources.world import VALUES, NewRecord, values_of
 from tests.sources.worlds.kinesis import FAST, KinesaliteWorld
 from tests.unit.shard_sources.kinesis.packing import pack
 
+pytestmark = pytest.mark.long
+
 HOUR_S = 3600
 
 
