@@ -190,7 +190,12 @@ def test_a_record_that_kills_its_worker_is_found_and_quarantined(
 
 
 @WAYS
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    # What hangs takes two minutes, and the test below has it as well.
+    [pytest.param(each, marks=pytest.mark.release) if each is hangs else each for each in FAULTS],
+    ids=lambda fault: fault.__name__,
+)
 def test_whatever_a_record_does_it_is_found_and_quarantined(
     home: Path, spark_folder: Path, connect_session: Any, fault: Any, way: str
 ) -> None:
