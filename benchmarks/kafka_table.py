@@ -38,14 +38,7 @@ import pytest
 from confluent_kafka import Producer  # noqa: TID253
 
 from benchmarks.figures import print_rows
-from benchmarks.figures.process_tree import (
-    MEBIBYTE,
-    CpuClock,
-    adopt_orphans,
-    memory_bytes,
-    trees,
-    wait_for_orphans,
-)
+from benchmarks.figures.process_tree import CpuClock, adopt_orphans, wait_for_orphans
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -186,7 +179,6 @@ class Sink:
         """Wait until the table has all records; return what that took."""
         store = open_store(self.settings.store_url)
         began_s, cpu = 0.0, CpuClock()
-        peak = 0
         deadline = time.monotonic() + PATIENCE_S
         while (published := _published(store)) < records:
             now = time.monotonic()
@@ -195,7 +187,6 @@ class Sink:
             if not began_s and _opened(store):
                 began_s = now
                 cpu.restart()
-            peak = max(peak, memory_bytes(trees([self.process.pid])))
             wait_for_orphans([self.process.pid])
             time.sleep(POLL_S)
         seconds = time.monotonic() - began_s
@@ -210,7 +201,6 @@ class Sink:
             "seconds": round(seconds, 1),
             "records/s": round(records / seconds),
             "cores": round(cores, 2),
-            "peak MiB": round(peak / MEBIBYTE),
         }
 
     def ids(self) -> Any:
@@ -227,7 +217,7 @@ def _opened(store: Any) -> bool:
 
 
 def _published(store: Any) -> int:
-    """Return the records of the table, which the publication notes."""
+    """Return the number of records in the table, as the last publication counted them."""
     try:
         publication = store.publication(KEY)
     except LeaseholdError:

@@ -1,4 +1,4 @@
-"""Ticks of a sensor as a code server makes them, with the resources of its definitions."""
+"""Evaluates a sensor as a code server does, with the resources of its definitions."""
 
 from __future__ import annotations
 

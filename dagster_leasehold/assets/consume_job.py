@@ -58,7 +58,7 @@ def build_consume_job(stream: ShardStream) -> dg.JobDefinition:
             return iter(())  # the events of its partitions are not those of an op
 
         try:
-            for _ in work() if stream.execute is None else stream.execute(context, work):
+            for _ in stream.carry_out(context, work):
                 pass
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error

@@ -93,7 +93,7 @@ class Deployment:
 
 
 def deployment_in(resources: object) -> Deployment:
-    """Return the deployment among the resources of a run or of a tick."""
+    """Return the deployment from the resources of a run or a tick."""
     return getattr(resources, LEASEHOLD)
 
 

@@ -99,7 +99,7 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
         try:
             with part_of_run(context.instance, context.run.run_id, stream):
                 work = partial(_materialize, context, config, stream)
-                yield from work() if stream.execute is None else stream.execute(context, work)
+                yield from stream.carry_out(context, work)
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
 

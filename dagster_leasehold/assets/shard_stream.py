@@ -71,7 +71,7 @@ LIMITS = WithJsonSchema(
 Transform = Callable[[DataFrame], DataFrame]
 SpecChange = Callable[[AssetSpec], AssetSpec]
 Execute = Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]
-"""Carries out a run: it gets Dagster's context and the work, whose events it yields."""
+"""Wraps a run: it receives Dagster's context and the function that does the work."""
 
 
 def prefix_parts(key_prefix: str | Sequence[str]) -> tuple[str, ...]:
@@ -281,13 +281,17 @@ class ShardStream(Declared):
     """The function that changes the spec of each of these assets in Dagster, but for its key: its
     group, owners, tags, kinds, description, metadata or automation condition."""
     execute: Annotated[Execute | None, FUNCTION, Field(examples=["runs.timed"])] = None
-    """The function that carries out each run of the stream: it gets Dagster's context and the work,
-    and yields what `work()` yields, with steps of its own before and after it."""
+    """The function that wraps each run of the stream: it receives Dagster's context and the
+    function `work`, and yields from `work()`, with steps of its own before and after."""
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)
         check_prefix(self.prefix)
         check_settings(self.assignment, self.nodes)
+
+    def carry_out(self, context: Any, work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Do the work of a run, inside `execute` if the stream has one, and yield its events."""
+        return work() if self.execute is None else self.execute(context, work)
 
     @property
     def prefix(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def build_definitions(
 
     Each stream has its assets, checks, jobs and schedule; two sensors serve all of them.
 
-    They merge with those of other calls and with a project's own: the executor is left to those.
+    Merge them with those of other calls and with your own, which may name an executor.
 
     Args:
         streams: to consume.

@@ -180,14 +180,13 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
         context: dg.OpExecutionContext | dg.AssetExecutionContext,
         work: Callable[[], Iterator[Any]],
     ) -> Iterator[Any]:
-        """Carry out a run of the stream, and yield its events; a subclass may add steps of its own.
+        """Do the work of a run, and yield its events; a subclass may add steps of its own.
 
         Args:
             context: of Dagster, for the asset or for the job that consumes for a node.
             work: does what the run is for.
         """
-        given = self.declared.execute
-        return work() if given is None else given(context, work)
+        return self.declared.carry_out(context, work)
 
     @override
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import dagster as dg
@@ -101,15 +102,21 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
 
 DEFAULT = LeaseholdResource()
 """The deployment of the settings: one object, so that definitions that use it merge."""
+_OPENING = Lock()
 
 
 def deployment_of(settings: Settings) -> Deployment:
     """Return the deployment that the settings describe; nothing is opened before it is used."""
 
+    opened: list[LeaseStore] = []
+
     def store() -> LeaseStore:
-        if settings.database_url is None:
-            settings.home.mkdir(parents=True, exist_ok=True)
-        return _store_at(settings.store_url)
+        # Steps run in threads of one process, and share one pool of connections.
+        with _OPENING:
+            if not opened:
+                settings.home.mkdir(parents=True, exist_ok=True)
+                opened.append(_store_at(settings.store_url))
+            return opened[0]
 
     return Deployment(
         store=store,
@@ -151,10 +158,10 @@ def spark_of(settings: Settings) -> SparkResource:
 
 
 def refuse_another(definitions: dg.Definitions, settings: Settings) -> None:
-    """Refuse definitions that work for another deployment than a command with these settings.
+    """Refuse definitions whose resource names another deployment than these settings.
 
     Raises:
-        InvalidSetting: their resource names another database, output or catalog.
+        InvalidSetting: the database, the output or the catalog differs.
     """
     resource = (definitions.resources or {}).get(LEASEHOLD)
     if not isinstance(resource, LeaseholdResource) or resource is DEFAULT:

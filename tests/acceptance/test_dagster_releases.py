@@ -1,4 +1,4 @@
-"""The oldest release of Dagster that is allowed; other tests run with that of the constraints."""
+"""Runs with the oldest supported release of Dagster; all other tests use the pinned one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 ALONGSIDE = ("dagster-shared", "dagster-pipes", "dagster-graphql")
-"""Packages of Dagster's own, of the same release as `dagster`."""
+"""Dagster's packages that have the same version as `dagster`."""
 PROGRAM = """
 import dagster as dg
 from dagster_leasehold import LocalLog, ShardStream, build_definitions
@@ -42,7 +42,7 @@ print(dg.__version__, len(names))
 
 @pytest.fixture(scope="module")
 def oldest() -> tuple[str, str]:
-    """The oldest release that is allowed, and a path of Python on which it comes first."""
+    """The oldest supported release, and a PYTHONPATH that finds it first."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     lines = "\n".join(project["project"]["dependencies"])
     allowed: list[tuple[str, str]] = re.findall(r"(dagster[\w-]*)>=([\d.]+)", lines)

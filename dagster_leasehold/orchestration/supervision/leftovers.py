@@ -69,7 +69,7 @@ class Usage:
 
 
 def usages(home: Path) -> list[Usage]:
-    """Return what runs on a home on this host; the command that started it comes first."""
+    """Return the processes of a home on this host, the command that started them first."""
     parts: dict[str, list[psutil.Process]] = {}
     for command in commands_at_work(home):
         with suppress(psutil.NoSuchProcess):

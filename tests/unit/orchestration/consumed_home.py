@@ -99,7 +99,7 @@ class ConsumedHome:
 def home_of_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, records: int = 10, refuses: Refuses = None
 ) -> Generator[ConsumedHome]:
-    """The home in the current folder, where the commands of this process look for it.
+    """A home in the current folder, which the commands of this process use.
 
     Args:
         folder: holds the home.

@@ -7,8 +7,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
-from dagster_leasehold.assets.lease_asset import build_lease_asset
+from dagster_leasehold.assets.deployment import Deployment, deployment_in
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.build import build_definitions
@@ -20,6 +19,7 @@ from dagster_leasehold.sensors import stream_sensors
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
 from tests.ticks import tick
+from tests.unit.assets.test_lease_asset import materialized
 from tests.unit.sensors.streams import scripted_stream
 
 MODULE = """
@@ -82,18 +82,8 @@ def test_a_value_that_cannot_be_used_is_one_sentence(
     assert "hunter2" not in str(raised.value)
 
 
-def consumed(stream: ShardStream, deployment: Deployment) -> dg.ExecuteInProcessResult:
-    with dg.DagsterInstance.ephemeral() as instance:
-        return dg.materialize(
-            [build_lease_asset(stream)],
-            resources={LEASEHOLD: deployment},
-            instance=instance,
-            raise_on_error=False,
-        )
-
-
 def test_a_run_works_for_the_deployment_that_its_resources_name(tmp_path: Path) -> None:
-    """Goal: a test or a branch replaces the resource, and no run touches the other deployment."""
+    """Goal: where a test replaces the resource, its runs leave the first deployment alone."""
     log = LocalLog.create(tmp_path / "log", 2)
     stream = ShardStream("visits", log)
     for home in ("one", "other"):
@@ -102,7 +92,7 @@ def test_a_run_works_for_the_deployment_that_its_resources_name(tmp_path: Path) 
             deployment = own.create_resource(context)
         if home == "one":
             deployment.store().create_group(stream.new_group(20.0))
-        assert consumed(stream, deployment).success is (home == "one")
+        assert materialized(stream, deployment).success is (home == "one")
     job = build_definitions(
         [stream], LeaseholdResource(home=str(tmp_path / "one"))
     ).resolve_implicit_global_asset_job_def()
