@@ -20,14 +20,6 @@ README = ROOT / "README.md"
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """List all decisions at the end of the navigation."""
-    pages = sorted(DOCS.glob("decisions/[0-9]*.md"))
-    decisions = [page.relative_to(DOCS).as_posix() for page in pages]
-    config.nav = [*(config.nav or ()), {"Decisions": ["decisions/README.md", *decisions]}]
-    return config
-
-
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the README as the page `index.md`."""
     text = linked(README.read_text("utf-8"), README, DOCS, str(config.repo_url))

@@ -87,7 +87,7 @@ class MySQL(DatabaseServer):
             "--mysqlx=OFF",
             "--sync-binlog=0",
             "--secure-file-priv=",
-            # The account that makes the tables has no SUPER, as in docs/operations.md.
+            # The account that makes the tables has no SUPER, as in docs/how-to/operations.md.
             "--log-bin-trust-function-creators=1",
         ]
 

@@ -41,13 +41,11 @@ class Pace(Declared):
     idle_limit_s: Annotated[float, POSITIVE] = 120.0
     """The time without records after which a run ends, in seconds."""
     run_budget_s: Annotated[float, POSITIVE] = 3_600.0
-    """The time after which a run leaves the rest to the next one, in seconds. A run that follows
-    its shards is asked to by the sensors, and goes on while Dagster's daemon is down."""
+    """The time after which a run leaves the rest to the next one, in seconds."""
     stall_limit_s: Annotated[float, POSITIVE] = STALL_LIMIT_DEFAULT_S
-    """The time without progress after which a run gives up its shards and fails, in seconds.
-    Progress is a source or Dagster that answers, or records that move in Spark."""
+    """The time without progress after which a run gives up its shards and fails, in seconds."""
     handoff_limit_s: Annotated[float, POSITIVE] = HANDOFF_LIMIT_DEFAULT_S
-    """The longest time that a hand-over waits for a holder, in seconds."""
+    """The longest time that a transfer waits for the holder, in seconds."""
     shards_per_run: Annotated[int, POSITIVE] = 64
     """The most shards that one run of a sensor or schedule serves."""
 

@@ -114,8 +114,8 @@ class Checks(Declared):
     lag_max: Annotated[int, NOT_NEGATIVE] = 1_000_000
     """The most unread records of a shard for which its lag check passes."""
     lag_max_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
-    """The longest time that a record may be unread for the check to pass, in seconds; without it,
-    the number of records alone counts. Give it where the service does not count records."""
+    """The longest time that a record may be unread for the check to pass, in seconds. Set it if the
+    service does not count records."""
 
 
 @declared
@@ -130,11 +130,11 @@ class Retention(Declared):
     compact_target_bytes: Annotated[int, POSITIVE] = 128 * 1024 * 1024
     """The size of a merged file, in bytes."""
     compact_after_s: Annotated[float, NOT_NEGATIVE] = 3_600.0
-    """A batch is merged once it is this much older than the newest batch of its shard, in seconds.
-    A replay or a forced checkpoint cannot split a merged file: it takes all of its batches."""
+    """The age at which a batch is merged, in seconds. A replay or a forced checkpoint then takes
+    all batches of a merged file."""
     vacuum_after_s: Annotated[float, TIME_FOR_READERS] = 24 * 3_600.0
-    """The age at which files that nothing names any more are removed, in seconds: at least 60, and
-    more than any reader takes, and than the age of a backup that may be restored."""
+    """The age at which unnamed files are removed, in seconds: at least 60, and more than the age of
+    a backup that may be restored."""
 
     def __post_init__(self) -> None:
         output_age(self.output_days)
@@ -237,13 +237,9 @@ class ShardStream(Declared):
     transform: Annotated[
         Transform | ArrowTransform | None, FUNCTION, Field(examples=["transforms.visits"])
     ] = None
-    """The transform, applied by Spark to the records of a batch: made by `arrow_transform`, or a
-    function of DataFrames of the columns `shard_id`, `cursor`, `event_time`, `key`, `value` and
-    `attributes`. It keeps `shard_id`. Rows whose column `quarantine_error` is not null go to
-    quarantine instead of the output."""
+    """The transform of each batch: made by `arrow_transform`, or a function of DataFrames."""
     on_commit: Annotated[OnCommit | None, FUNCTION, Field(examples=["hooks.on_visits"])] = None
-    """The hook, called with each committed batch, at least once, in the order of the commits of its
-    shard; it runs in the code server, not in Spark."""
+    """The hook, called with each committed batch at least once."""
     group: str = "default"
     """The consumer group."""
     ordered: bool = True
@@ -255,7 +251,7 @@ class ShardStream(Declared):
     )
     """The part of each node, for `modulo` and `pinned`."""
     gap_policy: group_rows.GapPolicy = group_rows.GapPolicy.HOLD
-    """The treatment of records that were removed before they were read: `hold`, or go on at the
+    """The treatment of records that were removed before they were read: `hold`, or continue at the
     `begin` or `end` of what is left."""
     initial_position: Annotated[str, POSITION] = "begin"
     """The position where a new shard begins: `begin`, `end`, or an ISO 8601 time."""
@@ -278,11 +274,10 @@ class ShardStream(Declared):
     key_prefix: Annotated[str | Sequence[str], Field(examples=["web"])] = ()
     """The parts before the name in the keys of the stream's assets, or the only one."""
     asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["looks.of_visits"])] = None
-    """The function that changes the spec of each of these assets in Dagster, but for its key: its
-    group, owners, tags, kinds, description, metadata or automation condition."""
+    """The function that changes the spec of each asset, except its key."""
     execute: Annotated[Execute | None, FUNCTION, Field(examples=["runs.timed"])] = None
-    """The function that wraps each run of the stream: it receives Dagster's context and the
-    function `work`, and yields from `work()`, with steps of its own before and after."""
+    """The function that wraps each run: it receives Dagster's context and the function `work`, and
+    yields from `work()`."""
 
     def __post_init__(self) -> None:
         GroupKey.parse(self.group, self.name)

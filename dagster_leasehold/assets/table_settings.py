@@ -33,15 +33,14 @@ class TableSettings(Declared):
     """The name and layout of a stream's published table."""
 
     name: Annotated[str | None, Field(examples=["web.visits"])] = None
-    """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default the name of the
-    stream in the namespace `leasehold`, with the group's name behind it unless that is
-    `default`."""
+    """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default the stream's, and
+    the group's unless that is `default`."""
     partitioning: tuple[Annotated[str, PARTITION_FIELD], ...] = ("shard_id", "day(event_time)")
     """The fields of the table's partitions: `shard_id`, and `year`, `month`, `day` or `hour` of
-    `event_time`, or none; a change takes effect with the next publication."""
+    `event_time`, or none."""
     sort_order: tuple[str, ...] = ()
     """The columns by which engines that rewrite the table sort it, each with ` asc` or ` desc` if
-    need be; it counts when the table is made."""
+    needed."""
     properties: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     """Iceberg's table properties."""
     snapshots_kept: Annotated[int, POSITIVE] = 50

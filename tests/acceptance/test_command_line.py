@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shutil
@@ -9,6 +11,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from sqlalchemy import make_url
@@ -17,6 +20,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.schema import VERSION_TABLE
+from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, Finished, environment, leasehold
@@ -64,18 +68,16 @@ def content(home: Path) -> dict[str, bytes]:
 
 
 def run(home: Path, command: str, **variables: str) -> Finished:
-    """Run a command on a home, with more environment."""
-    done = subprocess.run(
-        [*COMMAND, *command.split(), "--home", str(home)],
-        cwd=home.parent,
-        env={**environment(), **variables},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=60,
-        check=False,
-    )
-    return Finished(done.returncode, done.stdout, done.stderr)
+    """Run a command on a home, in this process, with the environment of one of its own and more."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(home.parent),
+        patch.dict(os.environ, {**environment(), **variables}, clear=True),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main([*command.split(), "--home", str(home)])
+    return Finished(code, out.getvalue(), err.getvalue())
 
 
 def assert_one_sentence(done: Finished, *says: str) -> None:

@@ -29,7 +29,7 @@ RECORDS = 400
 AT_MS = 1_700_000_000_000
 CONSUMED_S = 400.0
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.timeout(1200),

@@ -74,6 +74,7 @@ def test_all_private_names_are_there_and_definitions_are_built(
     assert done.stdout.startswith(f"{release} ")
 
 
+@pytest.mark.release
 def test_a_deployment_commits_each_record_once(oldest: tuple[str, str], tmp_path: Path) -> None:
     release, path = oldest
     home = tmp_path / "home"

@@ -88,7 +88,7 @@ def test_nothing_is_started_on_a_disk_without_room(tmp_path: Path, command: str)
     assert len(words.splitlines()) == 1
 
 
-@pytest.mark.parametrize("somebody_writes", [False, True])
+@pytest.mark.parametrize("somebody_writes", [pytest.param(False, marks=pytest.mark.release), True])
 def test_a_home_that_may_only_be_read_can_be_looked_at(
     tmp_path: Path, somebody_writes: bool
 ) -> None:

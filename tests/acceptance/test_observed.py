@@ -22,7 +22,7 @@ from tests.unit.deploy.test_monitoring import DASHBOARD
 from tests.unit.orchestration.consumed_home import KEY
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.release,
     pytest.mark.dagster_processes,
     pytest.mark.spark,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),

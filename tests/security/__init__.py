@@ -1,1 +1,1 @@
-"""Attacks and careless uses that must not succeed; docs/threat-model.md lists them."""
+"""Attacks and careless uses that must not succeed; contributing/threat-model.md lists them."""

@@ -20,7 +20,7 @@ from tests.conformance.test_retention import consumed, merge, prune_all
 from tests.conformance.world import World
 from tests.database_server import DatabaseServer
 
-OPERATIONS = Path(__file__).parents[2] / "docs/operations.md"
+OPERATIONS = Path(__file__).parents[2] / "docs/how-to/operations.md"
 DENIED = {1044, 1045, 1094, 1095, 1142, 1227, 1370}
 PRUNED = {"lease_journal", "batch", "outbox", "gap", "table_change"}
 FORBIDDEN = [

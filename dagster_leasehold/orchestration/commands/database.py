@@ -78,8 +78,8 @@ def prune(
 ) -> None:
     """Delete old journal entries, delivered events, accepted gaps and merged rows of the ledger.
 
-    What `verify` needs is kept, and so are the newest rows of each shard. The step `janitor` does
-    the same every hour; both may run at once. Exits with 1 if something could not be deleted.
+    Keeps what `verify` needs. The step `janitor` does the same every hour. Exits with 1 if
+    something could not be deleted.
     """
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.pruning import prune as pruned
@@ -135,8 +135,8 @@ def copy(
 ) -> None:
     """Copy the lease store into an empty one of the same schema; its groups must be drained.
 
-    All tables are copied in one transaction: checkpoints, ledger, journal, gaps and the rest. The
-    groups stay paused in both stores. Exits with 1 if `verify` finds a violation in the copy.
+    One transaction copies everything. The groups stay paused in both stores. Exits with 1 if
+    `verify` finds a violation in the copy.
     """
     from dagster_leasehold.lease_store.store_copy import copy_store
 

@@ -101,12 +101,10 @@ def dev(
 ) -> None:
     """Run everything on this machine until Ctrl-C: Dagster's pages and daemon, a node, and Spark.
 
-    Dagster keeps its history in the home. A process that dies is started again, and all end with
-    this command; `leasehold stop` ends what is left if it was killed. After a change of the code,
-    start it again.
+    A process that dies is restarted, and all of them end with this command. After a change of
+    the code, start it again.
 
-    With `--nodes`, it starts one `leasehold node` process for each node. Leases are in SQLite, or
-    where LEASEHOLD_DATABASE_URL says.
+    With `--nodes`, each node is a `leasehold node` process.
     """
     target = Target(load_settings(home=home, agents=nodes is not None or None), module)
     settings = target.settings

@@ -47,8 +47,7 @@ def doctor(
 ) -> None:
     """Check a deployment from this host: database, output, Spark, sources, Dagster and nodes.
 
-    Nothing is changed; one small file is written to the output and removed. Each part is a line,
-    with what to do where it is not well. Exits with 1 if a check failed.
+    Writes one small file to the output and removes it. Exits with 1 if a check failed.
     """
     findings = examined(Target.at(home, module), started=spark)
     failed = any(each.health is Health.FAILED for each in findings)

@@ -260,10 +260,9 @@ def accept_log(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Go on in a log that was deleted and made anew: stored cursors count in it from now on.
+    """Continue in a log that was deleted and recreated.
 
-    Right where the new log has the old one's records under the same cursors. Records of the new
-    log before the checkpoints are not read.
+    Right only if the new log has the same records under the same cursors.
     """
     from dagster_leasehold.shard_sources.source import identity_of_log
 

@@ -90,9 +90,8 @@ def init(
 ) -> None:
     """Write a project into this folder: a source, a transform, and all settings with their meaning.
 
-    The settings of the deployment are in `leasehold.toml`, the stream and its transform in
-    `streams.py`. A local log gets four records to begin with. At the end, `leasehold doctor` looks
-    at what is there.
+    `streams.py` gets the stream and its transform, `leasehold.toml` the settings of the
+    deployment.
     """
     name = GroupKey.parse("default", stream).stream
     files = project_files(name, source, _options(source, option or []))

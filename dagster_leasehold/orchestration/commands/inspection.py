@@ -39,7 +39,7 @@ def plan(
 ) -> None:
     """Show what the next planning round would change; nothing is carried out.
 
-    Every member counts as live: only a process that watches the nodes can tell which are dead.
+    All members count as live.
     """
     from dagster_leasehold.lease_store.rebalancing import planning_snapshot
     from dagster_leasehold.lease_store.rules.planning import plan as plan_of
@@ -132,9 +132,8 @@ def verify(
 ) -> None:
     """Prove that every record was committed once, by its holder, and that the table shows it.
 
-    Journal and ledger are read, the published table is compared with the ledger, file by file, and
-    every committed file is looked for in the output folder, whose names are listed: one request to
-    a store for each attempt. Exits with 1 if something is not as it must be.
+    Reads journal and ledger, compares the table with the ledger, and looks for every committed
+    file. Exits with 1 if it finds a violation.
     """
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
     from dagster_leasehold.assets.output.table.group_table import comparison_of

@@ -77,8 +77,8 @@ Module = Annotated[
         "--module",
         "-m",
         metavar="MODULE",
-        help="The Python module that declares the streams (default: the one that the settings "
-        "name, or that of the project in the current folder).",
+        help="The Python module that declares the streams (default: that of the settings or of "
+        "the project in this folder).",
     ),
 ]
 WebPort = Annotated[

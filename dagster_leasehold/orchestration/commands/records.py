@@ -52,10 +52,8 @@ def cat(
 ) -> None:
     """Print committed records as JSON lines, in order per shard.
 
-    They are read from the stream's table. What is committed and not in it yet is published first,
-    unless a running deployment is doing so, which is waited for.
-    With both `--parquet` and `--json`, a summary of the file is printed as JSON.
-    Where a shard's first output has expired, standard error says where it begins.
+    What is committed and not in the table yet is published first, or waited for. With
+    `--parquet` and `--json`, a summary is printed.
     """
     from dagster_leasehold.assets.output.committed_output import plan_committed
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins

@@ -59,10 +59,7 @@ def report(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Write a page about a stream: nodes, shards, ownership, rates, gaps, moves and runs.
-
-    The page needs no network and no other file.
-    """
+    """Write a page about a stream: nodes, shards, ownership, rates, gaps, moves and runs."""
     target, key = Target.of_group(home, module, stream, group)
     view = GroupReader(target.store, key, target.streams.opened(key.stream).source).read()
     content = page(report_of(target.store, key, view, utc_now(), verified=verified))

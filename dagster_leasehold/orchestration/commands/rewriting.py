@@ -40,8 +40,8 @@ def replay(
 ) -> None:
     """Rebuild committed output with today's transform, while consumption continues.
 
-    Checkpoints stay, and batches keep their ranges. The new output of a shard appears as a whole or
-    not at all. Records that retention has removed from the log keep their old output.
+    The new output of a shard appears as a whole or not at all. Batches whose records are gone
+    keep their output.
     """
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 
@@ -120,8 +120,7 @@ def compact(
 ) -> None:
     """Merge small files of committed output into larger ones, in the same order.
 
-    Each swap is one transaction; readers and consumption continue. The small files stay on the disk
-    until `leasehold vacuum` removes them.
+    Readers and consumption continue. `leasehold vacuum` removes the small files.
     """
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 

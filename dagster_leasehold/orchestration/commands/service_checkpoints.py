@@ -73,7 +73,7 @@ Failover = Annotated[
         "--failover",
         metavar="SECONDS",
         min=0.1,
-        help="KCL's failoverTimeMillis, in seconds: a lease that stands still so long is nobody's.",
+        help="KCL's failoverTimeMillis, in seconds: a lease not renewed for this long has expired.",
     ),
 ]
 Live = Annotated[
@@ -178,8 +178,7 @@ def export(
         bool,
         typer.Option(
             "--repeat",
-            help="Where a checkpoint lies within a LogGroup, go back to its start: its first "
-            "records are read again.",
+            help="If a checkpoint is within a LogGroup, go back to the start of the group.",
         ),
     ] = False,
     group: GroupName = None,

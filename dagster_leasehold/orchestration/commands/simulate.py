@@ -238,8 +238,7 @@ def simulate(  # noqa: PLR0917
         list[str] | None,
         typer.Option(
             metavar="KIND[:COUNT]",
-            help="A change to apply once the group has settled after the one before: COUNT nodes "
-            "join, leave or crash, or COUNT shards split or merge. May be repeated.",
+            help="COUNT nodes join, leave or crash, or COUNT shards split or merge; repeatable.",
         ),
     ] = None,
     timeout: Annotated[
@@ -249,8 +248,7 @@ def simulate(  # noqa: PLR0917
 ) -> None:
     """Show who would hold how many shards after each change, and how many shards would move.
 
-    The planner and the protocol are those of a deployment; time is simulated, and nothing is
-    consumed. The same options always give the same numbers.
+    Time is simulated, and nothing is consumed.
     """
     group = SimulatedGroup(nodes, shards, mode, ordered=ordered, timeout_s=timeout)
     settled = [group.start(), *(group.change(text) for text in change or ())]

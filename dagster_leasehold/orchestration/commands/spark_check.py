@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PART = "spark worker"
 PARSERS = ("numpy", "msgspec")
 OPTIONS = "pydantic"
-PAGE = "docs/how-to/spark-cluster.md"
+PAGE = "docs/how-to/spark.md"
 # Spark looks before our own job does, and refuses in these words.
 _OTHER_PYTHON = re.compile(r"Python in worker has different version: (\d+\.\d+)")
 

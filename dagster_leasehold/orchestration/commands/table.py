@@ -41,9 +41,8 @@ def create(
         bool,
         typer.Option(
             "--adopt",
-            help="First roll a ledger that was restored from a backup forward to the table, then "
-            "have the table show what the ledger says is published, and nothing else: after one of "
-            "the two was restored, removed or made anew.",
+            help="Roll a restored ledger forward to the table, then leave the table with what the "
+            "ledger calls published.",
         ),
     ] = False,
     as_json: options.Json = False,
@@ -51,8 +50,7 @@ def create(
 ) -> None:
     """Make the stream's table and publish all that was ever committed; no file is rewritten.
 
-    A running deployment publishes by itself, some seconds after each commit. This does it at once,
-    and compares the table with the ledger, file by file; it exits with 1 if they differ.
+    Also compares the table with the ledger, file by file, and exits with 1 if they differ.
     """
     _publish(Target.at(home, module), stream, group, adopt=adopt, as_json=as_json)
 
@@ -68,8 +66,7 @@ def move(
 ) -> None:
     """Have the stream's table follow its output, after the home was moved or copied.
 
-    The table names its files by their whole addresses. It begins anew in the new place, with all
-    that is published and one snapshot; no file of records is written. Stop the deployment first.
+    Stop the deployment first. No data file is written.
     """
     from dagster_leasehold.assets.output.table.group_table import find_table
     from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER

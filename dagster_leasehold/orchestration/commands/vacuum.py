@@ -55,11 +55,8 @@ def vacuum(
 ) -> None:
     """Forget committed output that has expired; remove old files that the ledger does not name.
 
-    Failed attempts left them, replay and compaction replaced them, or their output has expired.
-    Choose an age longer than any reader takes: one that listed files before may still read them.
-    Files of output that expires now are removed by a later vacuum, when they are old enough. The
-    step `janitor` forgets output that has expired, too, but removes no files. Exits with 1 if
-    something could not be forgotten.
+    Choose an age longer than any reader takes. Exits with 1 if something could not be
+    forgotten.
     """
     from dagster_leasehold.assets.rewriting.vacuum import vacuum as removed_by
 

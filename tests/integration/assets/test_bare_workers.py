@@ -109,7 +109,7 @@ def environment_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with libraries that bare workers lack, packed as the page says."""
     folder = tmp_path_factory.mktemp("packed")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    [block] = fences(DOCS / "how-to/spark-cluster.md", "console")
+    [block] = fences(DOCS / "how-to/spark.md", "console")
     for line in block.splitlines():
         command = shlex.split(line.removeprefix("$ "))
         done = subprocess.run(

@@ -162,7 +162,7 @@ def test_what_a_replica_has_lost_is_consumed_again_and_neither_doubled_nor_lost(
 
 def commands_of_page() -> tuple[list[str], list[str]]:
     """Return the commands of the page before the records are committed again, and after."""
-    blocks = list(fences(DOCS / "how-to" / "failover.md", "console"))
+    blocks = list(fences(DOCS / "how-to/operations.md", "console", "After a failover"))
     look, again = (
         [line.removeprefix("$ leasehold ") for line in block.split("\n") if line.strip()]
         for block in blocks

@@ -20,7 +20,7 @@ def test_its_columns_and_what_it_refuses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    for block in fences(DOCS / "how-to/own-transform.md", "python"):
+    for block in fences(DOCS / "how-to/transform.md", "python"):
         exec(block, namespace)
     lines = ("2026-03-01T12:00:00Z;/cart;200", "2026-03-01T12:00:00Z;/pay", "no line")
     records = connect_session.createDataFrame(

@@ -30,6 +30,7 @@ from tests.unit.docs.test_docs import DOCS, fences
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 
 Printed = Callable[[str], str]
+READ = DOCS / "how-to/read-the-table.md"
 DECLARATION = """
 from pathlib import Path
 from dagster_leasehold import LocalLog, ShardStream
@@ -96,9 +97,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     return command
 
 
-def commands(page: str) -> list[str]:
-    """Return the commands that the page has its reader type, without the program's name."""
-    blocks = "".join(fences(DOCS / "how-to" / page, "console"))
+def commands(page: str, heading: str) -> list[str]:
+    """Return the commands that a section has its reader type, without the program's name."""
+    blocks = "".join(fences(DOCS / "how-to" / page, "console", heading))
     lines = [line.strip() for line in blocks.splitlines()]
     return [line.removeprefix("$ leasehold ") for line in lines if line.startswith("$ leasehold ")]
 
@@ -106,7 +107,8 @@ def commands(page: str) -> list[str]:
 def test_a_stuck_shard(home: ConsumedHome, printed: Printed) -> None:
     """Records of shard 3 are gone unread, so that its runs fail; then its node has left, too."""
     status, plan, journal, gaps, quarantine, force = (
-        line.replace("visits", "demo") for line in commands("stuck-shard.md")
+        line.replace("visits", "demo")
+        for line in commands("troubleshooting.md", "A shard does not move")
     )
     home.append(5)
     home.log.retain("3", "15")
@@ -124,7 +126,7 @@ def test_a_stuck_shard(home: ConsumedHome, printed: Printed) -> None:
 
 
 def test_an_upgrade(home: ConsumedHome, printed: Printed) -> None:
-    rolled, drain, upgrade, verify, resume = commands("upgrading.md")
+    rolled, drain, upgrade, verify, resume = commands("operations.md", "Upgrade")
     assert rolled == upgrade
     assert printed(drain)
     assert home.store.pulse(KEY).group.paused
@@ -140,8 +142,8 @@ def test_a_move_to_mysql(
     home: ConsumedHome, printed: Printed, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Consumption goes on in the new store, and every record is in the output once."""
-    upgrade, drain, copy, verify, status, resume = commands("move-to-mysql.md")
-    exported = "".join(fences(DOCS / "how-to/move-to-mysql.md", "console"))
+    upgrade, drain, copy, verify, status, resume = commands("operations.md", "Move to MySQL")
+    exported = "".join(fences(DOCS / "how-to/operations.md", "console", "Move to MySQL"))
     assert "export NEW_DATABASE_URL=" in exported
     monkeypatch.setenv("NEW_DATABASE_URL", mariadb_url)
     assert main(shlex.split(copy)) == 2, "neither is there a table, nor is the group drained"
@@ -176,7 +178,7 @@ def test_a_replay_after_a_bug(
     monkeypatch.setattr(
         dagster_leasehold.assets.rewriting.replay, "SparkSweeper", lambda **_: visits.sweeper
     )
-    cat, journal, replay, verify = commands("replay-after-a-bug.md")
+    cat, journal, replay, verify = commands("backfill-and-replay.md", "Replay after a bug")
     visits.append(2)
     visits.sweeper.refuses = lambda value: value.endswith((b":10", b":11"))
     visits.consume("run-2")
@@ -198,7 +200,7 @@ def test_a_store_that_is_away(
     home: ConsumedHome, printed: Printed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Method: the folder of the table's metadata cannot be reached; runs write elsewhere."""
-    status, create, verify = commands("store-away.md")
+    status, create, verify = commands("troubleshooting.md", "Store or catalog away")
     away = home.output / "metadata"
     away.touch()
     home.append(2)
@@ -215,14 +217,14 @@ def test_another_catalog(
     home: ConsumedHome, printed: Printed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the page's file of settings, with the address of a stand-in for the service."""
-    (settings,) = fences(DOCS / "how-to/other-catalog.md", "toml")
+    (settings,) = fences(READ, "toml", "Publish into another catalog")
     assert "export PYICEBERG_CATALOG__LAKE__TOKEN=" in "".join(
-        fences(DOCS / "how-to/other-catalog.md", "console")
+        fences(READ, "console", "Publish into another catalog")
     )
     give_token(monkeypatch)
     with rest_catalog(tmp_path) as uri:
         Path("leasehold.toml").write_text(settings.replace("https://catalog.example.com", uri))
-        (create,) = commands("other-catalog.md")
+        (create,) = commands("read-the-table.md", "Publish into another catalog")
         created = joined(printed(create))
     assert "to the table leasehold.demo of catalog lake" in created
     assert "the ledger names the same" in created
@@ -238,7 +240,7 @@ def test_an_asset_of_dagster_iceberg_reads_the_table(
     except PackagesMissing as error:
         pytest.skip(f"There is no dagster-iceberg: {error}")
     printed("table create demo")
-    (program,) = fences(DOCS / "how-to/dagster-iceberg.md", "python")
+    (program,) = fences(READ, "python", "With dagster-iceberg")
     (tmp_path / "reports.py").write_text(program + RUN_OF_ROWS, "utf-8")
     url = home.settings.store_url.get_secret_value()
     done = subprocess.run(
@@ -265,7 +267,7 @@ def test_queries_of_the_table(
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", home.settings.store_url.get_secret_value())
     connection = duckdb_with_iceberg()
     monkeypatch.setattr("duckdb.connect", lambda: connection)
-    first, arrow, duckdb, spark = fences(DOCS / "how-to/query-the-table.md", "python")
+    first, arrow, duckdb, spark = fences(READ, "python", "With any engine")
     names: dict[str, Any] = {}
     # DuckDB's extension is loaded from a package here.
     for block in (first, arrow, duckdb.replace("INSTALL iceberg; LOAD iceberg", "SELECT 1")):

@@ -1,4 +1,4 @@
-"""The database set-up of docs/operations.md works as it is written, and grants what is needed."""
+"""The database set-up of docs/how-to/operations.md works as it is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PASSWORD = "of-the-test"
 @pytest.fixture
 def accounts(mariadb: MariaDB) -> Iterator[dict[str, str]]:
     """The URLs of the two accounts, made by the SQL of the page; the test server has no TLS."""
-    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/operations.md").read_text("utf-8")
     # The other block, of what the janitor deletes, is about tables that are there later.
     block, _ = re.findall(r"^```sql\n(.*?)^```$", page, re.M | re.S)
     statements = block.replace("…", PASSWORD).replace(" REQUIRE SSL", "").split(";")

@@ -1,4 +1,4 @@
-"""The settings of docs/how-to/resize-modulo.md, one after the other, in a real instance."""
+"""The settings of docs/how-to/nodes.md for a modulo group, in a real instance."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_setting
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
 from tests.ticks import tick
+from tests.unit.docs.test_docs import section
 
-PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/resize-modulo.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/nodes.md"
 KEY = GroupKey.parse("default", "visits")
 
 
@@ -65,7 +66,7 @@ class Deployment:
 def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = PAGE.read_text("utf-8")
+    text = section(PAGE, "Resize a modulo group")
     two, three = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
     status, plan, update = re.findall(r"^\$ leasehold (.*)$", text, re.M)
 

@@ -61,9 +61,9 @@ def test_links_out_of_the_pages_lead_into_the_repository() -> None:
         == f"{REPOSITORY}/blob/main/dagster_leasehold/assets/parsing.py"
     )
     assert link("../../examples") == f"{REPOSITORY}/tree/main/examples"
-    assert link("../operations.md#backups") == "../operations.md#backups"
+    assert link("operations.md#backups") == "operations.md#backups"
     assert link("../../README.md") == "../index.md"
     assert link("https://kafka.apache.org/") == "https://kafka.apache.org/"
     assert link("#install") == "#install"
-    readme = linked("[x](docs/operations.md)", ROOT / "README.md", ROOT / "docs", REPOSITORY)
-    assert readme == "[x](operations.md)"
+    readme = linked("[x](docs/quick-start.md)", ROOT / "README.md", ROOT / "docs", REPOSITORY)
+    assert readme == "[x](quick-start.md)"

@@ -7,6 +7,9 @@ import pytest
 from tests.simulation.soak.mutants import MUTANTS, Mutant, shown
 from tests.simulation.soak.scenes import SCENES
 
+LONG_SCENES = {"hours fail", "a shard fails for ever"}
+"""Scenes that take a minute each: releases play the mutants of these."""
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", SCENES)
@@ -15,7 +18,17 @@ def test_a_scene_has_no_finding(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(
+            mutant,
+            id=mutant.name,
+            marks=[pytest.mark.release] if mutant.scene in LONG_SCENES else [],
+        )
+        for mutant in MUTANTS
+    ],
+)
 def test_a_remedy_that_is_taken_out_is_noticed(mutant: Mutant) -> None:
     findings = mutant.findings()
     assert any(mutant.finding in finding for finding in findings), shown(findings)

@@ -38,13 +38,13 @@ def test_alerts_and_panels_ask_for_metrics_that_are_exported() -> None:
 
 
 def test_no_alert_is_left_out_of_the_documentation() -> None:
-    page = (ROOT / "docs/how-to/alerts.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/watch.md").read_text("utf-8")
     alerts = set(re.findall(r"- alert: (\w+)", RULES.read_text("utf-8")))
     assert alerts == set(re.findall(r"^\| `(Leasehold\w+)`", page, re.M))
 
 
 def test_the_page_of_metrics_names_all_that_is_exported() -> None:
-    page = (ROOT / "docs/how-to/metrics.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/watch.md").read_text("utf-8")
     named = set(NAME.findall(page))
     missing = {
         name

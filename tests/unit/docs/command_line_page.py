@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -19,31 +20,28 @@ from tests.unit.docs.recorded_output import RECORDED
 
 MEASURING = ("version", "compact", "vacuum", "group drain")
 """Commands that print sizes of files, versions, or seconds."""
+WORTH_A_REFERENCE = 4
+"""The number of options from which on they are shown for the first of two commands."""
+SHARED_BY = 12
+"""The number of commands from which on an option is explained once."""
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command-line.md"
 _HEAD = """\
 # Command line
 
 <!-- Written by `python -m tests.unit.docs.command_line_page`: change the commands instead. -->
 
-`leasehold -h` lists the commands by what they are for, `leasehold COMMAND --help` prints what is
-said here, and `leasehold --version` prints the version. Under each command stands what it printed
-in one small deployment: a log of two shards with six records, the last of which the transform
-refused.
+`leasehold -h` lists the commands, and `leasehold COMMAND --help` prints what is said here. Each
+command is shown with its output in one small deployment: a log of two shards with six records, the
+last of which the transform refused.
 
-**JSON.** Every command that ends takes `--json` and then prints one JSON document; `cat` prints one
-line a record. Commands that run until Ctrl-C have no such option.
+Exit codes are 0 (done), 1 (a check failed) and 2 (your mistake, in one sentence on standard error);
+see [states and reasons](states.md#exit-codes-of-the-command-line). Long work shows its progress on
+standard error. `leasehold --install-completion` sets up completion for your shell.
 
-**Exit codes.** 0 done, 1 a check failed, 2 your mistake, told in one sentence on standard error;
-see [states and reasons](states.md#exit-codes-of-the-command-line).
+Most commands take some of these:
 
-**Tables** are at most 100 columns wide, less where the terminal is narrower.
-
-**Progress** of long work is a bar on standard error while it lasts, where that is a terminal.
-`group drain` prints lines elsewhere.
-
-**Shell completion.** `leasehold --install-completion` sets it up for the shell that you are in
-(bash, zsh, fish or PowerShell) and says where; it completes commands, options and the names of
-declared streams. `leasehold --show-completion` prints the script instead.
+| | |
+|---|---|
 """
 
 
@@ -83,6 +81,11 @@ def options(command: Any) -> Iterator[tuple[str, str]]:
             yield f"{', '.join(names)}{value}", text
 
 
+def shared(rows: Counter[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Options that most commands have, with their meaning: the page explains them once."""
+    return [row for row, count in rows.items() if count >= SHARED_BY]
+
+
 def _value(parameter: Any) -> str:
     kind = parameter.type_descriptor.annotation
     if isinstance(kind, type) and issubclass(kind, Enum):
@@ -107,19 +110,29 @@ def comparable(text: str) -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = [_HEAD]
+    tree = root()
+    once = shared(Counter(row for _, command in commands(tree) for row in options(command)))
+    parts = [_HEAD, *(_row(*each) for each in once)]
     outputs = real_outputs()
-    for path, command in commands(root()):
+    shown: dict[tuple[tuple[str, str], ...], tuple[str, ...]] = {}
+    for path, command in commands(tree):
         parts.append(f"\n## leasehold {' '.join(path)}\n\n{_paragraphs(command.help or '')}\n")
-        rows = [f"| `{_escape(name)}` | {_escape(text)} |" for name, text in options(command)]
-        if rows:
-            parts.append("\n| | |\n|---|---|\n" + "\n".join(rows) + "\n")
+        own = tuple(row for row in options(command) if row not in once)
+        same = shown.setdefault(own, path)
+        if same != path and len(own) >= WORTH_A_REFERENCE:
+            parts.append(f"\nTakes the options of `leasehold {' '.join(same)}`.\n")
+        elif own:
+            parts += ["\n| | |\n|---|---|\n", *(_row(*each) for each in own)]
         parts += [
             f"\n```console\n$ {command}\n{output}\n```\n"
             for words, (command, output) in outputs.items()
             if words[: len(path)] == path
         ]
     return "".join(parts)
+
+
+def _row(name: str, text: str) -> str:
+    return f"| `{_escape(name)}` | {_escape(text)} |\n"
 
 
 def _escape(text: str) -> str:

@@ -20,7 +20,7 @@ BAD = b"no JSON"
 def transform_of(name: str) -> ArrowTransform:
     [example] = [
         block
-        for block in fences(DOCS / "how-to" / "own-transform.md", "python")
+        for block in fences(DOCS / "how-to" / "transform.md", "python")
         if f"@arrow_transform\ndef {name}(" in block
     ]
     names: dict[str, Any] = {}

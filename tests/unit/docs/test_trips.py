@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.unit.test_layout import PACKAGE, ROOT
 
 KEY = GroupKey.parse("group", "stream")
-PAGE = ROOT / "docs" / "life-of-a-lease.md"
+PAGE = ROOT / "contributing" / "life-of-a-lease.md"
 
 
 def files_of(call: Callable[[], object]) -> set[str]:

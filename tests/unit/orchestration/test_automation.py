@@ -32,7 +32,7 @@ Asked = dict[str, set[str | None]]
 def news() -> dg.AutomationCondition[Any]:
     """Return the condition that the how-to recommends."""
     page: dict[str, Any] = {}
-    (block, _) = fences(DOCS / "how-to" / "automation.md", "python")
+    block = fences(DOCS / "how-to/react-to-commits.md", "python")[0]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(block, page)

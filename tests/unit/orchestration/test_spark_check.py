@@ -167,6 +167,6 @@ def test_a_worker_without_what_a_declared_stream_needs_is_a_warning(
     assert parsing.startswith(
         "it lacks msgspec, for parse_json and parse_csv in the transform of clicks: "
     )
-    assert all("docs/how-to/spark-cluster.md" in text for text in (source, parsing))
+    assert all("docs/how-to/spark.md" in text for text in (source, parsing))
     code, [finding] = examine(Session())
     assert (code, finding["health"]) == (0, "ok")
