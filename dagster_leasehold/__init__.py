@@ -14,8 +14,8 @@ Everything that a project writes to consume a log is imported from here:
 
 Three side doors serve those who need more: `dagster_leasehold.reading` for programs that read
 committed output, `dagster_leasehold.clients` for consumers without Dagster, and
-`dagster_leasehold.sources` for authors of sources. Whatever lies behind these four is internal and
-may change in any release.
+`dagster_leasehold.sources` for authors of sources. Everything behind these four is internal and
+can change in any release.
 
 A name is loaded when it is first used, so that importing the package stays cheap.
 """

@@ -1,7 +1,7 @@
 """A lease store as it is after a long life: a ledger and a journal of any size, and a true one.
 
 The rows are inserted in bulk through the store's own tables, and are what the verbs would have
-written: `verify` proves them, and consumption goes on behind them.
+written: `verify` proves them, and consumption continues behind them.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _journal(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Consumption:
-    """A run that goes on behind the aged rows, one batch of every shard at a time."""
+    """A run that continues behind the aged rows, one batch of every shard at a time."""
 
     store: LeaseStore
     age: Age

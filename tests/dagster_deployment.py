@@ -110,7 +110,7 @@ class DagsterDeployment:
         """Tell if a sensor that was just switched gets a status, and keeps it.
 
         The daemon reads a sensor's state at the end of a tick and writes it back a few milliseconds
-        later: a switch in between is undone, and ticks go on as if nobody had touched it (seen once
+        later: a switch in between is undone, and ticks continue as if it was never made (seen once
         in twenty runs on a busy machine; https://github.com/dagster-io/dagster/issues/7736).
         """
         deadline = time.monotonic() + SWITCHED_S

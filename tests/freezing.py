@@ -7,10 +7,10 @@ import signal
 
 
 def freeze(child: int) -> None:
-    """Stop a child with SIGSTOP and wait until it stands still; SIGCONT wakes it.
+    """Stop a child with SIGSTOP and wait until it stalls; SIGCONT wakes it.
 
     The signal alone is not enough: one thread takes it and tells the others, and until it gets a
-    processor, they go on and may answer.
+    processor, they continue and may answer.
     """
     os.kill(child, signal.SIGSTOP)
     _, status = os.waitpid(child, os.WUNTRACED)

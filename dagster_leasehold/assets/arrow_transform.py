@@ -1,4 +1,4 @@
-"""Transforms from Arrow table to Arrow table: how one is declared, and what it may return."""
+"""Transforms from Arrow table to Arrow table: how one is declared, and what it can return."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def arrow_transform(function: TableFunction) -> ArrowTransform:
     Records then stay in the worker that reads them, which is several times faster than a transform
     of DataFrames. The table holds consecutive records of one shard in their order, a part of a
     batch, with the columns `shard_id`, `cursor`, `event_time`, `key`, `value` and `attributes`.
-    The function keeps the column `shard_id` as it is; it may leave rows out, and add rows and
+    The function keeps the column `shard_id` as it is; it can leave rows out, and add rows and
     columns. Rows whose column `quarantine_error` is not null go to quarantine instead of the
     output. It is called many times for one batch, in several processes, so that each call stands
     alone: what counts or compares records of a whole batch is for Spark.

@@ -65,7 +65,7 @@ class Siblings:
 
         1. The queue launches a run while this one cancels it.
         2. Canceling terminates it, and is told that nothing could be terminated.
-        3. Its process begins, finds the run canceled, and ends: nobody else makes its partition.
+        3. Its process begins, finds the run canceled, and ends: no other run makes its partition.
         """
         alike = self._alike()
         if not alike:

@@ -35,7 +35,7 @@ class ShardCheck:
 
     @property
     def severity(self) -> dg.AssetCheckSeverity:
-        """An error where data is missing, a warning where somebody should look."""
+        """An error where data is missing, a warning where a person should look."""
         return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
 
     def repeats(self, stored: ShardCheck | None) -> bool:
@@ -90,7 +90,7 @@ def check_shard(
     Args:
         stream: the declaration, for its limits.
         committed: the range that the run committed to the shard, or None.
-        gaps: the shard's gaps that nobody has acknowledged.
+        gaps: the shard's unacknowledged gaps.
         lag: the shard's unread records, or None where the source cannot tell.
         lag_seconds: the age of the oldest of them, or None likewise.
     """
@@ -104,7 +104,7 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
         description = "A committed batch does not start where the one before it ends."
     elif gaps:
         description = (
-            f"Records were never consumed, and nobody has accepted that: {spans}. "
+            f"Records were never consumed, and that was not accepted: {spans}. "
             "Accept it with `leasehold gap ack`; the check passes with the next run."
         )
     else:
@@ -135,7 +135,7 @@ def _lag(stream: ShardStream, lag: int | None, seconds: float | None) -> ShardCh
     metadata |= {} if lag is None else {"lag": lag}
     metadata |= {} if seconds is None else {"lag_seconds": round(seconds, 3)}
     if judged is None:
-        # A check that passes says that somebody looked: where nobody could, it must not.
+        # A check that passes says that all was compared: where that was impossible, it must not.
         description = (
             f"It is not known whether more than {_limits(stream)} are unread: the shard is behind "
             "its end, and its source does not tell, or the source did not answer. See whether the "

@@ -30,11 +30,11 @@ class CompactConfig(dg.Config):
     Attributes:
         shards: the shards; none means all of the group, and in a sensor's run none of them.
         target_bytes: the size of a merged file, in bytes; none takes the stream's.
-        node: of a sensor's run, the node that compacts. Such a run goes on where the last one
+        node: of a sensor's run, the node that compacts. Such a run continues where the last one
             ended, leaves young batches alone, and yields to consumption.
         old_until: in such a run, for a shard that has gone quiet, the number below which all
             batches are old.
-        vacuum: True to remove old files that nobody needs, afterwards.
+        vacuum: True to remove unneeded old files afterwards.
     """
 
     shards: list[str] = []  # noqa: RUF012 - pydantic copies it
@@ -156,6 +156,6 @@ def _vacuum(context: dg.OpExecutionContext, stream: ShardStream, deployment: Dep
         catalog=deployment.catalog,
     )
     context.log.info(
-        f"Vacuum removed {len(report.removed)} files of {report.removed_bytes} bytes that nobody "
-        "needed any more."
+        f"Vacuum removed {len(report.removed)} files of {report.removed_bytes} bytes that were not "
+        "needed."
     )

@@ -112,7 +112,7 @@ def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: Shar
 
 
 def _follow(stream: ShardStream, instance: dg.DagsterInstance, run_id: str) -> Follow:
-    """Return the way in which a run follows its shards: it is asked, and shows itself, by tags."""
+    """Return the way that a run follows its shards: it is asked, and shows itself, by tags."""
 
     def tags() -> dict[str, str]:
         run = instance.get_run_by_id(run_id)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 # The whole comes before its parts. Of two threads that import Dagster, one would hold a part's lock
-# and wait for the whole, and the other the reverse: Python lets both go on with halves.
+# and wait for the whole, and the other the reverse: Python lets both continue with halves.
 import dagster
 
 from dagster_leasehold.assets.errors import DagsterUnsupported

@@ -1,6 +1,6 @@
 """The mark of a stream's definition: another one means that its code or its settings have changed.
 
-A code server may load the same definition every minute, as Dagster's daemon has it do where it
+A code server can load the same definition every minute, as Dagster's daemon has it do where it
 starts the server itself. So a mark is made of what the definition says, not of when it was loaded.
 """
 

@@ -1,6 +1,6 @@
 """A Dagster deployment: the parts it gives to its streams, and the address its nodes register with.
 
-Two deployments may share lease tables, and by mistake give a node the same name. The lease tables
+Two deployments can share lease tables, and by mistake give a node the same name. The lease tables
 let only one of them answer to the name. The other one, which knows nothing of the first one's runs,
 must not take them for ended: it compares addresses before it touches a shard of that node.
 """
@@ -39,18 +39,18 @@ def _never() -> bool:
 class Deployment:
     """The lease store, the nodes and the folders of one deployment.
 
-    It is built anew in every process from the same settings, so that a run needs no secret in
+    It is built in every process from the same settings, so that a run needs no secret in
     its config: neither a database URL nor a token ever travels through Dagster.
 
     Attributes:
         store: opens the lease store on first use and returns the same one from then on.
         nodes: the nodes that this deployment keeps alive by itself, where there are no agents.
         agents: True if its nodes have agents (`leasehold node`), which beat for them; then
-            whoever registers with the instance's address is a node of this deployment.
+            a node that registers with the instance's address is one of this deployment.
         timing: the durations of the protocol for groups that this deployment creates.
         output_folder: gives the folder of the committed output of a stream's group.
         upkeep_file: gives the file of the rebalance sensor's costs, for `leasehold status`; None
-            where nobody looks.
+            where no process looks.
         leaving: asked by runs between two batches; once it is true, they stop at that checkpoint,
             because the node of this process leaves.
         catalog: of its tables.

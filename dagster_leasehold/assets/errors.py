@@ -21,7 +21,7 @@ class SparkAway(SparkUnavailable):
 
 
 class SessionLost(SparkUnavailable):
-    """The session with Spark is gone, or the server that it was with; a new one may work."""
+    """The session with Spark is gone, or the server that it was with; a new one can work."""
 
 
 class SparkFeatureMissing(SparkUnavailable):
@@ -33,7 +33,7 @@ class JavaNotFound(UserMistake):
 
 
 class SweepInterrupted(LeaseholdError):
-    """A Spark job was interrupted on purpose, because its run may no longer publish anything."""
+    """A Spark job was interrupted on purpose, because its run can no longer publish anything."""
 
 
 class TransformError(UserMistake):
@@ -41,11 +41,11 @@ class TransformError(UserMistake):
 
 
 class TransformUnusable(TransformError):
-    """The user's transform cannot be applied to any record, whatever is in it."""
+    """The user's transform cannot be applied to any record."""
 
 
 class RecordBlocks(LeaseholdError):
-    """A shard is held at a record at which every run hangs or crashes."""
+    """A shard is held at a record where every run hangs or crashes."""
 
 
 class QuarantineLimitExceeded(UserMistake):
@@ -61,7 +61,7 @@ class RewriteRefused(UserMistake):
 
 
 class WindowIncomplete(UserMistake):
-    """A shard may still deliver records of the window of event time."""
+    """A shard can still deliver records of the window of event time."""
 
 
 class TableUnavailable(LeaseholdError):
@@ -69,7 +69,7 @@ class TableUnavailable(LeaseholdError):
 
 
 class PublicationRefused(TableUnavailable):
-    """A catalog refused a publication; it is sent again, or made anew, after a wait."""
+    """A catalog refused a publication; it is sent again, or replaced, after a wait."""
 
 
 class TooManyFiles(LeaseholdError):

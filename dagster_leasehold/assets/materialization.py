@@ -2,9 +2,9 @@
 
 The rows come from the outbox, where each commit left one. A run delivers its own, and the outbox
 sensor those of runs that died before they could; both go through the same grouping, so that a
-reader of the asset sees each batch once, whoever delivered it.
+reader of the asset sees each batch once.
 
-A source's service may show how far a stream is committed. Nothing reads that back: the lease store
+A source's service can show how far a stream is committed. Nothing reads that back: the lease store
 alone knows the checkpoints. The service hears of them after a commit and before its report is
 flagged as delivered, so that every commit is followed by at least one word to the service.
 """
@@ -43,12 +43,12 @@ class CommittedRange:
 
     @property
     def start(self) -> str:
-        """The cursor at which the first batch starts."""
+        """The cursor where the first batch starts."""
         return str(self.events[0].payload["start"])
 
     @property
     def end(self) -> str:
-        """The cursor at which the last batch ends."""
+        """The cursor where the last batch ends."""
         return str(self.events[-1].payload["end"])
 
     @property

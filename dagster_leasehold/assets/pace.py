@@ -2,7 +2,7 @@
 
 A record waits at the head of the log for at most a commit interval. The event times of records
 are not to be trusted, and a run does not read to find them out: it remembers, on its own monotonic
-clock, when a shard was last seen read to its end. Whatever is unread came after that moment, so
+clock, when a shard was last seen read to its end. All unread records came after that moment, so
 that it is due one interval later. A shard that was never seen read to its end is due at once.
 
 All shards of a run share one due time, the earliest: one Spark job and one transaction serve them.
@@ -75,7 +75,7 @@ class DueTimes:
 
     Attributes:
         pace: of the run.
-        active_s: the last moment at which there was something to read.
+        active_s: the last moment when there was something to read.
     """
 
     pace: Pace
@@ -122,7 +122,7 @@ class DueTimes:
         self._rested_s = now_s + min(rest_s, REST_MAX_S)
 
     def forget(self, shard: ShardId) -> None:
-        """Forget a shard that the run has let go."""
+        """Forget a shard that the run has released."""
         self._read_s.pop(shard, None)
         self._due_s.pop(shard, None)
 

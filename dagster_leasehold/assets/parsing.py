@@ -51,7 +51,7 @@ def parse_csv(
 
     The record's own columns stay, so that a quarantined record keeps its cursor and raw bytes. The
     line has exactly the fields of the schema, in its order; an empty one is null. Quotes are as
-    in RFC 4180: a field in double quotes may hold separators and line ends, and a doubled quote
+    in RFC 4180: a field in double quotes can hold separators and line ends, and a doubled quote
     stands for one. A value that does not fit its field is an error, by the rules of `parse_json`.
     The fields of quarantined records are null. The result is the same for an Arrow table and for a
     DataFrame.

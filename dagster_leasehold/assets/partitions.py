@@ -41,7 +41,7 @@ def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]
 
     Args:
         tags: of the run.
-        in_order: gives all partitions in the order in which they were added.
+        in_order: gives all partitions in the order that they were added.
     """
     if RANGE_START_TAG not in tags or RANGE_END_TAG not in tags:
         return [tags[PARTITION_TAG]] if PARTITION_TAG in tags else []
@@ -49,7 +49,7 @@ def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]
     try:
         first, last = keys.index(tags[RANGE_START_TAG]), keys.index(tags[RANGE_END_TAG])
     except ValueError:
-        return []  # somebody has deleted one
+        return []  # one was deleted
     return list(keys[first : last + 1])
 
 

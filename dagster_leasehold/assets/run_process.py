@@ -1,9 +1,9 @@
 """The process of a run: noted in a tag, so that others can see that it is gone.
 
-Dagster's launcher cannot tell: a run whose process died together with the code server that
-watched it stays "started" for ever, and would keep its shards open. A run therefore notes its
-process in a tag, and whoever looks from the same place (one boot of one host, one namespace of
-process numbers) can see that it is gone.
+Dagster's launcher cannot tell: a run whose process died together with the code server that watched
+it stays "started" for ever, and would keep its shards open. A run therefore notes its process in a
+tag, and a process that looks from the same place (one boot of one host, one namespace of process
+numbers) can see that it is gone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
 PART_ENDED = "ended"
-"""Noted in place of a process: the run goes on with assets that are not the stream's."""
+"""Noted in place of a process: the run continues with assets that are not the stream's."""
 _OF = " of run "
 
 
@@ -77,7 +77,7 @@ def noted_process(run: dg.DagsterRun) -> str:
 
 
 def process_gone(note: str) -> bool:
-    """Return True if the noted process has certainly ended; False where nobody here can tell."""
+    """Return True if the noted process has certainly ended; False if that cannot be known here."""
     process = ProcessIdentity.parse(note)
     return process is not None and process.existence() is Existence.GONE
 

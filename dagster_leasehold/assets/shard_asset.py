@@ -44,7 +44,7 @@ from dagster_leasehold.shard_sources.lag import lags_of
 
 
 class ShardConfig(dg.Config):
-    """The launchpad's config of a materialization; everything may be left out.
+    """The launchpad's config of a materialization; everything can be left out.
 
     Attributes:
         node: consume for this node; by default, for whichever node holds the shard.

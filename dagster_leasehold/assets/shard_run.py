@@ -84,11 +84,11 @@ class ShardRun:
         self.add(reports, seconds=0.0)
 
     def committed(self, shard: ShardId) -> CommittedRange | None:
-        """Return the range that the run committed to a shard and nobody has reported yet."""
+        """Return the range that the run committed to a shard and that is not reported yet."""
         return self._undelivered().get(shard)
 
     def undelivered(self) -> list[ShardId]:
-        """Return the shards with commits of the run that nobody has reported yet."""
+        """Return the shards with unreported commits of the run."""
         return list(self._undelivered())
 
     def _undelivered(self) -> dict[ShardId, CommittedRange]:
@@ -222,7 +222,7 @@ class ShardRun:
         """Report the commits, shard by shard, then flag them; return the number of shards.
 
         Can be called again and again: each batch is in one report, and the outcome of a check is
-        stored when it changes. The outcomes of shards that the run has `begun` are stored anew:
+        stored when it changes. The outcomes of shards that the run has `begun` are stored again:
         others may have reported on them since. The rate of a shard that the run is still at work
         on is that of the last `interval_s` seconds.
         """
@@ -280,12 +280,12 @@ class ShardRun:
 
 _ANSWERED = frozenset({StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED})
 _EXPLAINED = {
-    StopReason.HANDED_OVER: "it was handed over to another node, which goes on with it.",
+    StopReason.HANDED_OVER: "it was handed over to another node, which continues with it.",
     StopReason.PAUSED: "its consumer group was paused.",
-    StopReason.LEASE_LOST: "its lease was lost to another node, which goes on with it.",
+    StopReason.LEASE_LOST: "its lease was lost to another node, which continues with it.",
     StopReason.UNTRUSTED: "the lease store did not confirm a beat in time.",
     StopReason.STOP_REQUESTED: "the run was asked to stop.",
-    StopReason.NOT_HELD: "its node holds it no more.",
+    StopReason.NOT_HELD: "its node no longer holds it.",
     StopReason.OPEN_BY_OTHER: "another run has it open.",
 }
 

@@ -110,11 +110,11 @@ class Checks(Declared):
     """Limits that a stream's batches and shards have to meet."""
 
     quarantined_max: Annotated[int, NOT_NEGATIVE] = 1_000
-    """The most records of one batch that may go to quarantine."""
+    """The most records of one batch that can go to quarantine."""
     lag_max: Annotated[int, NOT_NEGATIVE] = 1_000_000
     """The most unread records of a shard for which its lag check passes."""
     lag_max_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
-    """The longest time that a record may be unread for the check to pass, in seconds. Set it if the
+    """The longest time that a record can be unread for the check to pass, in seconds. Set it if the
     service does not count records."""
 
 
@@ -134,7 +134,7 @@ class Retention(Declared):
     all batches of a merged file."""
     vacuum_after_s: Annotated[float, TIME_FOR_READERS] = 24 * 3_600.0
     """The age at which unnamed files are removed, in seconds: at least 60, and more than the age of
-    a backup that may be restored."""
+    a backup that can be restored."""
 
     def __post_init__(self) -> None:
         output_age(self.output_days)
@@ -259,7 +259,7 @@ class ShardStream(Declared):
     """The event times that tell how far a shard has come: those of the `source`, or of the
     transform's `output`."""
     on_poison: OnPoison = "hold"
-    """The treatment of a record at which every run hangs or crashes: `hold` the shard there, or
+    """The treatment of a record where every run hangs or crashes: `hold` the shard there, or
     `quarantine` the record."""
     pace: Pace = Pace()
     """The pace of its runs."""

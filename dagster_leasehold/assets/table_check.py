@@ -2,7 +2,7 @@
 
 The sensor that publishes makes it now and then, and Dagster on demand. A run that materializes
 partitions is asked for it as well: it repeats the last outcome instead of comparing all files, and
-has to succeed whatever became of the catalog.
+has to succeed even if the catalog is away.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def build_table_check(stream: ShardStream) -> dg.AssetChecksDefinition:
         f"published, no more and no less; compared up to {FILES_MAX:,} of them.",
     )
 
-    # The name that Dagster would choose, `<stream>_table`, may be that of an asset of the user.
+    # The name that Dagster would choose, `<stream>_table`, can be that of an asset of the user.
     @dg.multi_asset_check(
         name=f"table__{definition_name(stream)}", specs=[spec], required_resource_keys={LEASEHOLD}
     )
@@ -99,7 +99,7 @@ def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
     try:
         outcome = replace(comparison, files_max=FILES_MAX).compare()
     except TooManyFiles as error:
-        # A check that passes says that somebody looked.
+        # A check that passes says that the table was compared.
         sentence = f"{error} They are not compared here: `leasehold verify` does it."
         return ShardCheck(TABLE, False, sentence, {})
     number, shown = len(outcome.differences), outcome.differences[:DIFFERENCES_SHOWN_MAX]

@@ -101,7 +101,7 @@ def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         dg.TableColumn(
             each["name"],
             type_text(each["type"]),
-            # A transform may give another column the same name, then mostly with another type.
+            # A transform can give another column the same name, then mostly with another type.
             _DESCRIBED[each["name"]] if each in RAW_COLUMNS else None,
         )
         for each in columns

@@ -1,4 +1,4 @@
-"""Leases on the shards of a log: who may consume what, up to where, and what was committed.
+"""Leases on the shards of a log: who can consume what, up to where, and what was committed.
 
 A deployment has one lease store. Nodes answer to names in it, claim shards, open tenures on them,
 and commit batches; everything that any process must agree upon is a row here, and every change
@@ -6,7 +6,7 @@ is one conditional write with a typed outcome (`lease_store.roles`).
 
 Who is authoritative
 --------------------
-The rows are. A process may believe that it holds a shard; only a write that names its tenure, and
+The rows are. A process can believe that it holds a shard; only a write that names its tenure, and
 finds it current, makes anything visible. No clock is asked: not the nodes', not the database's.
 Columns named `..._time` and `..._at` are for people.
 
@@ -40,7 +40,7 @@ States of a shard
                            +------- 8 (from already_alloc too) ---- transfer
 
 In `transfer`, `lease_owner` is already the next node while `consumer_owner` still is the holder,
-who goes on until its next batch boundary. When a finished shard is reopened, those that come from
+who continues until its next batch boundary. When a finished shard is reopened, those that come from
 it go back to `wait` in an ordered group (edge 10). `lease_store.rules.states` has the table of
 edges, `lease_store.rules.transitions` what each does to a row and to the journal.
 
@@ -51,7 +51,7 @@ observer's monotonic clock, counted from when the observer first saw that value.
 compare-and-set on the counter, so a beat that lands in between wins. A holder in turn trusts
 itself for three quarters of T from *before* it sent its last successful beat, and then stops:
 
-    sent beat          counted                 stops here          may be evicted from here
+    sent beat          counted                 stops here          can be evicted from here
     |------------------|-----------------------|-------------------|
     0                  (some latency)          0.75 T              T after the beat was seen
 
@@ -62,7 +62,7 @@ Publishing
 ----------
 The ledger says what is committed; a group's Iceberg table is what people read. One node at a time
 has the turn to publish, with an epoch of its own, and each shard a cursor: the number of its first
-batch that is not in the table. Whatever happens to a batch before the cursor (a replay, compaction,
+batch that is not in the table. All that happens to a batch before the cursor (a replay, compaction,
 withdrawal or expiry) leaves a `TableChange` in its own transaction, which a later publication
 carries out. Cursors, changes and the pointer of the default catalog move in one transaction, which
 compares the turn's epoch, the cursors and the version of each shard's ledger
@@ -90,11 +90,11 @@ When something fails
     the holder dies during a transfer     the shard is free (edge 9)
     the next node dies during a transfer  back to the holder (edge 6), nothing is read again
     the deadline of a transfer passes     the next node takes over, the holder is fenced
-    the database loses its last commits   epochs may repeat: see `docs/` before restoring one
+    the database loses its last commits   epochs can repeat: see `docs/` before restoring one
 
 What is in the room
 -------------------
-    roles             what a caller may ask of a store, one class per subject: callers name these
+    roles             what a caller can ask of a store, one class per subject: callers name these
     store             `LeaseStore`, all roles together, and pairs of them
     *_rows, outcomes  the frozen values that verbs take and return
     rules             pure decisions: a snapshot in, actions out
@@ -104,7 +104,7 @@ What is in the room
     rebalancing       planning rounds; `member`: staying in a group
     client            consuming without Dagster
 
-Every other room may call the roles, the rows, the rules and what stands on them; what is inside
+Every other room can call the roles, the rows, the rules and what stands on them; what is inside
 `sql_store` and `memory_store`, and the tables, is this room's own. It imports no other room, and
 neither Dagster nor Spark. Start with `open_store`; neither a database driver nor Alembic is
 imported before it is needed.

@@ -68,7 +68,7 @@ PACKET_TOO_LARGE = 1153
 MYSQL_FULL = frozenset({1021, 1114})
 
 ADVICE: dict[int, str] = {
-    14: "check that its file can be opened, and that its folder may be written",
+    14: "check that its file can be opened, and that its folder can be written",
     1044: "grant the account of its URL access to the database",
     1045: "check the account and the password in its URL",
     1049: "create the database first",
@@ -78,7 +78,7 @@ ADVICE: dict[int, str] = {
     2003: "check ssl_ca, ssl_cert and ssl_key in its URL against the server's certificate",
     2026: "enable TLS on the server, or drop the ssl_ options from its URL",
 }
-"""Advice about errors that repeating does not mend; 2003 is fatal for TLS alone."""
+"""Advice about errors that repeating does not fix; 2003 is fatal for TLS alone."""
 
 
 def error_number(error: DBAPIError) -> int:

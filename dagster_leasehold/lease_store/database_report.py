@@ -51,7 +51,7 @@ class DatabaseReport:
         server: its kind and version.
         session: the one that looked; None for a file.
         schema: of its lease tables.
-        refused: what this account may not do, such as `DELETE on batch`; None where nobody asked,
+        refused: what this account may not do, such as `DELETE on batch`; None if it was not asked,
             since it is a file, or has the schema of another release.
         now: the database's own clock, which decides nothing.
     """
@@ -86,7 +86,7 @@ def _look(transaction: Transaction, url: SecretStr) -> DatabaseReport:
     stored = schema.stored(connection)
     server = dialect.name != "sqlite"
     # Rights are checked before a statement looks for rows, of which none is meant here. A file has
-    # one owner, and whoever cannot write it is told so at the first write.
+    # one owner, and a process that cannot write it gets an error at the first write.
     refused: tuple[str, ...] | None = None
     if server and stored.revision == HEAD:
         each = tables.metadata.sorted_tables

@@ -1,8 +1,8 @@
 """The transport of a session to MariaDB or MySQL: verified TLS, or a way within this machine.
 
-Without TLS, whoever shares the network reads the rows, and can take the password: the driver sends
+Without TLS, everyone on the network reads the rows, and can take the password: the driver sends
 it readable to any server that asks for it. So a server on another machine needs either TLS with a
-certificate that is verified, or a word in the URL that says that nobody else shares the network.
+certificate that is verified, or a word in the URL that says that the network is private.
 The loopback and a socket leave nothing to read for others, and need neither.
 """
 
@@ -35,7 +35,7 @@ def transport(url: URL) -> tuple[URL, dict[str, Any]]:
         raise InvalidSetting(
             f"The lease store's URL leads to {shown(url.host or '')} without TLS, where others "
             "could read its password and its data: add ?ssl_ca=/path/to/authority.pem to it, or "
-            f"?{MODE}={WITHOUT_TLS} if nobody else shares the network."
+            f"?{MODE}={WITHOUT_TLS} if the network is private."
         )
     unknown = sorted(options.keys() - {*_FILES, MODE})
     if unknown or options.get(MODE, WITHOUT_TLS) != WITHOUT_TLS:

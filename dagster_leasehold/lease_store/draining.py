@@ -1,12 +1,12 @@
-"""Draining a group: pause it, and wait until nothing of it is under way any more.
+"""Draining a group: pause it, and wait until nothing of it is under way.
 
 A closed tenure is the proof that a shard's checkpoint is durable: a run closes its tenures after
 its last commit, and a client after it has saved what was confirmed. Why nothing opens again:
 
 1. `open_tenure` locks the shard's row, and only then looks whether the group is paused.
 2. The group is paused, and that is committed.
-3. `draining` locks all rows of the group. Whoever got a row before it is waited for and seen;
-   whoever gets one after it finds the group paused.
+3. `draining` locks all rows of the group. A transaction that got a row before it is waited for and
+   seen; one that gets a row after it finds the group paused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ShardDrain:
 
     Attributes:
         check_point: the cursor up to which output is committed, durable.
-        holder: the node that may consume it.
+        holder: the node that can consume it.
         run: the run that has it open; empty when none has.
         intent: a range that was intended and not committed. Without a run it is what a run left
             that died: the next one reads the same range, under the same number.
@@ -45,7 +45,7 @@ class ShardDrain:
 
     @property
     def drained(self) -> bool:
-        """True if nobody is at work on it."""
+        """True if no run is at work on it."""
         return not self.run
 
 
@@ -58,12 +58,12 @@ class Draining:
 
     @property
     def open(self) -> tuple[ShardDrain, ...]:
-        """The shards that somebody is at work on."""
+        """The shards that a run is at work on."""
         return tuple(shard for shard in self.shards if not shard.drained)
 
     @property
     def drained(self) -> bool:
-        """True if nobody is at work, and nobody can begin."""
+        """True if no run is at work, and none can begin."""
         return self.paused and not self.open
 
 
@@ -93,7 +93,7 @@ def wait_until_drained(
     sleep: Callable[[float], None],
     report: Callable[[Draining], None] = lambda _: None,
 ) -> Draining:
-    """Look at a paused group until it is drained, is resumed by somebody, or the time is up.
+    """Look at a paused group until it is drained, is resumed, or the time is up.
 
     Args:
         look: reads the group's state: `Groups.draining` of the lease store.

@@ -61,7 +61,7 @@ def replacing(path: Path, *, durable: bool = False, mode: int | None = None) -> 
     """Open a draft that takes the place of a file as a whole when it is complete.
 
     Readers see the old file or the new one, and never a part of either. A draft that an error
-    leaves incomplete is deleted; each has a name of its own, so that two processes may replace
+    leaves incomplete is deleted; each has a name of its own, so that two processes can replace
     one file at the same moment.
 
     Args:

@@ -117,7 +117,7 @@ class AssignmentConflict(UserMistake):
 
 
 class ShardOccupied(UserMistake):
-    """Somebody else holds the shard; it was asked for by name."""
+    """Another node holds the shard that was requested by name."""
 
 
 class CheckpointRefused(UserMistake):
@@ -169,7 +169,7 @@ class SourceUnavailable(SourceError):
 
 
 class SourceThrottled(SourceUnavailable):
-    """The service asks for fewer requests, and went on asking while they were repeated.
+    """The service asks for fewer requests, and kept asking while they were repeated.
 
     Attributes:
         retry_after_s: how long the service asked to wait, in seconds; 0 where it did not say.
@@ -211,7 +211,7 @@ class LogNotFound(SourceError, UserMistake):
 
 
 class LogRenewed(SourceError, UserMistake):
-    """A log was deleted and made anew under its old name, and cursors mean other records."""
+    """A log was deleted and recreated under its old name, and cursors mean other records."""
 
 
 class LogExists(UserMistake):
@@ -267,7 +267,7 @@ class RunStalled(LeaseholdError):
 
 
 class ShardNotOpen(UserMistake):
-    """This client has not opened the shard, or has let it go since."""
+    """This client has not opened the shard, or has released it since."""
 
 
 class BatchUnconfirmed(UserMistake):

@@ -30,8 +30,8 @@ class AssignmentMode(StrEnum):
 class GapPolicy(StrEnum):
     """The fate of records that retention removed before the group read them.
 
-    `hold`: nothing moves until somebody acknowledges the loss; `begin`: go on with the first
-    record that is still there; `end`: go on behind the last one. Every such range is recorded.
+    `hold`: nothing moves until an operator acknowledges the loss; `begin`: continue with the first
+    record that is still there; `end`: continue behind the last one. Every such range is recorded.
     """
 
     HOLD = "hold"
@@ -44,7 +44,7 @@ class Timing:
     """The durations of the protocol, in seconds; it cannot be built unsafe.
 
     Attributes:
-        timeout_s: T, after which a node whose counter stood still is judged dead.
+        timeout_s: T, after which a node whose counter does not move is judged dead.
         beat_s: the interval between two beats; at most T/3.
 
     Raises:
@@ -67,7 +67,7 @@ class Timing:
 
     @property
     def trust_s(self) -> float:
-        """The time for which a holder trusts itself, from before it sent its last beat."""
+        """The time that a holder trusts itself, from before it sent its last beat."""
         return self.timeout_s * TRUST_FRACTION
 
 
@@ -78,9 +78,9 @@ class Group:
     Attributes:
         ordered: whether a child shard waits until all its parents are finished.
         timeout_s: T, the volume lease timeout of its nodes.
-        handoff_limit_s: the longest that a transfer may take, whatever its holder announces.
+        handoff_limit_s: the longest time of a transfer, above all announcements.
         initial_position: `begin`, `end` or an ISO 8601 time, used only where nothing is stored.
-        node_cap: the most shards one node may hold, or None.
+        node_cap: the most shards one node can hold, or None.
         weighted: balance the sum of the shards' weights instead of their number.
         paused: nothing is claimed or opened; holders stop at their next batch boundary.
         gap_policy: what becomes of records that were removed before they were read.
@@ -106,7 +106,7 @@ class Node:
 
     Attributes:
         lease_id: the volume lease: +1 per beat.
-        incarnation: who answers to this name; empty when nobody does (it left or was evicted).
+        incarnation: the process that has this name; empty if it left or was evicted.
         source_count: modulo assignment: the number of members, or None.
         node_id: modulo assignment: this member's remainder, or None.
         pinned: pinned assignment: shard to bootstrap cursor, or None to continue from the store.
@@ -127,7 +127,7 @@ class Node:
 
     @property
     def member(self) -> bool:
-        """True if somebody answers to this name, as far as the store knows."""
+        """True if a process has this name, as far as the store knows."""
         return self.incarnation != ""
 
 

@@ -20,8 +20,8 @@ class Note:
     rewrite, accept`. For `edge` the number of the edge of `lease_store.rules.states` is in `edge`;
     `resume` is a member that registered again with other settings; `group` is a change of the
     group's settings; `gap` is a range that was found missing or was skipped, and `ack` one that
-    somebody accepted; `rewrite` is committed output that was replaced; `accept` is a shard that
-    goes on although somebody reopened its parent.
+    an operator accepted; `rewrite` is committed output that was replaced; `accept` is a shard that
+    continues although its parent was reopened.
 
     Attributes:
         reason: for people alone; no code reads it.
@@ -58,7 +58,7 @@ class Gap:
     """Records that were never consumed: `[start, end)` of a shard, and why.
 
     Attributes:
-        acknowledged: somebody has accepted the loss.
+        acknowledged: an operator has accepted the loss.
         skipped: the checkpoint has moved past it; otherwise the shard holds at `start`.
     """
 

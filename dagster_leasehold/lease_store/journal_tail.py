@@ -1,9 +1,9 @@
-"""Following the end of a journal: each entry once, in whatever order transactions take effect.
+"""Following the end of a journal: each entry once, in any order of transactions.
 
 Numbers are given out when entries are written, and entries appear when their transaction ends:
 
-1. Transaction A writes entry 10 and goes on; B writes entry 11 and commits.
-2. A reader sees 11. Were it to go on from there, it would never see 10.
+1. Transaction A writes entry 10 and continues; B writes entry 11 and commits.
+2. A reader sees 11. Were it to continue from there, it would never see 10.
 3. A commits.
 
 So a number counts as settled only when one above it was seen so long ago that every transaction
@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 SETTLED_AFTER_S = 120.0
-"""Far longer than a transaction may last: its statements and its idle times are limited."""
+"""Far longer than a transaction can last: its statements and its idle times are limited."""
 
 
 class JournalTail:

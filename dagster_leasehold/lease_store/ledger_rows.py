@@ -15,7 +15,7 @@ class BatchState(StrEnum):
     """The state of a batch: only intended, committed, or given up.
 
     `abandoned` was intended only; `withdrawn` was committed until a forced checkpoint went back
-    before it: its range is read again, and its files are no committed output any more.
+    before it: its range is read again, and its files are no longer committed output.
     """
 
     INTENT = "intent"
@@ -73,7 +73,7 @@ class Batch:
 
     `batch_id` is `<shard>.<sequence>`, the same for every attempt at the range.
 
-    An old row may stand for several `batches`, which were folded into the first of them: it has
+    An old row can stand for several `batches`, which were folded into the first of them: it has
     their whole range and all their statistics, and names the last one's number and epoch.
     """
 
@@ -178,8 +178,8 @@ class Compacted:
     """The progress of the compactions of a shard, in numbers of its batches.
 
     Attributes:
-        until: smaller numbers lie in files that need no compaction any more.
-        looked_until: smaller numbers were looked at; their files may still be merged with later
+        until: smaller numbers lie in files that need no further compaction.
+        looked_until: smaller numbers were looked at; their files can still be merged with later
             ones.
     """
 
@@ -189,7 +189,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class RewriteClaim:
-    """The right to replace a shard's committed output; consuming the shard goes on beside.
+    """The right to replace a shard's committed output; consuming the shard continues beside.
 
     Attributes:
         run: unique to one rewrite, so that it fences all earlier ones; empty once the claim was
@@ -212,7 +212,7 @@ class BatchRewrite:
     Attributes:
         generation: of the output that it was made from; it takes effect only in its place.
         attempt: that was committed. It is what is different in a batch that a fail-over has lost,
-            and that was made anew under the same number. None does not look at it.
+            and that was made again under the same number. None does not look at it.
     """
 
     sequence: int
@@ -254,7 +254,7 @@ class ShardTotals:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounters:
-    """The counters of a shard's ledger, so that nobody has to add the ledger up.
+    """The counters of a shard's ledger, so that the ledger need not be added up.
 
     Attributes:
         version: rises whenever committed rows of the shard are changed or removed, or its

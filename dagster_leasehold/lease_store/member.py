@@ -54,7 +54,7 @@ RETRIES_PER_BEAT = 4
 PLANNER_SILENT_TIMEOUTS = 2.0
 """After so many timeouts without a tick of its planner a node takes no more shards."""
 PLANNER_LATE_TIMEOUTS = 0.5
-"""After so much of a timeout without a tick, a node that leaves waits for no plan any more."""
+"""After so much of a timeout without a tick, a node that leaves no longer waits for a plan."""
 PLANNER_LOOK_S = 2.0
 """The interval at which an agent reads the planner's mark; twice that counts at most of one.
 
@@ -82,12 +82,13 @@ class Member:
         beat_s: the longest time between two beats, in seconds.
         beaten_at: the moment before the last confirmed beat was sent; None before the first.
         trusted_until: the moment, on the clock given, at which trust ends unless a beat renews it.
-        lost: set once trust has ended; only who knows that its leases go on trusts again.
-        reason: the reason for which trust ended; empty while it lasts.
+        lost: set once trust has ended; only who knows that its leases continue trusts again.
+        reason: the reason why trust ended; empty while it lasts.
         contested: True if another living incarnation had the name when last seen, and before that.
             A run that is started meanwhile is told that incarnation, and its beats keep it alive.
         problem: the mistake that the thread met last, until a beat succeeds.
-        followed: True if runs have shards of the node open, and go on without the node's planner.
+        followed: True if runs have shards of the node open, and continue without the node's
+            planner.
     """
 
     def __init__(
@@ -172,7 +173,7 @@ class Member:
 
     @property
     def trusted(self) -> bool:
-        """True if the node may rely on its leases; once it was False, `lost` is set."""
+        """True if the node can rely on its leases; once it was False, `lost` is set."""
         if self.lost.is_set():
             return False
         if self.clock() < self.trusted_until:
@@ -185,7 +186,7 @@ class Member:
         self.trusted_until = sent_at + self.timeout_s * TRUST_FRACTION
 
     def resume_trust(self) -> None:
-        """Rely on the last beat, after trust has run out too: the leases go on all the same."""
+        """Rely on the last beat, after trust has run out too: the leases continue all the same."""
         if self.beaten_at is not None:
             self.extend_trust(self.beaten_at)
             self.lost.clear()
@@ -202,7 +203,7 @@ class Member:
             self.lost.set()
 
     def renew(self) -> None:
-        """Beat for a run: trust goes on with a confirmed beat, and does not come back.
+        """Beat for a run: trust continues with a confirmed beat, and does not come back.
 
         The work that relied on trust that has run out was told to stop.
 
@@ -240,7 +241,7 @@ class Member:
             _LOG.warning("The beat of node %s got no answer: %s", self.node, error)
             return self.beat_s / RETRIES_PER_BEAT
         except Exception:
-            # An error of a driver's or a feed's that nobody foresaw must not end the beating.
+            # An unforeseen error of a driver or a feed must not end the beating.
             _LOG.exception("The beat of node %s failed", self.node)
             return self.beat_s / RETRIES_PER_BEAT
         else:
@@ -313,7 +314,7 @@ class Member:
     def join(self, pulse: Pulse, observations: Observations) -> str:
         """Answer to the name, or change the settings; return how, as a phrase.
 
-        A rival whose counter has stood still for longer than the group's timeout is displaced.
+        A rival whose counter has not moved for longer than the group's timeout is displaced.
         It raises as `keep` does.
         """
         rival, limit_s = self.rival(pulse.nodes), pulse.group.timeout_s
@@ -336,7 +337,7 @@ class Member:
         )
         if not isinstance(outcome, Registered):
             note = (
-                f"Its beat has stood still for {observations.unchanged_s(self.node):.0f} s; after "
+                f"Its beat has not moved for {observations.unchanged_s(self.node):.0f} s; after "
                 f"{limit_s:g} s the name is taken over."
             )
             raise name_taken(self.key, self.node, note)
@@ -378,7 +379,7 @@ class Member:
         Return the change as a phrase for people; an empty text if there is none. Where another
         incarnation has the name, the call only watches it, until its counter moves or has stood
         still for the group's timeout; unless the node `joins`, it never does more than that. A node
-        whose planner is silent takes no runs unless it is followed: nobody would launch them.
+        whose planner is silent takes no runs unless it is followed: they would not be launched.
 
         Raises:
             NodeNameTaken: another live process answers to the name.
@@ -459,7 +460,7 @@ class Member:
 
     @property
     def planner_silent_s(self) -> float:
-        """The seconds for which the planner has been silent, if that is too long; 0 otherwise."""
+        """The seconds that the planner has been silent, if that is too long; 0 otherwise."""
         silent_s = self._planner.silent_s
         return silent_s if silent_s > PLANNER_SILENT_TIMEOUTS * self.timeout_s else 0.0
 
@@ -477,7 +478,7 @@ class Member:
     def hands_over(self) -> bool:
         """Return True while other nodes are still to get shards of this one, which takes no runs.
 
-        It is False where nobody would take them: no other node takes runs, nobody plans, or the
+        It is False if they would not be taken: no other node takes runs, no process plans, or the
         group is paused or says by name which node has what.
 
         Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 WHOLE_TABLE_S = 3_600
-"""The seconds that a statement of an upgrade may take: an index over millions of rows is slow."""
+"""The seconds that a statement of an upgrade can take: an index over millions of rows is slow."""
 
 
 def open_store(
@@ -49,7 +49,7 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
 
     Args:
         url: as of `open_store`.
-        statement_s: how long a statement may take, in seconds; None is what is safe for leases.
+        statement_s: how long a statement can take, in seconds; None is what is safe for leases.
 
     Raises:
         InvalidSetting: the URL is not of a supported database.

@@ -10,7 +10,7 @@ the wall clock, and two containers of one host name have different ones.
 3. Its start differs: the noted process is gone, which is right, for its namespace is.
 
 Systems without `/proc` have neither boot id nor namespaces: there the host's name stands for both,
-and the start is what psutil says, which a step of the wall clock may move; two seconds of
+and the start is what psutil says, which a step of the wall clock can move; two seconds of
 difference are overlooked.
 """
 
@@ -25,7 +25,7 @@ from typing import Self
 
 PROC = Path("/proc")
 _STATE_FIELD, _START_FIELD = 0, 19
-"""Of `/proc/PID/stat`, counted from behind the program's name, which may hold anything."""
+"""Of `/proc/PID/stat`, counted from behind the program's name, which can hold anything."""
 _ENDED = frozenset("ZXx")
 _DIGITS_MAX = 18
 _CENTISECONDS = 100
@@ -110,7 +110,7 @@ class ProcessIdentity:
 
     @property
     def same_place(self) -> bool:
-        """True if its number means the same process here as to whoever noted it."""
+        """True if its number means the same process here as in the process that noted it."""
         return self.place != "" and self.place == current_place()
 
     def existence(self, proc: Path = PROC) -> Existence:

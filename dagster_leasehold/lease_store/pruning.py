@@ -31,7 +31,7 @@ FAILURES_MAX = 5
 
 
 def history_age(days: float | Literal["forever"]) -> timedelta | None:
-    """Return the age from which rows of history may go; None where all of them stay.
+    """Return the age from which rows of history can go; None where all of them stay.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
@@ -106,7 +106,7 @@ class PruneRound:
     """One round over a group; each step is one short transaction.
 
     Args:
-        age: of a row that may go, counted back from the group's newest; None keeps all.
+        age: of a row that can go, counted back from the group's newest; None keeps all.
         output: the expiry of committed output; None keeps it.
 
     Raises:
@@ -180,7 +180,7 @@ class PruneRound:
         try:
             portion = task.portion()
         except Exception as error:
-            # Errors that nobody foresaw are no reason to leave the other shards' history alone.
+            # Unforeseen errors are no reason to leave the other shards' history alone.
             of = f" of shard {task.shard}" if task.shard else ""
             rows = "Expired output" if task.table == EXPIRED else f"Old rows of {task.table}"
             self.report.failures.append(f"{rows}{of} of {self._key} could not be deleted: {error}")

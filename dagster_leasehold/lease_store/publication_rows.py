@@ -1,7 +1,7 @@
 """The rows of published output as frozen values: a group's table, what changes it, and its backlog.
 
 The ledger is written first, and the table follows. Numbers of batches are those of the ledger;
-`end` and `until` are the first number that is not meant any more.
+`end` and `until` are exclusive.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class TableChange:
     Attributes:
         sequence: changes of a group are carried out in this order.
         first: the number of the first batch whose output changes.
-        removed: the paths of files that are committed output no more.
+        removed: the paths of files that are no longer committed output.
         added: files that are committed output instead.
-        published: the table has followed, or need not any more.
+        published: the table has followed, or no longer needs to.
         at: when the ledger made it; its age counts once it is published.
     """
 
@@ -129,7 +129,7 @@ class Publication:
     """The state of a group's table: row of `publication`.
 
     Attributes:
-        epoch: of the newest turn to publish; 0 where nobody has ever taken one: the group's
+        epoch: of the newest turn to publish; 0 if none was ever taken: the group's
             output goes into no table, and its columns alone are known.
         node: who has the turn, or None.
         incarnation: of that node; empty where there is none.
@@ -141,7 +141,7 @@ class Publication:
         snapshot: the id of its snapshot, or None.
         records: the number of records in the table after it; None where it was not counted.
         at: when it was committed; for people only.
-        pending: the publication that was sent to another catalog and is not settled. It may be
+        pending: the publication that was sent to another catalog and is not settled. It can be
             in the table.
         changes_pending: True if there are changes that are not published.
     """
@@ -170,7 +170,7 @@ class ShardAhead:
         publication: the id of the table's newest publication.
         publications: how many there were.
         first: the number of the first batch of which ledger and table say something else.
-        start: the cursor at which that batch begins.
+        start: the cursor where that batch begins.
         version: of the shard's ledger, read before its batches were; 0 for a shard that the ledger
             does not have.
         end: the cursor up to which the table has the shard.

@@ -2,11 +2,11 @@
 
 Every process of a group does this on its own, without a leader. A move is carried out by the
 process that serves the node that gains the shard. So each move has exactly one executor, and a
-deployment that does not run cannot be given shards that nobody would consume.
+deployment that does not run cannot be given shards that no run would consume.
 
 A shard weighs its records per second, by the ledger. Weights are coarse, so that they seldom
 change. Times are those of the ledger's rows, compared only with one another: they shape how much
-each node gets, never which one may publish.
+each node gets, never which one can publish.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ WEIGHT_MIN = 1.0
 WEIGHT_RATIO_MAX = 64.0
 MANTISSA_STEPS = 8
 WEIGHING_S = 60.0
-"""The time for which a plan by load relies on the weights that it was made with, in seconds."""
+"""The time that a plan by load relies on the weights that it was made with, in seconds."""
 
 TRANSFERS_PER_STEP = 500
-"""The most transfers that one call begins: after these, the next beat of a node may be due."""
+"""The most transfers that one call begins: after these, the next beat of a node can be due."""
 ROUNDS_MAX = 4
 
 Answer = TypeVar("Answer")
@@ -126,7 +126,7 @@ def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
     """Return the records per second of each shard, rounded to three binary digits.
 
     A shard's rate is counted up to the newest commit of the whole group: one that has fallen
-    silent gets lighter while others go on. A shard with one batch only has no rate yet. No shard
+    silent gets lighter while others continue. A shard with one batch only has no rate yet. No shard
     weighs less than one record per second, or than a 64th of the heaviest: looking after an idle
     shard costs something, too.
     """
@@ -151,7 +151,7 @@ def quantised(rate: float) -> float:
 
 @dataclass(slots=True)
 class TickNotes:
-    """Decisions, refusals and statements of the present tick, noted by whoever makes them.
+    """Decisions, refusals and statements of the present tick, noted by the code that makes them.
 
     Attributes:
         decisions: one line for each thing that was decided, with its reason.
@@ -181,9 +181,9 @@ class TickReport:
     """The outcome of `Rebalancer.tick`.
 
     Attributes:
-        remembered: text to give to the next tick; a new process goes on from it.
+        remembered: text to give to the next tick; a new process continues from it.
         decisions: one line for each thing that was decided, with its reason; empty when idle.
-        owned: for each served node, the shards that it may consume now.
+        owned: for each served node, the shards that it can consume now.
         progress: checkpoint and tenure of each of those shards.
         snapshot: the group as the tick left it.
         live: the members that are not judged dead.
@@ -217,9 +217,10 @@ class TickReport:
         return any((row.name, row.incarnation) == (node, incarnation) for row in rows)
 
     def ready(self, node: NodeName) -> tuple[ShardId, ...]:
-        """Return the shards that a served node may work on; none while the group is paused.
+        """Return the shards that a served node can work on; none while the group is paused.
 
-        One that its source lets nobody read stays assigned, and is given up until that changes.
+        One that its source lets no consumer read stays assigned, and is given up until that
+        changes.
         """
         if self.snapshot.group.paused:
             return ()
@@ -264,7 +265,7 @@ class PlanSteps:
     ) -> bool:
         """Try all moves of a plan, claims first; True if the store was asked for anything.
 
-        Once it is `late`, whatever is left waits for the next tick.
+        Once it is `late`, the rest waits for the next tick.
         """
         asked = self.claim(
             [action for action in actions if isinstance(action, plans.Claim)], summary
@@ -346,7 +347,7 @@ class PlanSteps:
 
     def complete(self, lease: ShardLease, *, waited_s: float, limit_s: float) -> bool:
         """Take over a shard whose holder let the deadline pass; True if that was tried."""
-        reason = f"{lease.consumer_owner} did not let go in {waited_s:.1f} s, limit {limit_s:g} s"
+        reason = f"{lease.consumer_owner} did not release it in {waited_s:.1f} s of {limit_s:g} s"
         outcome = self._alone(lease.shard, partial(self._complete, lease, reason))
         if isinstance(outcome, Changed):
             self.notes.decide(f"{lease.lease_owner} took over {lease.shard}: {reason}")
@@ -404,7 +405,7 @@ class Rebalancer:
         timing: the beat interval of the served nodes; T itself is the group's.
         clock: monotonic seconds.
         observer: named in the journal.
-        incarnation_of: makes a new incarnation for a node that has none to go on with.
+        incarnation_of: makes a new incarnation for a node that has none to continue with.
         members: served nodes that their caller has made members of already.
         beats: True if this process keeps the served nodes alive; False where agents do.
         settings: assignment settings, address and readiness to register the nodes with.
@@ -468,7 +469,7 @@ class Rebalancer:
             member.offer(node)
 
     def tick(self, remembered: str = "") -> TickReport:
-        """Do whatever is due, and report what was done and why.
+        """Do all that is due, and report what was done and why.
 
         An idle tick is three statements with one served node: the pulse, its beat and the
         progress of its shards.
@@ -560,7 +561,7 @@ class Rebalancer:
         rows = {node.name: node for node in pulse.nodes}
         changed = False
         for name, member in self._members.items():
-            # Those before it in the loop may just have joined or left.
+            # Those before it in the loop can just have joined or left.
             now = replace(pulse, nodes=tuple(rows.values()))
             keep = partial(self._keep_one, member, now, rows, observations)
             # Only a node whose step failed is not kept alive, and a beat cannot wait.
@@ -602,7 +603,7 @@ class Rebalancer:
         }
 
     def _evict_lapsed(self, pulse: Pulse, observations: Observations) -> bool:
-        """Evict the nodes whose counter stood still for longer than T; True if one was.
+        """Evict the nodes whose counter did not move for longer than T; True if one was.
 
         That includes one of this process's own that is refused and waits for its runs to end: those
         that live beat for it, and no run is launched in the place of a dead one.
@@ -673,8 +674,8 @@ class Rebalancer:
         """Read the group again next time if the served nodes do not hold what it says.
 
         1. A fail-over loses the change by which generation 7 was reached; another one reaches it.
-        2. This process has not looked in between, and goes on with the snapshot of the first 7.
-        3. A shard that nobody holds looks held: it would wait for generation 8.
+        2. This process has not looked in between, and continues with the snapshot of the first 7.
+        3. An unassigned shard looks held: it would wait for generation 8.
         """
         served = {row.shard for row in snapshot.shards if row.consumer_owner in self._serves}
         if served != set(held):
@@ -712,7 +713,7 @@ class Rebalancer:
             asked = self._execution.carry_out(own, wanted.summary, late=lambda: self._late)
             return self._complete_due(snapshot, observations) or asked
         except OutcomeUnknown as error:
-            # It may have happened: whatever comes next is planned from what the store holds then.
+            # It may have happened: what comes next is planned from what the store holds then.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
             self._snapshots.forget()
             return True
@@ -735,9 +736,9 @@ class Rebalancer:
 def _owned(
     snapshot: Snapshot, serves: Iterable[NodeName], refusals: Iterable[Refusal]
 ) -> dict[NodeName, tuple[ShardId, ...]]:
-    """Return the shards that each served node may consume.
+    """Return the shards that each served node can consume.
 
-    A node whose settings contradict the others' may consume none until that is mended.
+    A node whose settings contradict the others' can consume none until that is fixed.
     """
     owned: dict[NodeName, list[ShardId]] = {name: [] for name in serves}
     conflicts = (each for each in refusals if isinstance(each.error, AssignmentConflict))

@@ -1,8 +1,8 @@
-"""This release, and the rule of which releases may share a database.
+"""This release, and the rule of which releases can share a database.
 
 A database carries two revisions: the one that its tables have, and the oldest one whose releases
-may use them. A revision that only adds (a table, an index, a column whose default says what held
-before) leaves the second as it is: releases that do not know it go on, beside those that do, and
+can use them. A revision that only adds (a table, an index, a column whose default says what held
+before) leaves the second as it is: releases that do not know it continue, beside those that do, and
 nodes are upgraded one by one. Every other revision raises it, and releases before it are refused.
 """
 
@@ -18,7 +18,7 @@ REVISIONS = ("0100",)
 """Versions before 0.2.0 used smaller numbers; their databases cannot be upgraded."""
 HEAD = REVISIONS[-1]
 OLDEST = "0100"
-"""The last revision that releases before it cannot use. Whoever adds a revision that does more than
+"""The last revision that releases before it cannot use. When you add a revision that does more than
 add to the schema names it here."""
 
 
@@ -38,7 +38,7 @@ class StoredSchema:
 
     Attributes:
         revision: of its tables; None where it has no lease tables yet.
-        oldest: the oldest revision whose releases may use them; None where there are no tables.
+        oldest: the oldest revision whose releases can use them; None where there are no tables.
     """
 
     revision: str | None
@@ -81,5 +81,5 @@ class StoredSchema:
         has = f"has schema {self.revision}" if self.revision else "has no lease tables yet"
         raise SchemaTooOld(
             f"The lease store at {place} {has}, this release needs schema {HEAD}: run "
-            "`leasehold db upgrade` with an account that may create tables."
+            "`leasehold db upgrade` with an account that can create tables."
         )

@@ -66,7 +66,7 @@ def upgrade(engine: Engine) -> None:
         with engine.connect() as connection:
             writing = connection.execution_options(**{WRITE_OPTION: True})
             if before.oldest is not None:
-                # Whoever connects from now on, while tables change, is refused.
+                # Processes that connect from now on, while tables change, are refused.
                 _raise_oldest(writing)
             _run_revisions(writing)
             _raise_oldest(writing)
@@ -80,12 +80,12 @@ def _one_at_a_time(path: Path | None) -> FileLock | nullcontext[None]:
 
 
 def _write_ahead(engine: Engine) -> None:
-    """Let readers go on while somebody writes: a property of the file, set outside transactions."""
+    """Let readers continue while another connection writes; set outside transactions."""
     connection = engine.raw_connection()
     try:
         connection.cursor().execute(WRITE_AHEAD)
     except sqlite3.Error as error:
-        # Outside a transaction nobody else translates the driver's error.
+        # Outside a transaction nothing else translates the driver's error.
         raise OperationalError(WRITE_AHEAD, None, error, hide_parameters=True) from error
     finally:
         connection.close()

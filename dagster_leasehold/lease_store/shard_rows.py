@@ -16,8 +16,8 @@ class ShardLease:
 
     Attributes:
         lease_id: +1 at every change of ownership; the test-and-set of every claim.
-        lease_owner: who has claimed it; None when nobody has.
-        consumer_owner: who may consume and persist now; differs from `lease_owner` in a transfer.
+        lease_owner: the node that has claimed it, or None.
+        consumer_owner: who can consume and persist now; differs from `lease_owner` in a transfer.
         check_point: the cursor up to which output is committed; None where nothing is stored.
         consumer_epoch: the fencing number of the newest tenure; never decreases.
         consumer_run: the run that has the shard open; empty when none has.
@@ -26,7 +26,7 @@ class ShardLease:
         bootstrap: the bootstrap cursor that a pinned node last started the shard at, or None.
         gone_parents: those of its parents that the source has removed for good.
         tries: the tenures in a row, the open one included, that began at the checkpoint and neither
-            committed nor let go for a reason that has nothing to do with records.
+            committed nor released for a reason that has nothing to do with records.
         suspicion: what failed tries tell of the records behind the checkpoint, or None.
     """
 
@@ -76,7 +76,7 @@ class ShardListing:
         parents: the shards that it came from. An ordered group waits for all of them, also for
             those that were not listed yet.
         gone_parents: those of them that the source has removed for good and will not list again:
-            nobody can finish one that the group never had, so that it is not waited for.
+            one that the group never had cannot be finished, so that it is not waited for.
     """
 
     shard: ShardId

@@ -40,7 +40,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a committed batch, where the next one starts; its row may be deleted."""
+    """The end of a committed batch, where the next one starts; its row can be deleted."""
 
     number: int
     cursor: str
@@ -125,7 +125,7 @@ class Portion:
 
     Attributes:
         rows: the number of rows that went.
-        more: the next step may find more.
+        more: the next step can find more.
     """
 
     rows: int = 0

@@ -3,7 +3,7 @@
 The operations stand in `lease_store.roles`. `lease_store.sql_store` runs them on SQLite, MariaDB
 and MySQL, `lease_store.memory_store` on dictionaries; one conformance suite runs on all of them.
 
-Every method may raise `StoreUnavailable` (nothing changed), `StoreReadOnly` (nothing changed) or
+Every method can raise `StoreUnavailable` (nothing changed), `StoreReadOnly` (nothing changed) or
 `OutcomeUnknown` (the reply was lost and a re-read did not settle it), and `UnknownGroup` where
 the group does not exist. An outcome is returned, an error is raised: losing a race is an outcome.
 """

@@ -1,12 +1,12 @@
 """Moving a lease store into another database: leases, ledger, journal and all.
 
-What is copied must not go on in the old store, or the two would disagree about what is committed.
-So every group has to be drained first:
+What is copied must not continue in the old store, or the two would disagree about what is
+committed. So every group has to be drained first:
 
-1. A paused group lets nobody open a tenure, and without an open tenure neither its ledger nor a
+1. In a paused group no tenure can be opened, and without an open tenure neither its ledger nor a
    checkpoint can change. That it has live members is no harm: they only beat and take ownership.
 2. The groups are looked at again when all rows are written, before the copy becomes visible:
-   whoever was resumed, opened or forced meanwhile has another epoch, and the copy is undone.
+   a shard that was opened or forced meanwhile has another epoch, and the copy is undone.
 3. Paused they stay in both stores. A process that was left on the old one does nothing there, and
    is no member of the new one: its row there lapses like that of a node that died.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.store import LeaseStore
 
 STATEMENT_S = 300
-"""The seconds that one statement of the copy may take: it reads and counts whole tables."""
+"""The seconds that one statement of the copy can take: it reads and counts whole tables."""
 MYSQL_PORT = 3306
 PORTION_ROWS = 500
 KIND = "copy"
@@ -129,7 +129,7 @@ def epochs_at_rest(store: LeaseStore) -> Epochs:
         draining = store.draining(key)
         command = f"`leasehold group drain {key.stream} --group {key.group}`"
         if not draining.paused:
-            raise CopyRefused(f"Group {key} is not paused, so that it goes on: run {command}.")
+            raise CopyRefused(f"Group {key} is not paused, so that it continues: run {command}.")
         if draining.open:
             shard = draining.open[0]
             raise CopyRefused(
@@ -167,7 +167,7 @@ def check_schema(store: Transactions) -> None:
     revision = None
     if path is None or path.exists():
         revision = store.read(KIND, lambda tx: schema.stored(tx.connection)).revision
-    # Of a newer schema this release does not know all columns, even where it may use them.
+    # Of a newer schema this release does not know all columns, even where it can use them.
     StoredSchema(revision).check(store.place)
 
 
@@ -177,7 +177,7 @@ def copy_tables(
     """Copy every row as it was at one moment; the target has all of them, or none.
 
     Args:
-        source: read at one moment, whatever is written to it meanwhile.
+        source: read at one moment; later writes are not seen.
         target: of this release's schema and without rows.
         before_commit: refuses by raising, once everything is written and nothing is visible.
         report: called with the number of rows written so far, and that of all.

@@ -220,7 +220,7 @@ rewrite_claim = sa.Table(
     metadata,
     *group_key(),
     identifier_column("shard_id"),
-    # Empty where nobody is rewriting: the account of a running node may not delete rows.
+    # Empty while no run is rewriting: the account of a running node may not delete rows.
     name_column("run"),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("claimed_at", EventTime, nullable=False),
@@ -234,7 +234,7 @@ delivery_claim = sa.Table(
     "delivery_claim",
     metadata,
     *group_key(),
-    # Empty where nobody is delivering: the account of a running node may not delete rows.
+    # Empty while no node is delivering: the account of a running node may not delete rows.
     name_column("worker_instance"),
     name_column("incarnation"),
     sa.Column("epoch", sa.BigInteger, nullable=False),
@@ -303,11 +303,11 @@ publication = sa.Table(
     "publication",
     metadata,
     *group_key(),
-    # Empty where nobody is publishing: the account of a running node may not delete rows.
+    # Empty while no node is publishing: the account of a running node may not delete rows.
     name_column("worker_instance"),
     name_column("incarnation"),
     name_column("run"),
-    # 0 until somebody publishes for the first time: only the columns mean anything then.
+    # 0 until the first publication: only the columns mean anything then.
     sa.Column("epoch", sa.BigInteger, nullable=False),
     name_column("catalog_name", nullable=True),
     name_column("table_namespace", nullable=True),

@@ -17,7 +17,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 
 PREFIX = "leasehold."
-# Looks for the user's provider when the first span is made, which may be set up after this module.
+# Looks for the user's provider when the first span is made, which can be set up after this module.
 _TRACER = get_tracer("dagster_leasehold")
 
 

@@ -4,7 +4,7 @@ Losing the reply to a COMMIT, settled by re-reading:
 1. The transaction sends COMMIT; the server makes it durable.
 2. The connection breaks before the reply arrives: the driver reports error 2013, exactly as if it
    had broken before the COMMIT arrived.
-3. Running the transaction again would find its own change, take it for somebody else's, and
+3. Running the transaction again would find its own change, take it for another's, and
    report a lost race (or count twice).
 4. So the verb's own mark is looked for first, under the lock that the lost transaction would still
    be holding if it were not over: found, the first outcome stands; not found, it runs again.
@@ -135,7 +135,7 @@ def parse_url(text: str) -> URL:
     try:
         url = make_url(text)
     except (ArgumentError, NoSuchModuleError, ValueError):
-        # The text may hold a password, so it is not shown.
+        # The text can hold a password, so it is not shown.
         raise InvalidSetting(
             "The lease store's URL cannot be parsed: use sqlite:///path/to/leases.db or "
             "mysql+pymysql://user:password@host:3306/database."
@@ -164,7 +164,7 @@ def open_engine(url: URL, *, statement_s: int = READ_TIMEOUT_S) -> Engine:
 
     Args:
         url: see `parse_url`.
-        statement_s: how long a statement may take, in seconds. Whoever holds a lease must not wait
+        statement_s: how long a statement can take, in seconds. The holder of a lease must not wait
             for longer than the default; who reads whole tables has to.
     """
     mysql = url.get_backend_name() == "mysql"
@@ -174,7 +174,7 @@ def open_engine(url: URL, *, statement_s: int = READ_TIMEOUT_S) -> Engine:
 
 
 def _give_up_connection(context: ExceptionContext) -> None:
-    """Throw away a connection that leads to a server which does not take writes any more.
+    """Throw away a connection to a server that no longer takes writes.
 
     Without this, after a fail-over:
     1. The pool holds connections to the old primary, now a read-only replica.
@@ -357,12 +357,12 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _openable(url: URL) -> URL:
-    """Return the URL under which a file can be read, where nothing may be written beside it.
+    """Return the URL under which a file can be read, where nothing can be written beside it.
 
     1. SQLite opens a write-ahead log with a file that readers and writers share beside it.
     2. In a folder that may only be read, it cannot make that file, and refuses to read at all.
-    3. Where nobody has the store open, there is no log to be read, and the file can be taken as
-       it is; where somebody has, the log and the shared file are there already.
+    3. If no process has the store open, there is no log to be read, and the file can be taken as
+       it is; otherwise, the log and the shared file are there already.
     """
     path = sqlite_path(url)
     if path is None or url.query or not path.is_file() or os.access(path.parent, os.W_OK):
@@ -397,7 +397,7 @@ class Delay:
 
 
 class Pace(local):
-    """The times at which this thread's statements were sent and answered, in seconds."""
+    """The times when this thread's statements were sent and answered, in seconds."""
 
     def __init__(self) -> None:
         self.begin()
@@ -409,7 +409,7 @@ class Pace(local):
         self.stood_s = 0.0
 
     def send(self, now_s: float) -> None:
-        """Note that a statement goes out, and how long the transaction stood still before it."""
+        """Note that a statement goes out, and how long the transaction stalled before it."""
         if self.answered_s is not None:
             self.stood_s = max(self.stood_s, now_s - self.answered_s)
         self.sent_s, self.answered_s = now_s, None
@@ -471,12 +471,12 @@ def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreErr
     if unsettled:
         return errors.OutcomeUnknown(
             f"The reply of the lease store at {place} was lost and it does not answer "
-            "any more: the last write may or may not have happened; it is safe to try again."
+            "any longer: the last write may or may not have happened; it is safe to try again."
         )
     safe = "nothing was changed, and trying again is safe"
     if delay.stood_s >= IDLE_TRANSACTION_S:
         return errors.StoreUnavailable(
-            f"The lease store at {place} ended a transaction that had stood still for "
+            f"The lease store at {place} ended a transaction that had stalled for "
             f"{delay.stood_s:.0f} s: this process was held up; {safe}."
         )
     if delay.waited_s >= READ_TIMEOUT_S:
@@ -533,7 +533,7 @@ Mark = Callable[[Transaction], bool]
 
 
 class _Again(Exception):
-    """An attempt failed in a way that another one may get round."""
+    """An attempt failed in a way that another one can get round."""
 
     def __init__(self, judged: Verdict, error: Exception) -> None:
         super().__init__(judged, error)
@@ -574,7 +574,7 @@ class Transactions:
         clock: monotonic seconds, bounds how long a transaction is tried.
         jitter: a number in [0, 1), spreads the attempts of processes that collided.
         new_id: identifies each attempt at a transaction.
-        patient: opens an engine for work on whole tables, whose statements may take minutes; None
+        patient: opens an engine for work on whole tables, whose statements can take minutes; None
             where this one is as patient.
     """
 
@@ -603,7 +603,7 @@ class Transactions:
 
     @contextmanager
     def patient_engine(self) -> Generator[Engine]:
-        """Open an engine whose statements may take minutes: too long for holders of leases."""
+        """Open an engine whose statements can take minutes: too long for holders of leases."""
         if self._patient is None:
             yield self.engine
             return
@@ -657,7 +657,7 @@ class Transactions:
         """Run the transaction once, or settle the one whose reply was lost.
 
         Raises:
-            _Again: it may be tried again.
+            _Again: it can be tried again.
             StoreError: it may not.
         """
         sent: tuple[Outcome, str] | None = None

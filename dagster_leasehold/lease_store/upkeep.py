@@ -38,7 +38,7 @@ class UpkeepReport:
 
     @property
     def writes(self) -> dict[str, int]:
-        """The statements that write; a beat writes one row, whatever the number of shards."""
+        """The statements that write; a beat writes one row for any number of shards."""
         return {kind: count for kind, count in self.statements.items() if kind not in READS}
 
     def save(self, path: Path) -> None:
@@ -68,7 +68,7 @@ class Upkeep:
         self._ticks.append((self._clock(), Counter(statements)))
 
     def report(self, *, term_s: float, nodes: int, at: datetime) -> UpkeepReport:
-        """Return the statements of the last `term_s` seconds' ticks; older ones are let go."""
+        """Return the statements of the last `term_s` seconds' ticks; older ones are released."""
         since = self._clock() - term_s
         while self._ticks and self._ticks[0][0] <= since:
             self._ticks.popleft()

@@ -57,7 +57,7 @@ def build_definitions(
 
     Each stream has its assets, checks, jobs and schedule; two sensors serve all of them.
 
-    Merge them with those of other calls and with your own, which may name an executor.
+    Merge them with those of other calls and with your own, which can name an executor.
 
     Args:
         streams: to consume.

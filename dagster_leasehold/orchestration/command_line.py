@@ -211,7 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # JSON is UTF-8 whatever the terminal's locale says.
+        # JSON is UTF-8 in every locale.
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         code = app(words, prog_name=PROGRAM, standalone_mode=False)

@@ -61,7 +61,7 @@ class DeclaringComponent(dg.Component, Generic[T]):
         self.declared = declared
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """Return the spec of one of the component's assets in Dagster; a subclass may change it."""
+        """Return the spec of one of the component's assets in Dagster; a subclass can change it."""
         return spec
 
     @override
@@ -117,7 +117,7 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a declared class in which each attribute may be a template."""
+    """Return the schema of a declared class in which each attribute can be a template."""
     properties: dict[str, Any] = {}
     for name, each in schema["properties"].items():
         notes = {key: each.pop(key) for key in ("description", "default") if key in each}
@@ -180,7 +180,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
         context: dg.OpExecutionContext | dg.AssetExecutionContext,
         work: Callable[[], Iterator[Any]],
     ) -> Iterator[Any]:
-        """Do the work of a run, and yield its events; a subclass may add steps of its own.
+        """Do the work of a run, and yield its events; a subclass can add steps of its own.
 
         Args:
             context: of Dagster, for the asset or for the job that consumes for a node.

@@ -2,7 +2,7 @@
 
 Dagster's own class opens its connections without a limit. A database host that is cut off in the
 middle of a statement, or a server that hangs, then holds the thread that asked: the daemon's loop
-or a page of the web server, until somebody ends the process.
+or a page of the web server, until the process is ended.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from sqlalchemy.engine import CreateEnginePlugin, Engine
 from sqlalchemy.engine.interfaces import ExceptionContext
 
 CONNECT_LIMIT_S = 3
-"""Dagster tries to connect six times; a sensor's tick may take 60 s."""
+"""Dagster tries to connect six times; a sensor's tick can take 60 s."""
 STATEMENT_LIMIT_S = 30
-"""For each reply: above the longest question that the pages ask, and below what a tick may take."""
+"""For each reply: above the longest question that the pages ask, and below what a tick can take."""
 _PLUGIN, _LIMIT = "leasehold_limits", "leasehold_statement_limit_s"
 
 
@@ -43,7 +43,7 @@ class LimitedMySQLStorage(DagsterMySQLStorage):
                 IntSource,
                 is_required=False,
                 default_value=STATEMENT_LIMIT_S,
-                description="The seconds after which a reply is not waited for any more.",
+                description="The longest time to wait for a reply, in seconds.",
             ),
         }
 
@@ -56,7 +56,7 @@ class LimitedMySQLStorage(DagsterMySQLStorage):
 
 
 def with_limits(url: str, statement_s: int) -> str:
-    """Return a URL whose engines wait so many seconds for a reply, whoever makes them."""
+    """Return a URL whose engines wait so many seconds for a reply."""
     limits = {"plugin": _PLUGIN, _LIMIT: str(statement_s)}
     return sa.make_url(url).update_query_dict(limits).render_as_string(hide_password=False)
 
@@ -87,7 +87,7 @@ class StatementLimits(CreateEnginePlugin):
 
 
 def _give_up_connection(context: ExceptionContext) -> None:
-    """Throw away a connection whose reply may still come: the next statement would take it."""
+    """Throw away a connection whose reply can still come: the next statement would take it."""
     if isinstance(context.original_exception, TimeoutError):
         context.is_disconnect = True
 

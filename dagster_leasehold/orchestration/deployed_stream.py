@@ -88,7 +88,7 @@ class DeployedStream(ShardStream):
                 False, all that was committed before the call is seen.
 
         Raises:
-            UnknownGroup: nobody consumes the stream yet.
+            UnknownGroup: the stream is not consumed yet.
             TableUnavailable: the table cannot be reached, or waiting was in vain.
             OutputUnreadable: there is no such time column, or no such snapshot.
         """

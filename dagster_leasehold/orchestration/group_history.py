@@ -24,7 +24,7 @@ BUCKETS = 240
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A stretch of time in which one node held a shard."""
+    """A stretch of time when one node held a shard."""
 
     shard: ShardId
     node: NodeName

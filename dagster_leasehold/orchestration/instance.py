@@ -65,7 +65,7 @@ sensors:
 
 run_monitoring:
   enabled: true
-  # How late the two limits below may be noticed: each look asks for all runs that are not over.
+  # How late the two limits below can be noticed: each look asks for all runs that are not over.
   poll_interval_seconds: 15
   # A run begins within seconds, on a busy host within a minute. One that does not fails, and its
   # shards are launched again.
@@ -75,7 +75,7 @@ run_monitoring:
 
 retention:
   # Most ticks are skipped, thousands a day for each stream: of these a day is kept, and of those
-  # that did something a week, for whoever looks back.
+  # that did something a week, for later questions.
   sensor:
     purge_after_days:
       skipped: 1
@@ -123,7 +123,7 @@ storage:
           env: DAGSTER_MYSQL_PASSWORD
         db_name:
           env: DAGSTER_MYSQL_DATABASE
-      # For each reply. `dagster instance migrate` may need more, where there are many events.
+      # For each reply. `dagster instance migrate` can need more, where there are many events.
       statement_limit_s: 30
 """
 
@@ -176,7 +176,7 @@ def create_instance(settings: Settings, text: str | None = None) -> Path:
     Args:
         settings: whose `dagster_home` is made.
         text: the content of `dagster.yaml`; None is the embedded default. A file without our mark
-            is somebody's own and stays as it is, and so does a `workspace.yaml`.
+            was written by a user and stays, and so does a `workspace.yaml`.
     """
     home = settings.dagster_home
     home.mkdir(parents=True, exist_ok=True)

@@ -67,7 +67,7 @@ class StoreCollector(Collector):
         source: gives the source of a group's stream; None where it is not declared here.
         upkeep: gives the cost of staying in a group, if this deployment noted it.
         clock: monotonic seconds.
-        now: the time at which the age of unread records is counted.
+        now: the time when the age of unread records is counted.
     """
 
     store: Callable[[], LeaseStore]
@@ -148,7 +148,7 @@ class _Families:
         )
         self.standing = gauge(
             "leasehold_shard_standing_seconds",
-            "Time for which a shard has not moved although records are unread",
+            "Time that a shard has not moved although records are unread",
             OF_SHARD,
         )
         self.paused = gauge("leasehold_group_paused", "1 if the group is paused, else 0", OF_GROUP)
@@ -162,7 +162,7 @@ class _Families:
             "1 if the node is a member, its code server answers and its daemon ticks, else 0",
             OF_NODE,
         )
-        self.held = gauge("leasehold_node_shards", "Shards that a node may consume", OF_NODE)
+        self.held = gauge("leasehold_node_shards", "Shards that a node can consume", OF_NODE)
         self.gaps = gauge(
             "leasehold_gaps",
             "Ranges that were removed before they were consumed",
@@ -210,7 +210,7 @@ class _Families:
         return family
 
     def all(self) -> list[Metric]:
-        """Return the families in the order in which they were made."""
+        """Return the families in the order that they were made."""
         return self._all
 
     def add_shards(self, of: list[str], leases: Sequence[ShardLease]) -> None:

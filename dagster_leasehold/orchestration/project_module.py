@@ -49,7 +49,7 @@ def project_folder() -> Path:
 def import_folders(home: Path) -> list[Path]:
     """Return the folders that the project's modules are imported from, as `dg` finds them.
 
-    The last is the home, if it has settings, which may name a module beside them.
+    The last is the home, if it has settings, which can name a module beside them.
     """
     project = project_folder()
     folders = [each for each in (project / "src", project) if each.is_dir()]
@@ -74,7 +74,7 @@ def declaring_module() -> str | None:
         names = [*dict.fromkeys(modules)]
         if len(names) > 1:
             raise InvalidSetting(
-                f"The {place} in {folder} may declare streams in {shown(names[0])} and in "
+                f"The {place} in {folder} can declare streams in {shown(names[0])} and in "
                 f"{shown(names[1])}: pass the module that you mean with -m."
             )
         if names:

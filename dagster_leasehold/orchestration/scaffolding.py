@@ -72,7 +72,7 @@ def written_settings(
         values: the texts of settings that are given, and not commented out.
         form: how they are written.
         left_out: settings that are not written.
-        commented: settings that may be left out are commented out.
+        commented: settings that can be left out are commented out.
     """
     for name, field, meaning in settings_in(model):
         if name in left_out:

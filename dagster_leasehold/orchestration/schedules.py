@@ -32,7 +32,7 @@ def due_launches(
 
 
 def build_schedule(stream: ShardStream, job: dg.JobDefinition) -> dg.ScheduleDefinition:
-    """Return the schedule `<stream>_every_5_minutes`, stopped until somebody starts it."""
+    """Return the schedule `<stream>_every_5_minutes`, stopped until a user starts it."""
 
     @dg.schedule(
         name=f"{definition_name(stream)}_every_5_minutes",

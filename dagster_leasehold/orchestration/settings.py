@@ -66,7 +66,7 @@ class Settings(pydantic.BaseModel):
         lease_timeout_s: T of new consumer groups, in seconds.
         spark: where Spark runs, and its configuration; a word or an address alone stands for the
             table.
-        history_days: the days for which journal, delivered events, accepted gaps and merged ledger
+        history_days: the days that journal, delivered events, accepted gaps and merged ledger
             rows stay in the lease store; `forever` keeps them.
         catalog: the name of the catalog of the published tables.
         catalog_properties: PyIceberg's properties of another catalog than the lease database; its
@@ -142,7 +142,7 @@ class Settings(pydantic.BaseModel):
 
     @property
     def history_age(self) -> timedelta | None:
-        """The age at which rows of history may be deleted; None if they stay.
+        """The age at which rows of history can be deleted; None if they stay.
 
         Raises:
             InvalidSetting: the number of days makes no sense.
@@ -179,7 +179,7 @@ class Settings(pydantic.BaseModel):
         return self.home.absolute() / "logs" / StreamName(stream)
 
     def upkeep_file(self, stream: StreamName, group: str) -> Path:
-        """Return the file in which this deployment notes the costs of staying in a group."""
+        """Return the file where this deployment notes the costs of staying in a group."""
         return self.home.absolute() / "upkeep" / stream / f"{group}.json"
 
     @property
@@ -223,7 +223,7 @@ class Settings(pydantic.BaseModel):
         ) / "spark"
 
     def node_folder(self, node: str) -> Path:
-        """Return the folder in which the agent of a node keeps its state and its logs."""
+        """Return the folder where the agent of a node keeps its state and its logs."""
         return self.home.absolute() / "nodes" / NodeName(node)
 
     @property

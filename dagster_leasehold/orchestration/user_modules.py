@@ -58,7 +58,7 @@ def object_at(what: str, path: str, home: Path) -> object:
 def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Iterator[ShardStream]:
     """Yield the streams of a module: those of its definitions, or else those that it names.
 
-    Beside definitions, a stream that the module names may be a step on the way to one of theirs.
+    Beside definitions, a stream that the module names can be a step on the way to one of theirs.
 
     Raises:
         InvalidSetting: the definitions are of another deployment than `settings`.
@@ -101,7 +101,7 @@ def definitions_in(namespace: Mapping[str, Any]) -> Iterator[Any]:
 def imported(module: str, home: Path) -> ModuleType:
     """Return a module, imported as Dagster would import it from the folder of this project.
 
-    A home that has settings may hold the module that they name.
+    A home that has settings can hold the module that they name.
 
     Raises:
         InvalidSetting: it cannot be imported.

@@ -1,8 +1,8 @@
 """Hours that runs were asked for and that are not made yet: remembered, and asked for again.
 
-A run of an hour may fail, or never begin. An hour is owed until its row is written; while a run of
+A run of an hour can fail, or never begin. An hour is owed until its row is written; while a run of
 it waits or works, nothing is asked. After that it is asked for again, after a wait that doubles
-with each attempt, for as long as it takes: somebody may repair the transform a week later. Whoever
+with each attempt, for as long as it takes: the transform can be repaired a week later. A user who
 does not want to wait materializes the hour in Dagster, where it is shown as failed.
 """
 
@@ -62,7 +62,7 @@ class AskedHours:
         next: the first hour that no run was asked for.
         owed: the hours before it that are not made.
         given_up: the hours of the newest tick that too many others pushed out.
-        lost: the hours of the newest tick that cannot be made any more.
+        lost: the hours of the newest tick that can no longer be made.
     """
 
     clock: Clock
@@ -122,7 +122,7 @@ class AskedHours:
                 self._asked_s.pop(at, None)
 
     def lose(self, at: datetime) -> None:
-        """Ask no more for an hour that cannot be made: output that it needs has expired."""
+        """Stop requesting an hour that cannot be made: output that it needs has expired."""
         self.owed.pop(at, None)
         self._asked_s.pop(at, None)
         self.lost.append(at)
@@ -141,7 +141,7 @@ class AskedHours:
         now_s = self.clock()
         candidates: list[datetime] = []
         for at, hour in sorted(self.owed.items()):
-            # After a restart the wait counts anew: an hour is asked for later, never too often.
+            # After a restart the wait counts again: an hour is asked for later, never too often.
             asked_s = self._asked_s.get(at)
             if asked_s is None and hour.attempts:
                 self._asked_s[at] = now_s
@@ -174,8 +174,8 @@ class AskedHours:
             )
         if self.lost:
             lines.append(
-                f"{_count(self.lost)} not asked for any more ({_listed(self.lost)}): committed "
-                "output that may belong to them has expired"
+                f"{_count(self.lost)} no longer requested ({_listed(self.lost)}): committed "
+                "output that can belong to them has expired"
             )
         if self.given_up:
             lines.append(

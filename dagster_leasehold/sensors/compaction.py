@@ -30,7 +30,7 @@ INTERVAL_S = 60
 CLEAN = "clean"
 """The mark of a cursor: every file that a compaction replaced was removed."""
 RUNS_READ_MAX = 20
-"""A node has few runs that have not ended; whatever is beyond that is busy enough."""
+"""A node has few runs that have not ended; with more it is busy enough."""
 STARTED = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
 
 
@@ -71,7 +71,7 @@ class CompactionRounds:
     ) -> tuple[list[Compaction], str]:
         """Return the runs to launch, and one sentence about them or about why there are none.
 
-        With `replaced`, files of earlier compactions may be left that nobody needs any more: once
+        With `replaced`, unneeded files of earlier compactions can be left: once
         all of them are old, a run removes them though there is nothing to merge.
 
         Raises:
@@ -154,7 +154,7 @@ class CompactionRounds:
         instance: dg.DagsterInstance,
         chosen: Iterable[compaction_choice.Candidate],
     ) -> list[compaction_choice.Candidate]:
-        """Return those whose output nobody replaces at the moment."""
+        """Return those whose output is not being replaced."""
         claims = {claim.shard: claim.run for claim in store.rewrites(self.stream.key)}
         return [
             candidate

@@ -18,7 +18,7 @@ BATCHES_MIN = 64
 BATCHES_MIN_FINISHED = 2
 """The same for a shard that is over: it gets no more."""
 BATCHES_MIN_STILL = 8
-"""The same for a shard whose batches are all old: it may get no more for a while."""
+"""The same for a shard whose batches are all old: it can get no more for a while."""
 MANY_BATCHES = 2_048
 """The number of new batches of a shard for which a node needs not wait its whole pause."""
 SHARDS_PER_RUN = 64
@@ -96,7 +96,7 @@ def due(chosen: Iterable[Candidate]) -> list[Launch]:
 class StillShards:
     """A memory of the ends of the shards' ledgers, and since when each has not moved.
 
-    It may be lost: the batches of a shard that has gone quiet then count as young for longer.
+    It can be lost: the batches of a shard that has gone quiet then count as young for longer.
     """
 
     _seen: dict[ShardId, tuple[int, float]] = field(
@@ -124,7 +124,7 @@ class StillShards:
 class CompactionPace:
     """A memory of each node's last compaction, and of the time that it waits for a free slot.
 
-    It may be lost: a node then begins its next compaction sooner, and the last vacuum comes later.
+    It can be lost: a node then begins its next compaction sooner, and the last vacuum comes later.
 
     Attributes:
         began_s: the beginning of the memory, in monotonic seconds.
@@ -144,7 +144,7 @@ class CompactionPace:
 
         Args:
             node: of the compaction.
-            runs: its runs that have not ended, of whatever kind.
+            runs: its runs of any kind that have not ended.
             now_s: monotonic seconds.
             queued: True if one of them has not begun to work.
         """
@@ -153,7 +153,7 @@ class CompactionPace:
         return now_s - self._waiting_s.setdefault(node, now_s) >= PATIENCE_S
 
     def vacuum_due(self, age_s: float, now_s: float) -> bool:
-        """Return True if whatever the last compaction replaced has reached this age.
+        """Return True if all that the last compaction replaced has reached this age.
 
         What was launched before the memory began is older still.
         """

@@ -139,7 +139,7 @@ class FollowingRuns:
     def _with_room(
         self, node: NodeName, offers: Mapping[str, Sequence[ShardId]]
     ) -> list[ActiveRun]:
-        """Return the runs of a node that may take one more shard, those with most shards first."""
+        """Return the runs of a node that can take one more shard, those with most shards first."""
 
         def size(run: ActiveRun) -> int:
             started = run.run_id in self._opened

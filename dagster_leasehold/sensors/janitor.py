@@ -89,6 +89,6 @@ def janitor_step(stream: ShardStream, deployment: Deployment, clock: Clock = ste
 
     def work(tick: Tick) -> Outcome:
         done = cleaning.clean(tick.runs) + history.tick()
-        return Outcome("; ".join(done) or "No run is dead, and none goes on without a lease.")
+        return Outcome("; ".join(done) or "No run is dead, and none continues without a lease.")
 
     return Step(stream, "janitor", work, EVERY_THIRD_LOOP_S)

@@ -40,7 +40,7 @@ SPANS_MAX = 8
 
 
 def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetime]:
-    """Return the hours within `[since, until)` that output of a batch may lie in."""
+    """Return the hours within `[since, until)` that output of a batch can lie in."""
     hours: set[datetime] = set()
     files = [file for file in batch.files if not file.quarantine]
     spans = [(file.first_event_time or since, file.last_event_time or until) for file in files]
@@ -103,7 +103,7 @@ class LateRecords:
     def begin(
         self, shards: Sequence[ShardLease], asked_until: datetime
     ) -> list[EventWindow] | None:
-        """Decide, once in a process, where to begin; return the rows of hours that may get records.
+        """Decide, once in a process, where to begin; return the rows of hours that can get records.
 
         Returns:
             The rows; None if that was done before.
@@ -122,7 +122,7 @@ class LateRecords:
         return windows
 
     def since(self, asked_until: datetime) -> datetime:
-        """Return the first hour in which late records are looked for."""
+        """Return the first hour where late records are looked for."""
         within = timedelta(seconds=self.hourly.late.within_s)
         return max(self.hourly.since, hour_of(asked_until - within))
 
@@ -165,8 +165,8 @@ class LateRecords:
     def count(self, rows: Mapping[datetime, EventWindow]) -> list[EventWindow]:
         """Write late records into the rows of their hours; return the rows that changed.
 
-        An hour whose batches are not published, whose file cannot be read, or whose row somebody
-        else wrote first, is left to a later tick.
+        An hour whose batches are not published, whose file cannot be read, or whose row another
+        process else wrote first, is left to a later tick.
         """
         counted: list[EventWindow] = []
         for at in sorted(self._ends.keys() & rows.keys()):

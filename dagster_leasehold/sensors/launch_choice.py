@@ -1,7 +1,7 @@
-"""The choice of the shards that the next runs serve: pure, and made anew at every tick.
+"""The choice of the shards that the next runs serve: pure, and made at every tick.
 
 Nothing here keeps a shard safe; two runs for one shard cost work, and the lease decides between
-them. The memory of launches between ticks may be lost without harm.
+them. The memory of launches between ticks can be lost without harm.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleShard:
-    """A shard that a served node may consume and that no run has open.
+    """A shard that a served node can consume and that no run has open.
 
     Attributes:
         epoch: of its last tenure: it rises when a run opens the shard.
@@ -115,7 +115,7 @@ class LaunchHistory:
     _turn: int = 0
 
     def wait_s(self, idle: IdleShard, now_s: float) -> float:
-        """Return the seconds until the shard may be launched again; 0 if it may now."""
+        """Return the seconds until the shard can be launched again; 0 if it can now."""
         attempt = self._attempts.get(idle.shard)
         if attempt is None or not self.tried(idle):
             return 0.0
@@ -147,7 +147,7 @@ class LaunchHistory:
         self._attempts = {shard: at for shard, at in self._attempts.items() if shard in shards}
 
     def forget(self, shards: Iterable[ShardId]) -> None:
-        """Forget launches that nobody has begun to carry out."""
+        """Forget launches that were not begun."""
         for shard in shards:
             self._attempts.pop(shard, None)
 
@@ -209,7 +209,7 @@ def choose_launches(
 
 @dataclass(slots=True)
 class ReadMemory:
-    """A memory of the moments at which idle shards were last seen read to their ends.
+    """A memory of the moments when idle shards were last seen read to their ends.
 
     What is unread came after that moment, and is due one interval later. A shard that was never
     seen read is due at once: losing the memory costs a batch that is smaller than it might be.

@@ -76,7 +76,7 @@ class LaunchRounds:
         stream: of the shards.
         store: the lease store.
         address: under which the served nodes registered; a node of ours that answers from another
-            address is somebody else's, and so are its runs.
+            address is of another process, and so are its runs.
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
         definition: the mark of the stream's definition, for the runs that it launches.
@@ -205,7 +205,7 @@ class LaunchRounds:
         apart: list[ActiveRun],
     ) -> tuple[list[Launch], set[ShardId]]:
         """Return runs for shards that wait for no other run, and the shards that do."""
-        # As the tags of runs have them, which anybody may write: what is no node counts for none.
+        # As the tags of runs have them, which anybody can write: what is no node counts for none.
         runs_active, apart_active = (
             Counter(run.node for run in runs if run.node) for runs in (active, apart)
         )
@@ -222,7 +222,7 @@ class LaunchRounds:
             chosen = {shard for launch in launches for shard in launch.shards}
             if chosen <= free:
                 return launches, queued
-            # Those behind them are asked for, too: a backfill may hold thousands.
+            # Those behind them are asked for, too: a backfill can hold thousands.
             rest = (i.shard for i in ready if i.shard not in free | queued | chosen)
             asked = [*(chosen - free), *islice(rest, SHARDS_PER_READ)]
             waiting = queued_shards(instance, self.stream, asked)
@@ -232,7 +232,7 @@ class LaunchRounds:
     def _ready(
         self, report: TickReport, active: list[ActiveRun], notes: list[str]
     ) -> list[IdleShard]:
-        """Return shards with something to read that nobody serves; finish the empty ones."""
+        """Return shards with something to read that no run serves; finish the empty ones."""
         idle = self._idle(report, self._following.taken(active))
         self._reads.keep(idle.keys())
         # The least recently served first: what is probed one by one comes round in its turn.
@@ -273,7 +273,7 @@ class LaunchRounds:
         able = [i for i in each if not self._history.wait_s(i, self.clock())]
         if waiting := len(unread) - len(able):
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
-        # One record that is due pulls along whatever else its node has to read.
+        # One record that is due pulls along all else that its node has to read.
         due = {shard.node for shard in able if self._due(shard)}
         ready = [shard for shard in able if shard.node in due]
         if early := len(able) - len(ready):
@@ -349,7 +349,7 @@ class LaunchRounds:
         return [node for node in report.snapshot.nodes if node.address == self.address]
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
-        """Return the node of each shard that a node of ours may consume, and takes runs for."""
+        """Return the node of each shard that a node of ours can consume, and takes runs for."""
         ours = {node.name for node in self._ours(report) if node.accepts_runs}
         return {
             shard: node for node, shards in report.owned.items() if node in ours for shard in shards

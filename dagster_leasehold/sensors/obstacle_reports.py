@@ -18,9 +18,9 @@ from dagster_leasehold.lease_store.rules.obstacles import Obstacle, obstacle
 from dagster_leasehold.lease_store.times import utc_now
 
 PATIENCE_S = 20.0
-"""The time for which an obstacle that often passes by itself is not reported, in seconds."""
+"""The time that an obstacle that often passes by itself is not reported, in seconds."""
 COMPARE_EVERY_S = 30.0
-"""The time between two comparisons with what Dagster stored: a run may store outcomes as well."""
+"""The time between two comparisons with what Dagster stored: a run can store outcomes as well."""
 
 
 def obstacles_of(
@@ -97,7 +97,7 @@ class ObstacleReports:
         self._reported, self._compare_s = outcome.description, now_s + COMPARE_EVERY_S
 
     def _lasting(self, shard: ShardId, reason: Obstacle | None) -> Obstacle | None:
-        """Return an obstacle, unless it may pass by itself and is too new to be reported."""
+        """Return an obstacle, unless it can pass by itself and is too new to be reported."""
         if reason is None or not reason.kind.transient:
             return reason
         return reason if self.clock() - self._since_s[shard] >= PATIENCE_S else None

@@ -2,7 +2,7 @@
 
 A batch whose call fails is called for again, and holds back the later ones of its shard and nothing
 else: consumption does not look at the hook. The process remembers only until when it waits; the
-number and the error of failed calls are in the outbox, for whoever delivers next.
+number and the error of failed calls are in the outbox, for the next delivery.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 EVENTS_PER_TICK_MAX = 200
 SHOWN_MAX = 2_000
-"""The most materializations that are read, the newest; older ones may be reported again."""
+"""The most materializations that are read, the newest; older ones can be reported again."""
 
 
 def left_behind(
     instance: dg.DagsterInstance, stream: ShardStream, store: Groups, pending: Sequence[OutboxEvent]
 ) -> list[OutboxEvent]:
-    """Return the events of runs that will not report them themselves any more, in order.
+    """Return the events of runs that can no longer report them, in order.
 
     A run that the instance does not know is another deployment's. That deployment reports it, as
     long as the node that held the shard is a member of the group and registered from there.

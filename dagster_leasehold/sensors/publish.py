@@ -23,7 +23,7 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 TICK_EARLY_S = 1.0
-"""A tick may come so much early, in seconds: left to the next one, the interval would double."""
+"""A tick can come so much early, in seconds: left to the next one, the interval would double."""
 OBSERVE_EVERY_S = 300.0
 """The shortest time between two observations of a table, in seconds: events are kept for good."""
 CHECK_EVERY_S = 3_600.0
@@ -37,7 +37,7 @@ class TableWatch:
 
     Attributes:
         rounds: the publishing of the stream from this process.
-        now: the time at which the age of what waits is counted.
+        now: the time when the age of what waits is counted.
     """
 
     rounds: PublishRounds

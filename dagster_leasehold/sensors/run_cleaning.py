@@ -24,7 +24,7 @@ from dagster_leasehold.sensors.active_runs import ActiveRun, ActiveRuns
 
 PROCESS_ENDED = "The process of this run ended without a word."
 PARTITIONS_GRACE_S = 3_600.0
-"""The longest time for which a run of partitions may hold none of them, between two portions of its
+"""The longest time that a run of partitions can hold none of them, between two portions of its
 shards or while it stores the events of a thousand."""
 NEVER_HELD_GRACE_S = 120.0
 """The longest time from a run's start to its first shard; it opens shards before Spark starts."""
@@ -36,7 +36,7 @@ class Ending(NamedTuple):
     Attributes:
         terminated: that it was.
         failed: that it could not be terminated, and was failed.
-        sentence: why, for whoever looks at the failed run.
+        sentence: why, for the reader of the failed run.
     """
 
     terminated: str
@@ -45,16 +45,16 @@ class Ending(NamedTuple):
 
 
 HOLDS_NOTHING = Ending(
-    "run {run} holds no shard any more: terminated",
-    "run {run} holds no shard any more and could not be terminated: failed",
-    "This run held no shard any more, because its node lost its leases, and it could not be "
-    "terminated ({why}). Other runs go on from its checkpoints.",
+    "run {run} no longer holds a shard: terminated",
+    "run {run} no longer holds a shard and could not be terminated: failed",
+    "This run no longer held a shard, because its node lost its leases, and it could not be "
+    "terminated ({why}). Other runs continue from its checkpoints.",
 )
 WORKED_TOO_LONG = Ending(
     "run {run} has worked for too long: terminated",
     "run {run} has worked for too long and could not be terminated: failed",
     "This run worked for longer than its budget and its stall limit allow, and it could not be "
-    "terminated ({why}). Other runs go on from its checkpoints.",
+    "terminated ({why}). Other runs continue from its checkpoints.",
 )
 
 
@@ -63,7 +63,7 @@ class HoldingMemory:
     """A memory of the time since when each started run holds no shard.
 
     A run that lost its last lease stops by itself at its next look. One that does not look hangs
-    in a job, or has no process any more on a host that nobody can ask: it could commit nothing,
+    in a job, or lost its process on a host that cannot be reached: it could commit nothing,
     but it costs cores, and keeps its place in Dagster's queue.
     """
 
@@ -86,7 +86,7 @@ class HoldingMemory:
         """
         for run_id in holding:
             self._held_s[run_id] = now_s
-        # Only runs of the sensors open their shards at once: one for a single partition may wait
+        # Only runs of the sensors open their shards at once: one for a single partition can wait
         # for another run of its shard for as long as its config says.
         started = {run.run_id: run.launched for run in active if run.started}
         self._held_s = {run: at for run, at in self._held_s.items() if run in started}
@@ -185,7 +185,7 @@ class RunCleaning:
             if instance.run_launcher.terminate(run_id):
                 return ending.terminated.format(run=run_id)
         except Exception as error:
-            # Whatever a launcher raises: its server is gone, or knows nothing of the run.
+            # Any error of a launcher: its server is gone, or knows nothing of the run.
             why = type(error).__name__
         _fail(instance, run_id, ending.sentence.format(why=why))
         return ending.failed.format(run=run_id)
@@ -260,7 +260,7 @@ class Burial:
             run, node = left.get(lease.shard), lease.consumer_owner
             if run is None or node is None:
                 continue
-            # Whoever has opened the shard meanwhile keeps it: the dead run's tenure is named.
+            # A run that has opened the shard meanwhile keeps it: the dead run's tenure is named.
             close = partial(
                 close_ended_tenure,
                 self.store,

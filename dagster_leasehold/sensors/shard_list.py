@@ -48,7 +48,7 @@ class LogWatch:
         stream: the declaration.
         deployment: gives the checkpoints.
         clock: monotonic seconds.
-        now: the time at which the age of unread records is counted.
+        now: the time when the age of unread records is counted.
     """
 
     stream: ShardStream

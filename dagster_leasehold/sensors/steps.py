@@ -1,9 +1,9 @@
 """The steps of sensors: what a sensor does for one stream, each apart from all others.
 
 A sensor serves many streams. In each tick a thread takes the steps that are due, one after another;
-when one takes long, a further thread goes on with the rest. The tick waits for them a little less
+when one takes long, a further thread continues with the rest. The tick waits for them a little less
 than until the next one. So a step that fails or takes long delays no other: what it returns later
-belongs to the tick after that, which does not start it anew.
+belongs to the tick after that, which does not start it again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dagster_leasehold.sensors.active_runs import ActiveRuns
 TICK_S = 4.5
 """The longest time of a tick, in seconds: less than to the next one, which is 5 s later."""
 PATIENCE_S = 0.1
-"""The time after which a further thread goes on with the steps that wait, in seconds."""
+"""The time after which a further thread continues with the steps that wait, in seconds."""
 LAST_CALL_S = 0.5
 """The time that the other steps have after one has asked for runs, in seconds."""
 EXPLANATION_MAX = 8_000
@@ -244,7 +244,7 @@ def _asks_for_runs(future: Future[Outcome]) -> bool:
 
 
 def _explanation(outcomes: Mapping[Step, Outcome]) -> str:
-    """Return a line for each step; what went wrong comes first, since not all may fit."""
+    """Return a line for each step; what went wrong comes first, since not all can fit."""
     ordered = sorted(outcomes.items(), key=lambda each: not each[1].trouble)
     text = "\n".join(f"{step.place}: {outcome.line}" for step, outcome in ordered)
     if len(text) > EXPLANATION_MAX:

@@ -1,6 +1,6 @@
 """The mark that each tick of the step `rebalance` leaves for the agents of its deployment.
 
-Agents beat though the daemon is down, which would keep shards that nobody launches runs for. So
+Agents beat though the daemon is down, which would keep shards without runs. So
 each tick leaves a new mark in Dagster's storage, which daemon and agents share, and a node whose
 group gets no new mark counts as one that takes no runs.
 
@@ -28,7 +28,7 @@ def leave_tick_mark(instance: dg.DagsterInstance, key: GroupKey) -> None:
     try:
         instance.daemon_cursor_storage.set_cursor_values(mark)
     except Exception as error:
-        # Of whatever driver Dagster's storage has; the tick's work is done, and it stands.
+        # Any error of the storage's driver; the tick's work is done, and it stands.
         _LOG.warning("Dagster's storage took no mark of this tick: %s.", type(error).__name__)
 
 

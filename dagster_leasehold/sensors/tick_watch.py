@@ -2,7 +2,7 @@
 
 Dagster's daemon ticks every 5 s, and a run takes three more to its first commit. With a commit
 interval of 5 s and more a tick sees in time that a record is due. With a shorter one the step
-`rebalance` goes on, and looks at the shards that no run serves until something comes, for this
+`rebalance` continues, and looks at the shards that no run serves until something comes, for this
 stream or for another one of the tick, and at the runs of the others until one of them has died.
 
 A tick that waits holds one of the daemon's threads: where the daemon has none, none waits. What is
@@ -53,7 +53,7 @@ class Served:
     Attributes:
         quiet: the shards that no run serves.
         processes: of the runs at work, as `assets.run_process` notes them.
-        freed: returns True once a run has let go a shard that it had open.
+        freed: returns True once a run has released a shard that it had open.
     """
 
     quiet: Mapping[ShardId, QuietShard]
@@ -97,7 +97,8 @@ class TickWatch:
                 if self._changed(served.quiet):
                     return True
             except Exception:
-                # Of whatever client source and store have; the next tick asks again, and says so.
+                # Any error of the source's or store's client; the next tick asks again, and says
+                # so.
                 return False
             pause_s = max(POLL_S, (self.clock() - looked_s) * LOOK_PAUSE)
         return False

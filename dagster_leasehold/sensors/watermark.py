@@ -39,7 +39,7 @@ UNKNOWN = Frontier(None, None, "it is not known which hours are complete")
 class IdleShards:
     """A memory of the time since when each shard is caught up, on this process's own clock.
 
-    A restart forgets, and counts anew: hours are held back longer, never less.
+    A restart forgets, and counts again: hours are held back longer, never less.
     """
 
     _since_s: dict[ShardId, tuple[str | None, float]] = field(
@@ -54,7 +54,7 @@ class IdleShards:
         Args:
             caught_up: the checkpoints of those that are caught up now.
             now_s: the time, in monotonic seconds.
-            allowance_s: the time for which a shard holds back after it was caught up, in seconds.
+            allowance_s: the time that a shard holds back after it was caught up, in seconds.
         """
         unchanged = {
             shard: since
@@ -136,7 +136,7 @@ class WatermarkRounds:
         return [*self._asked.notes(), *self._steps.notes]
 
     def _due(self, in_work: HoursInWork) -> list[datetime]:
-        """Return the owed hours to ask for now; one whose output has expired is asked for no more.
+        """Return the owed hours to request now, except those whose output has expired.
 
         A run of it would fail each time, for as long as the sensor lives.
         """

@@ -17,7 +17,7 @@ class GroupProgress:
         cursors: by shard, the cursor of the record that they would read next.
         unstored: the shards for which they have stored no place yet.
         at_work: the reason to take them for running, as a sentence that says what to do about it;
-            empty where nobody does anything.
+            empty if there is nothing to do.
     """
 
     cursors: Mapping[ShardId, str]
@@ -41,7 +41,7 @@ class OtherConsumers(Protocol):
 
 @runtime_checkable
 class TakesCheckpoints(OtherConsumers, Protocol):
-    """Consumers that can be told where to go on."""
+    """Consumers that can be told where to continue."""
 
     def exists(self) -> bool:
         """Return True if the service has the group."""

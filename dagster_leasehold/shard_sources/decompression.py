@@ -34,7 +34,7 @@ def decompress(data: bytes, codec: Codec, limit: int, *, size: int | None = None
     Args:
         data: the payload; several gzip or zstd members behind each other are one.
         codec: how it is compressed.
-        limit: the most bytes that it may expand to.
+        limit: the most bytes that it can expand to.
         size: the bytes that it is declared to expand to, where the service says so; needed for
             `lz4_block`.
 

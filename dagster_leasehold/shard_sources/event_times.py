@@ -79,7 +79,7 @@ def storable(times: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
     """Return times without those outside the years 1 to 9999, and the texts of those.
 
     Args:
-        times: moments, or microseconds since 1970, which may be more than 64 bits hold.
+        times: moments, or microseconds since 1970, which can be more than 64 bits hold.
 
     Returns:
         The times, with None for each such one, and the text of each; empty for all others.

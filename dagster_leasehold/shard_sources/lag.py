@@ -53,7 +53,7 @@ class Lags:
 
         Args:
             times: of the records at `behind`.
-            now: the time at which ages are counted; a record from after it has the age 0.
+            now: the time when ages are counted; a record from after it has the age 0.
         """
         ages = {shard: max(0.0, (now - time).total_seconds()) for shard, time in times.items()}
         return {shard: 0.0 for shard, count in self.records.items() if count == 0} | ages
@@ -73,7 +73,7 @@ class _Seen:
 class UnreadTimes:
     """The times of the oldest unread records of one group, remembered from look to look.
 
-    A record has one time: nothing is asked of the source while its reader stands still, nor where
+    A record has one time: nothing is asked of the source while its reader stalls, nor where
     nothing is unread. A shard whose reader moves is asked for every `LOOK_EVERY_S` at most; until
     then the former record's time stands, so that its lag is up to that much too long.
 
@@ -102,7 +102,7 @@ class UnreadTimes:
 
 @dataclass(slots=True)
 class StandingShards:
-    """The time for which shards of one group have stood still although something is unread.
+    """The time that shards of one group have not moved although something is unread.
 
     It counts from the first look that showed both, so that a record after an idle night begins a
     new count.
@@ -119,7 +119,7 @@ class StandingShards:
     def seconds(self, lags: Lags) -> dict[ShardId, float]:
         """Return the seconds of each shard, 0 of those that moved or have nothing unread.
 
-        A shard that the source did not answer for is left out, and its count goes on.
+        A shard that the source did not answer for is left out, and its count continues.
         """
         now_s = self.clock()
         standing: dict[ShardId, float] = {}

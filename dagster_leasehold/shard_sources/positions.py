@@ -1,9 +1,9 @@
 """Places in a shard: as people write them, as counted records, and where a shard is gone.
 
 Every source answers in the same way for a shard that retention has removed as a whole. A service
-forgets a closed shard with its last record, and then refuses to speak of it. Whoever had not read
-it to its end by then has lost records, or cannot know better. So such a shard is empty, finished,
-and has one place, `gone`, that lies behind all others:
+forgets a closed shard with its last record, and then refuses to speak of it. A group that had not
+read it to its end by then has lost records, or cannot know better. So such a shard is empty,
+finished, and has one place, `gone`, that lies behind all others:
 
 1. `bounds` says so, and `plan` of any other cursor raises `CursorExpired`, as for every record that
    retention removed. Runs and clients record a gap up to `gone`, as their group's policy says.
@@ -98,7 +98,7 @@ def offsets_left(shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
 
 
 def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
-    """Return a cursor that somebody chose, or the nearest that the shard can be read from.
+    """Return a chosen cursor, or the nearest that the shard can be read from.
 
     Raises:
         CursorInvalid: it is no cursor of the shard at all.

@@ -187,7 +187,7 @@ def _reader_function(name: str) -> Callable[[Mapping[str, str]], ShardReader]:
     if name == LOCAL_LOG:
         from dagster_leasehold.shard_sources.local_log.source import reader_of
 
-        # Its kind has options made with pydantic, which a worker of a cluster may lack.
+        # Its kind has options made with pydantic, which a worker of a cluster can lack.
         return reader_of
     try:
         kind = source_kind(name)

@@ -20,7 +20,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, SourceThrottled
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
 PAUSE_MAX_S = 3.0
-"""Five attempts stay far below the minute that a sensor's tick may take."""
+"""Five attempts stay far below the minute that a sensor's tick can take."""
 
 Answer = TypeVar("Answer")
 
@@ -36,9 +36,9 @@ def ask(
     """Return the answer of `call`, asking again while the service is away or asks for patience.
 
     Args:
-        call: one request, which may be repeated.
+        call: one request, which can be repeated.
         attempts: the most requests.
-        first_pause_s: the longest first pause; each next one may be twice as long.
+        first_pause_s: the longest first pause; each next one can be twice as long.
         pause_max_s: the longest pause, unless the service asks for more.
         sleep: waits.
 

@@ -44,8 +44,8 @@ class ShardBounds:
 
     Attributes:
         begin: the cursor of the first record that retention has kept.
-        end: the cursor after the last record that may be read.
-        finished: the shard is read-only: `end` will not move any more.
+        end: the cursor after the last record that can be read.
+        finished: the shard is read-only, so that `end` no longer moves.
         origin: the cursor of the first record that the shard ever had, where the source knows it.
         removed: True if retention has removed the shard as a whole.
     """
@@ -105,7 +105,7 @@ class ShardReader(Protocol):
 class ShardSource(ShardReader, Protocol):
     """A sharded log.
 
-    Every call may raise what `read` raises, and asks the service again by itself where that can
+    Every call can raise what `read` raises, and asks the service again by itself where that can
     help. None of them leaves a record out without an error.
     """
 
@@ -144,7 +144,7 @@ class ShardSource(ShardReader, Protocol):
     def spark_options(self) -> Mapping[str, str]:
         """Return the options from which a Spark worker builds the reader again.
 
-        Spark shows them in query plans, so that none of them may be a secret.
+        Spark shows them in query plans, so that none of them can be a secret.
         """
         ...
 
@@ -190,8 +190,8 @@ class TimedRecords(Protocol):
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
         """The time of the first record at or after each cursor, in as few calls as possible.
 
-        It is the time at which the service took the record; where it keeps only the writer's, that.
-        A shard is left out where there is no such record, or where nobody knows its time.
+        It is the time when the service took the record; where it keeps only the writer's, that.
+        A shard is left out where there is no such record, or where its time is unknown.
         """
         ...
 
@@ -214,13 +214,13 @@ class DivisibleRanges(Protocol):
 
 @runtime_checkable
 class IdentifiedLog(Protocol):
-    """The part of a source whose cursors mean other records once the log was made anew.
+    """The part of a source whose cursors mean other records once the log was recreated.
 
     A log whose cursors never come again, because they hold the time, needs none of it.
     """
 
     def log_identity(self) -> str | None:
-        """Return what differs in a log that was deleted and made anew under its old name.
+        """Return what differs in a log that was deleted and recreated under its old name.
 
         None where the service does not tell.
         """
@@ -228,7 +228,7 @@ class IdentifiedLog(Protocol):
 
 
 def identity_of_log(source: ShardSource) -> str | None:
-    """Return the identity of a source's log; None where nobody knows it."""
+    """Return the identity of a source's log; None if unknown."""
     return source.log_identity() if isinstance(source, IdentifiedLog) else None
 
 

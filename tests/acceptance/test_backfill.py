@@ -85,7 +85,7 @@ def values(shard: str, begin: int, end: int, prefix: str = "") -> list[bytes]:
 
 
 def test_shards_are_replayed_beside_live_consumption(tmp_path: Path) -> None:
-    """Replay a span of two shards while all three go on; the third one's output stays."""
+    """Replay a span of two shards while all three continue; the third one's output stays."""
     home = tmp_path / "home"
     settings = Settings(home=home, nodes=("node-a",))
     log = LocalLog.create(home / "logs" / STREAM, len(SHARDS))

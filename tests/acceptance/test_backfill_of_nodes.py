@@ -265,7 +265,7 @@ def test_a_backfill_with_config_replays_on_each_node(scene: Scene) -> None:
 
 
 def test_a_killed_run_leaves_its_partitions_to_the_next_backfill(scene: Scene) -> None:
-    """The runs of the other nodes go on, and what they make counts."""
+    """The runs of the other nodes continue, and what they make counts."""
     scene.append()
     scene.hold.touch()
     backfill = scene.backfill()

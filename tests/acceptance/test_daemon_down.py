@@ -1,7 +1,7 @@
-"""Nodes whose daemon stands still, or whose host's clock is set back.
+"""Nodes whose daemon stalls, or whose host's clock is set back.
 
-One of two nodes dies, and the run of the other goes on for both. After a step of the clock, runs
-go on, and others begin.
+One of two nodes dies, and the run of the other continues for both. After a step of the clock, runs
+continue, and others begin.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ def test_what_a_killed_run_committed_is_reported_once(
             wait_for("all records", lambda g=goal: checkpoints(store) == g, CONSUMED_S)
             wait_for("the outbox to be empty", lambda: not store.pending_events(KEY), IDLE_S)
         wait_for("the end of all runs", lambda: idle(instance), IDLE_S)
-        # Others may have failed for want of an answer of the database in time, and went on later.
+        # Others may have failed for want of an answer of the database in time, and continued later.
         dead = [run for run in instance.get_runs() if process_of(instance, run.run_id) in died]
         assert [run.status for run in dead] == [DagsterRunStatus.FAILURE] * 2
         assert {run.run_id for run in dead} <= {batch.run for batch in store.batches(KEY)}

@@ -1,4 +1,4 @@
-"""A host that dies while a Spark of others goes on with its job: it writes, and doubles nothing."""
+"""A host dies while a Spark of others continues its job, which doubles nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_job_that_outlives_its_host_writes_what_nothing_names(
     """Goal: after the timeout others have the shards of a dead host, and each record is there once.
 
     Method: its agent, code server and runs are killed in the middle of a job on a Connect server
-    that all hosts share. The job goes on only when the others have committed the same ranges.
+    that all hosts share. The job continues only when the others have committed the same ranges.
     """
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
@@ -47,7 +47,7 @@ def test_a_job_that_outlives_its_host_writes_what_nothing_names(
     port = free_port()
     spark = {
         "spark.master": f"local[{CORES}]",
-        # The job of a client that is gone goes on for longer than the test lasts.
+        # The job of a client that is gone continues for longer than the test lasts.
         "spark.connect.execute.manager.detachedTimeout": "1h",
     }
     variables = {"LEASEHOLD_SPARK": f"sc://127.0.0.1:{port}", FOLDER_VARIABLE: str(holds)}

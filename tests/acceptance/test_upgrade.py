@@ -135,7 +135,7 @@ class Deployment:
         return {_text(owner) for (owner,) in rows}
 
     def wait_for_progress(self, command: Running, nodes: set[str]) -> None:
-        """Return when these nodes and no others share the shards, and each has gone on."""
+        """Return when these nodes and no others share the shards, and each has continued."""
         before = self.check_points()
 
         def gone_on() -> bool:
@@ -227,7 +227,7 @@ def following(folder: Path, wheel: Path) -> Path:
 def test_nodes_are_upgraded_one_by_one(
     deployment: Deployment, writer: Writer, new: Path, following: Path
 ) -> None:
-    """Goal: consuming goes on, and the releases share the database until the last node is done."""
+    """Goal: consuming continues, and the releases share the database until the end."""
     deployment.write_settings()
     deployment.done(new, "db", "upgrade")
     node = ("node", "--name", "node-b", "--port", free_port())

@@ -107,7 +107,7 @@ class UnitHosts:
         return self._start(words, self.homes[node])
 
     def wait_until_ready(self, home: Path, command: Running) -> None:
-        """Wait for the page by which an orchestrator goes on."""
+        """Wait for the page by which an orchestrator continues."""
         page_at = f"http://{HOST}:{self._health[home]}{READINESS}"
 
         def ready() -> bool:

@@ -3,7 +3,7 @@
 LEASEHOLD_CHAOS_SEED, LEASEHOLD_CHAOS_KILLS, LEASEHOLD_CHAOS_FREEZES and LEASEHOLD_CHAOS_MINUTES
 (no further round after so many) say what to play; LEASEHOLD_CHAOS_TIMEOUT_S is the lease timeout.
 The choice of incidents follows the seed; the steps that they meet do not. With
-LEASEHOLD_CHAOS_RESULTS, what was played is added to a file, and the next call goes on from there.
+LEASEHOLD_CHAOS_RESULTS, what was played is added to a file, and the next call continues from there.
 """
 
 from __future__ import annotations

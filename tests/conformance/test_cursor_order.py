@@ -131,7 +131,7 @@ def test_the_same_place_may_become_surer(world: World) -> None:
 
 
 def test_records_of_a_run_are_never_committed_twice_by_a_client_beside_it(world: World) -> None:
-    """1. A run commits [0, 5). 2. A client opens the shard and saves 3. 3. A run goes on."""
+    """1. A run commits [0, 5). 2. A client opens the shard and saves 3. 3. A run continues."""
     world.group()
     world.join(A)
     world.add(X)

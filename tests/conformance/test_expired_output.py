@@ -55,7 +55,7 @@ def test_the_oldest_rows_go_and_the_newest_stays(world: World) -> None:
     lost = expired(world)
     assert (lost.begin, lost.first_number, lost.batches) == ("4", 4, 4)
     assert lost.records == sum(each.records for each in totals) // 5 * 4
-    assert verify(world.store, world.key) == [], "the proof goes on from the summary"
+    assert verify(world.store, world.key) == [], "the proof continues from the summary"
     assert world.store.totals(world.key) == totals, "what was ever committed never falls"
     after = world.store.heads(world.key)[X]
     assert after.version > head.version, "a reader who is under way looks again"

@@ -67,7 +67,7 @@ def test_the_last_error_stays_with_a_shard_until_the_next_commit(ready: World) -
         assert suspicion == ready.shard(X).suspicion
         assert not suspicion.isolating
     tenure = ready.open(A, X, "run-2").tenure
-    assert ready.shard(X).suspicion is not None, "a run that begins has mended nothing yet"
+    assert ready.shard(X).suspicion is not None, "a run that begins has fixed nothing yet"
     assert isinstance(ready.consume(tenure, "0", "8"), Changed)
     assert ready.shard(X).suspicion is None
 

@@ -363,7 +363,7 @@ def test_an_unknown_shard_is_refused(world: World) -> None:
 
 
 def test_the_order_may_change_between_reopenings(world: World) -> None:
-    """Reopened while the group was unordered: the child goes on after it became ordered."""
+    """Reopened while the group was unordered: the child continues after it became ordered."""
     group = world.group(ordered=False)
     world.join(A, B)
     world.add(ShardListing(X, read_only=True), ShardListing(Y, parents=(X,)))

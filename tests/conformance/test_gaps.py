@@ -76,7 +76,7 @@ def test_what_was_accepted_never_grows(world: World, tenure: Tenure) -> None:
 
 
 def test_exactly_the_range_that_was_seen_is_accepted(world: World, tenure: Tenure) -> None:
-    """1. an operator sees [5, 9); 2. retention goes on to 12; 3. the operator accepts."""
+    """1. an operator sees [5, 9); 2. retention continues to 12; 3. the operator accepts."""
     record(world, tenure, "9", skip=False)
     record(world, tenure, "12", skip=False)
     assert accept(world, "5", "9") == Stale()

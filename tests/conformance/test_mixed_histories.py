@@ -115,7 +115,7 @@ class History:
             )
 
     def run(self) -> Any:
-        """A run opens the shard, and goes on with what another one left."""
+        """A run opens the shard, and continues with what another one left."""
         self._given_to(RUNS)
         row = self.world.shard(X)
         opened = self.store.open_tenure(

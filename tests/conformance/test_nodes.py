@@ -88,7 +88,7 @@ def test_displacing_a_silent_incarnation_releases_what_it_held(world: World) -> 
 
 
 def test_a_beat_that_landed_keeps_the_name(world: World) -> None:
-    """1. An observer sees counter 1 stand still. 2. It beats: 2. 3. Displacing 1 is refused."""
+    """1. An observer sees counter 1 stall. 2. It beats: 2. 3. Displacing 1 is refused."""
     world.group()
     world.join(A)
     assert world.store.beat(world.key, A, "a-1") == Beaten(2)
@@ -193,7 +193,7 @@ def test_a_holder_that_dies_in_a_transfer_frees_the_shard(world: World) -> None:
 
 
 def test_a_next_node_that_dies_gives_the_shard_back(world: World) -> None:
-    """Edge 6 back to the holder, whose tenure goes on: nothing is read again."""
+    """Edge 6 back to the holder, whose tenure continues: nothing is read again."""
     world.group()
     world.join(A, B)
     world.add(X)

@@ -1,4 +1,4 @@
-"""Deleting history: what goes, what stays, and that the proof goes on where rows are gone."""
+"""Deleting history: what goes, what stays, and that the proof continues where rows are gone."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_old_entries_go_and_the_rare_ones_stay(world: World) -> None:
     tenure = world.open(A, X, "run-next").tenure
     assert tenure.epoch == 7
     world.consume(tenure, "5", "9", 5)
-    assert verify(world.store, world.key) == [], "the proof goes on from the summary"
+    assert verify(world.store, world.key) == [], "the proof continues from the summary"
 
 
 def test_entries_that_are_young_or_among_the_newest_stay(world: World) -> None:
@@ -362,7 +362,7 @@ def test_a_child_that_began_too_early_is_remembered(world: World) -> None:
     world.store.close_tenure(world.open(A, Y).tenure, reason="done")
     group = world.store.pulse(world.key).group
     world.store.update_group(replace(group, ordered=True), observer="ops")
-    assert verify(world.store, world.key) == [], "what ran before goes on"
+    assert verify(world.store, world.key) == [], "what ran before continues"
     prune_all(world)
     assert verify(world.store, world.key) == []
 

@@ -123,7 +123,9 @@ def test_a_swap_replaces_output_alone(world: World, tenure: Tenure) -> None:
     entry = world.journal(X)[-1]
     assert (entry.kind, entry.run, entry.reason) == ("rewrite", "run-1", "because")
     assert len(world.store.pending_events(world.key)) == 3, "what was told is not told again"
-    assert isinstance(world.consume(tenure, "3", "4", 3), Changed), "consumption goes on beside it"
+    assert isinstance(world.consume(tenure, "3", "4", 3), Changed), (
+        "consumption continues beside it"
+    )
 
 
 @pytest.mark.parametrize("wrong", [rewrite(1, 7), rewrite(3), rewrite(9)])

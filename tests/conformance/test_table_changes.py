@@ -223,7 +223,7 @@ def test_a_change_is_published_with_the_batches_after_it_or_before(
     (change,) = changes(world)
     assert publisher.commit(publisher.plan([on_x], [])) == Stale()
     assert world.store.record_publication(publisher.own, publisher.plan([on_x], [])) == Stale()
-    assert publisher.commit(publisher.plan([on_y], [])) == Settled(), "another shard goes on"
+    assert publisher.commit(publisher.plan([on_y], [])) == Settled(), "another shard continues"
     assert publisher.commit(publisher.plan([], [change])) == Settled()
     assert publisher.commit(publisher.plan([], [change])) == Stale(), "it is published already"
     assert publisher.commit(publisher.plan([on_x], [])) == Settled()

@@ -145,7 +145,7 @@ def test_the_next_node_cannot_open_before_the_holder_let_go(moving: World) -> No
 
 
 def test_a_dead_runs_transfer_is_handed_over_by_replacing_it(moving: World) -> None:
-    """The holder's run died in a transfer: naming it as ended lets the shard go on to b."""
+    """The holder's run died in a transfer: naming it as ended lets the shard continue to b."""
     outcome = moving.store.open_tenure(moving.key, X, A, "run-2", replaces="run-1")
     assert outcome == NotHeld("transfer", B)
     shard = moving.shard(X)
@@ -168,7 +168,7 @@ def test_an_announced_eta_is_published_and_cleared_at_the_end(moving: World) -> 
     before = moving.generation()
     moving.store.announce(tenure, handoff_eta_s=4.5)
     assert moving.shard(X).handoff_eta_s == 4.5
-    # Planners keep their snapshot while the generation stands still: in a transfer they must see.
+    # Planners keep their snapshot while the generation stalls: in a transfer they must see.
     assert moving.generation() == before + 1
     moving.store.close_tenure(tenure, reason="done")
     assert moving.shard(X).handoff_eta_s is None

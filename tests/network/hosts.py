@@ -97,7 +97,7 @@ class Network:
         return [int(pid) for pid in ip("netns", "pids", self.namespace(host)).split()]
 
     def set_links(self, links: Mapping[tuple[str, str], Link]) -> None:
-        """Change links, each in one direction; `Link()` mends one."""
+        """Change links, each in one direction; `Link()` fixes one."""
         self.links = {ends: link for ends, link in (self.links | links).items() if link != Link()}
         rows = [
             [self.addresses[source], self.addresses[target], link.delay_s, link.loss]

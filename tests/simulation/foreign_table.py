@@ -102,5 +102,5 @@ class ForeignTable:
             self.current = self.staged[parent]
 
     def expired(self) -> None:
-        """Another program lets go of all snapshots but the newest."""
+        """Another program expires all snapshots but the newest."""
         self.there = {self.current.id}

@@ -353,7 +353,7 @@ def through(view: Callable[[object], object]) -> Callable[[Run], None]:
 
 
 def _never_stops(run: Run) -> None:
-    """A run that goes on after it was told that its lease is lost, with the newest token."""
+    """A run that continues after it was told that its lease is lost, with the newest token."""
 
     class Deaf:
         trusted = True

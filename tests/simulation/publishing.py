@@ -1,6 +1,6 @@
 """A seed of publishers, rewriters and operators who take turns between any two of their steps.
 
-Everybody is a generator that yields where it may be frozen, or never go on. The table is a list of
+Each is a generator that yields where it may be frozen, or never continue. The table is a list of
 snapshots; a reader compares it with what the ledger says. Two ways to commit: the default catalog,
 whose pointer the store moves, and another one, which takes a snapshot that follows its newest, and
 which other programs change as well: they rewrite files, add and delete records, roll the table
@@ -140,7 +140,7 @@ class Seed(ForeignTable):
         return self.chance.choices(list(weights), list(weights.values()))[0]
 
     def _step(self) -> None:
-        """Have somebody go on, who may die or be frozen instead; who was frozen may wake up."""
+        """Have somebody continue, who may die or be frozen instead; who was frozen may wake up."""
         if self.frozen and self.chance.random() < WAKING_SHARE:
             self.actors.append(self.frozen.pop(self.chance.randrange(len(self.frozen))))
         if not self.actors:

@@ -32,7 +32,7 @@ def test_nodes_that_agents_keep_consume_what_the_sensors_launch() -> None:
 def test_an_agent_that_says_nothing_again_after_a_lost_reply_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It goes on beating for a row that says something else than it last said."""
+    """It keeps beating for a row that says something else than it last said."""
 
     def keep(self: Member, *, accepts_runs: bool, joins: bool) -> str:
         try:

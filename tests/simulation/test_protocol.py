@@ -138,7 +138,7 @@ def test_an_observer_that_takes_its_own_blindness_for_silence_is_found(
 
 @pytest.mark.parametrize("seed", [910056, 900001])
 def test_seeds_that_once_raised_a_false_alarm(seed: int) -> None:
-    """A stalled process went on just before the group was taken for settled; and more moves were
+    """A stalled process continued just before the group was taken for settled; and more moves were
     called the fewest possible than were made."""
     if seed == 910056:
         config_ = SimulationConfig(

@@ -59,7 +59,7 @@ def test_both_kinds_of_runs_are_played() -> None:
 
 
 def test_a_run_that_takes_no_answer_for_no_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on with its other shards, and holds for good what it may have opened."""
+    """It continues with its other shards, and holds for good what it may have opened."""
     monkeypatch.setattr(configuration, "FOLLOWING_SHARE", 1.0)
     monkeypatch.setattr(
         FaultRates, "swarm", lambda _: FaultRates(lost_before=0.03, lost_after=0.03)

@@ -248,7 +248,7 @@ def _beat(
     """Shards of this consumer: those of consumers that went silent are free again.
 
     One that has two more than another is not given one of them any more, and the other gets it
-    as soon as a beat says that the first has let it go.
+    as soon as a beat says that the first has release it.
     """
     group.beats[consumer] = now
     live = {name for name, at in group.beats.items() if now - at <= group.timeout_s}

@@ -30,7 +30,7 @@ SCREENSHOT_VARIABLE = "LEASEHOLD_SCREENSHOT"
 
 @dataclass(frozen=True)
 class Scene:
-    """A stream that two nodes have consumed in two waves, and go on to consume."""
+    """A stream that two nodes have consumed in two waves, and continue to consume."""
 
     deployment: DagsterDeployment
     store: LeaseStore

@@ -1,4 +1,4 @@
-"""A shard that fails while the others go on: red with the reason, and green again by itself."""
+"""A shard that fails while the others continue: red with the reason, and green again by itself."""
 
 from __future__ import annotations
 

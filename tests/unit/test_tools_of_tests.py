@@ -60,7 +60,7 @@ def test_without_room_the_tests_are_refused_in_one_sentence(tmp_path: Path) -> N
 
 
 def test_consumers_of_a_logstore_share_it_and_no_shard_has_two() -> None:
-    """Goal: a shard moves to another consumer once its holder has let it go, or is silent."""
+    """Goal: a shard moves to another consumer once its holder has release it, or is silent."""
     server = SlsServer(PROJECT)
     now_s = 1000.0
     server.received_at = lambda: now_s

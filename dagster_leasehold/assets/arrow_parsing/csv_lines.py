@@ -1,8 +1,8 @@
 """Lines of CSV, as in RFC 4180: read by Arrow where every line is such, else by Python's reader.
 
-A field in double quotes may hold separators and line ends, and a doubled quote in it stands for
+A field in double quotes can hold separators and line ends, and a doubled quote in it stands for
 one. A quote inside of any other field is a letter like others. An empty field is null. A line end
-may stand at the end of the record. What the fields hold is told in `texts`.
+can stand at the end of the record. What the fields hold is told in `texts`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class _Unreadable(Exception):
 
 
 def fields_of(schema: str | StructType) -> pa.Schema:
-    """Return the columns of a schema as Arrow has them; each may be null.
+    """Return the columns of a schema as Arrow has them; each can be null.
 
     Raises:
         TransformError: the schema cannot be read, or one of its types is not supported.

@@ -69,7 +69,7 @@ class JsonFormat:
         return Column(pa.array(values, kind))
 
     def _with_any_text(self, value: bytes) -> Any | None:
-        """Return the object with the text of whatever stands in fields of text; None if bad."""
+        """Return the object with the text of all values in fields of text; None if bad."""
         try:
             row = self._raw_decoder.decode(value)
             for at, field in enumerate(self.fields):
@@ -133,7 +133,7 @@ def _is_time(kind: pa.DataType) -> bool:
 def _type(kind: pa.DataType, text: type[Any]) -> Any:
     """Return the type of msgspec of a value, or of null."""
     if pa.types.is_string(kind):
-        # A raw value may be null as it is, and can stand in no union.
+        # A raw value can be null as it is, and can stand in no union.
         return text if text is msgspec.Raw else text | None
     if pa.types.is_struct(kind):
         inside = {field.name: _type(field.type, text) for field in kind}

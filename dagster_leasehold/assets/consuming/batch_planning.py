@@ -59,7 +59,7 @@ class BatchPlanning:
     Attributes:
         stream: the stream's declaration, for its source and limits.
         store: where an empty shard is finished.
-        shards: the open shards; those that have no batch are let go.
+        shards: the open shards; those that have no batch are released.
         gaps: settles the gaps of records that are gone.
         sizes: of the next batches.
         isolation: plans what follows a batch that failed.
@@ -83,7 +83,7 @@ class BatchPlanning:
         return [each for each in planned if isinstance(each, PlannedBatch)]
 
     def _plan(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
-        """Return a shard's next batch, or the shard itself if it is read and to be let go."""
+        """Return a shard's next batch, or the shard itself if it is read and to be released."""
         while True:
             try:
                 return self._plan_from_cursor(open_)
@@ -91,7 +91,7 @@ class BatchPlanning:
                 self._pass_gap(open_, error)
 
     def _pass_gap(self, open_: OpenShard, error: CursorExpired) -> None:
-        """Go on behind records that are gone, if the group's policy allows it."""
+        """Continue behind records that are gone, if the group's policy allows it."""
         open_.cursor = self.gaps.settle(open_.tenure, open_.cursor, str(error))
         # The ledger keeps what was intended there as abandoned, under its number.
         open_.sequence += open_.numbered
@@ -101,7 +101,7 @@ class BatchPlanning:
         open_.report = replace(open_.report, end=open_.cursor)
 
     def pass_gap_of_batch(self, open_: OpenShard, error: CursorExpired) -> None:
-        """Go on behind a batch that was planned in time, but retention was faster than reading."""
+        """Continue behind a batch whose records retention has removed before they were read."""
         try:
             self._pass_gap(open_, error)
         except LeaseLost as lost:

@@ -1,6 +1,6 @@
 """The size of batches: it follows the lag, within the stream's limits and the time of a hand-over.
 
-A holder that is asked for its shard lets it go between two batches. So a batch may take only some
+A holder that is asked for its shard releases it between two batches. So a batch can take only some
 seconds: the first one is modest, and each later one is as large as the measured speed allows.
 """
 
@@ -14,12 +14,12 @@ from dagster_leasehold.shard_sources.source import Limits
 FIRST = Limits(records_max=100_000, bytes_max=64 * 1024 * 1024)
 BATCH_TARGET_S = 10.0
 HANDOFF_FRACTION = 0.25
-"""The part of the longest hand-over that a batch may take."""
+"""The part of the longest hand-over that a batch can take."""
 CHANGE_MAX = 4.0
 FILLED = 0.5
 """The part of its limits from which on a batch says that there is more to read."""
 START_MAX_S = 60.0
-"""The time that the start of Spark may take of a run's first sweep: it says nothing of records."""
+"""The time that the start of Spark can take of a run's first sweep: it says nothing of records."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class BatchSizes:
 
     Attributes:
         largest: the stream's limits, which no batch exceeds.
-        handoff_limit_s: the longest that a hand-over may wait for its holder, in seconds.
+        handoff_limit_s: the longest that a hand-over can wait for its holder, in seconds.
     """
 
     largest: Limits
@@ -66,7 +66,7 @@ class BatchSizes:
         if (behind and wanted > before) or (took_s > target_s and not starting):
             self._scale = min(max(wanted, before / CHANGE_MAX), before * CHANGE_MAX)
             self._scale = min(self._scale, self._scale_max)
-        # The stream's limits may keep batches from growing as the scale does.
+        # The stream's limits can keep batches from growing as the scale does.
         grown = fill / self._fill(batches) if behind else 1.0
         self._expected_s = took_s * max(1.0, grown)
 

@@ -1,7 +1,7 @@
 """Where a pinned shard begins: at the bootstrap cursor that its node's settings name.
 
 A cursor takes effect once. The shard's row remembers the last one, so that a run that starts later,
-or a code server that is started again with the same settings, goes on from the checkpoint.
+or a code server that is started again with the same settings, continues from the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_leasehold.shard_sources.source import ShardSource
 
 
 def bootstrap_cursors(pulse: Pulse, node: NodeName) -> dict[ShardId, str]:
-    """Return the shards that a node pins with a cursor, and the cursor at which each begins."""
+    """Return the shards that a node pins with a cursor, and the cursor where each begins."""
     if pulse.group.assignment is not AssignmentMode.PINNED:
         return {}
     row = next((row for row in pulse.nodes if row.name == node), None)
@@ -63,7 +63,7 @@ class Bootstrapping:
             self._begun[shard] = begin
 
     def beginning(self, tenure: Tenure, check_point: str | None) -> str | None:
-        """Where an open shard goes on: behind a gap, where its bootstrap cursor has no records.
+        """Where an open shard continues: behind a gap, where its bootstrap cursor has no records.
 
         Looked at whenever the checkpoint still is that cursor: a run may have died in between.
 

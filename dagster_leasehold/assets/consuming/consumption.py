@@ -2,11 +2,11 @@
 
 For every shard the loop drives the state machine of `lease_store.rules.consumer_lifecycle`, as
 workers and clients do; what moves it is looked at between two batches only, so that a shard is
-always let go at a checkpoint. What a stale holder could break, and why it does not:
+always released at a checkpoint. What a stale holder could break, and why it does not:
 
 1. This run reads a batch and is paused by its machine for longer than the lease.
 2. The node is judged dead, and another run opens a new tenure with a higher epoch.
-3. This run wakes and finds that its heartbeat is trusted no more: it commits nothing.
+3. This run wakes and finds that its heartbeat is no longer trusted: it commits nothing.
 4. Were it to wake between that check and the commit, the store would refuse its old tenure;
    its files lie in a folder of their own and are named nowhere.
 """
@@ -69,8 +69,8 @@ _LOG = logging.getLogger(__name__)
 TURN_S = 300.0
 """The time that a run has to catch up where other shards wait for its place, in seconds."""
 UNANSWERED = (
-    "The lease store gave no answer when this run opened a shard or let it go, so that the shard "
-    "may still be open to it: the run ended, and the next one goes on at the checkpoints."
+    "The lease store gave no answer when this run opened or released a shard, so that the shard "
+    "might still be open to it: the run ended, and the next one continues at the checkpoints."
 )
 
 
@@ -79,7 +79,7 @@ class Trust(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """True if the node may still rely on its leases."""
+        """True if the node can still rely on its leases."""
         ...
 
 
@@ -93,7 +93,7 @@ class Consumer:
         run: the unique id of this run.
         sweeper: reads, transforms and writes.
         apart: makes batches that were tried before, beside the others; by default at once.
-        heartbeat: tells if the node's leases may be relied on.
+        heartbeat: tells if the node's leases can be relied on.
         clock: a monotonic clock, in seconds.
         budget_s: after how many seconds a run that does not follow its shards leaves the rest to
             the next one; at least one batch is made. By default the stream's.
@@ -101,9 +101,9 @@ class Consumer:
         after_commit: called with every batch right after its commit.
         between_batches: called between batches, about once a second while the run waits.
         replaces: for a shard, the run that had it open and is known to have ended.
-        bootstrap: for a shard that the node pins, the cursor at which it begins, once.
+        bootstrap: for a shard that the node pins, the cursor where it begins, once.
         follow: the way to wait for more records; None to end once all shards are read.
-        now: the time at which the age of unread records is counted, for people.
+        now: the time when the age of unread records is counted, for people.
         unfinished_by: called with the run that left a batch of a shard unfinished.
     """
 
@@ -178,8 +178,8 @@ class Consumer:
         """Consume these shards until each has a reason to stop; one report per shard.
 
         An error that concerns one shard is in its report, and one that concerns all in theirs.
-        Whatever else is raised, an interrupt included, goes on to the caller after all shards
-        have been let go.
+        Other errors, and interrupts, propagate to the caller after all shards
+        have been released.
         """
         began_s = self._clock()
         try:
@@ -229,7 +229,8 @@ class Consumer:
         budget_s = self._budget_s if self._follow is None else math.inf
         deadline = began_s + (TURN_S if asked.finish else budget_s)
         idle = asked.finish or (self._following is not None and self._following.idle)
-        # A batch that is made apart ends by itself: let go before, it would never be found to hang.
+        # A batch that is made apart ends by itself: released before, it would never be found to
+        # hang.
         rests = not self._under_way
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
@@ -284,7 +285,7 @@ class Consumer:
         self._under_way |= apart
         for batch in apart.values():
             batch.open_.under_way = True
-        # Whatever hangs among them, the other shards go on meanwhile.
+        # If one of them hangs, the other shards continue meanwhile.
         self._apart.start([batch.to_try for batch in apart.values()])
         commits: list[BatchCommit] = []
         if together := [batch for batch in current if not batch.apart]:

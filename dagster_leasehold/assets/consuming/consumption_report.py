@@ -36,7 +36,7 @@ class StopReason(StrEnum):
 
     @property
     def healthy(self) -> bool:
-        """True if nobody has to look at a shard whose consumption ended like this."""
+        """True if a shard whose consumption ended like this needs no attention."""
         return self not in (StopReason.LEASE_LOST, StopReason.UNTRUSTED, StopReason.FAILED)
 
 
@@ -49,7 +49,7 @@ class ConsumptionReport:
         records: records read and committed; None when a transform stopped its reader early.
         bytes: bytes of their keys and values, or None likewise.
         batches: batches committed.
-        start: the cursor at which the run began, or None if it never did.
+        start: the cursor where the run began, or None if it never did.
         end: the cursor up to which it committed.
         lag_before: unread records when it began, where the source can tell.
         lag_after: unread records when it stopped.

@@ -1,6 +1,6 @@
 """A run that follows its shards: between batches it asks the source for bounds, and waits.
 
-Waiting starts no Spark job. The run wakes at least once a second, so that whoever asks for one of
+Waiting starts no Spark job. The run wakes at least once a second, so that a request for one of
 its shards, or for its end, is answered soon.
 """
 
@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.rules.progress import Progress
 from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_for
 
 ANSWER_S = 1.0
-"""The longest time that a waiting run lets somebody wait for its answer, in seconds."""
+"""The longest time until a waiting run answers a request, in seconds."""
 LOOK_PAUSE = 4.0
 """The pause between two looks, in times of what a look takes."""
 
@@ -149,7 +149,7 @@ class Following:
             if seen is None or open_.under_way or (batch is None and not all_due):
                 continue
             if batch is None:
-                # Nothing can be read up to that end: a service may number what it does not show.
+                # Nothing can be read up to that end: a service can number what it does not show.
                 self._due.see_read(shard, seen.looked_s)
                 seen.end = "" if open_.bounds is None else open_.bounds.end
                 open_.empty_end = seen.end
@@ -195,7 +195,7 @@ class Following:
             self._see(open_, now_s)
 
         self._shards.each(take)
-        # Asking may take a while where a service tells one shard at a time.
+        # Asking can take a while where a service tells one shard at a time.
         looked_s = self._clock() - now_s
         pause_s = max(self._pace.look_s, min(LOOK_MAX_S, looked_s * LOOK_PAUSE))
         self._look_s = self._clock() + pause_s

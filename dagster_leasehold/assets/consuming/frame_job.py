@@ -129,7 +129,7 @@ def _rows(
 def _observed(rows: DataFrame) -> tuple[DataFrame, Read]:
     """Return the rows, and what their reports will say.
 
-    A plan that uses the rows twice may read them twice: both reports of a range say the same.
+    A plan that uses the rows twice can read them twice: both reports of a range say the same.
     """
     from pyspark.sql import Observation
     from pyspark.sql.functions import collect_list, expr
@@ -188,7 +188,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
 
 
 def _can_be_read(records: DataFrame) -> bool:
-    """Return False if this Spark lacks what the records come by, whatever is made of them."""
+    """Return False if this Spark lacks what reads the records."""
     try:
         _ = records.schema
     except Exception as error:

@@ -36,10 +36,10 @@ class GapHandling:
         """Record the gap that begins at the checkpoint `start`, and move past it if that is right.
 
         Returns:
-            The cursor at which the shard goes on; the checkpoint is there.
+            The cursor where the shard continues; the checkpoint is there.
 
         Raises:
-            GapHeld: the group holds, and nobody has accepted this gap yet; nothing moved.
+            GapHeld: the group holds, and this gap is not accepted yet; nothing moved.
             CursorExpired: the source contradicts itself: it begins at what it calls removed.
             LeaseLost: the tenure is over.
             SourceError: the source does not say what it still holds.
@@ -51,7 +51,7 @@ class GapHandling:
         verdict = judged_gap(
             start,
             policy=policy,
-            # An empty shard may begin "before all records", whatever was removed from it.
+            # An empty shard can begin "before all records", even if some were removed.
             behind=clamped(self.source, shard, start) if is_before(behind, start) else behind,
             accepted_end=self._accepted_end(tenure, start) if policy is GapPolicy.HOLD else None,
             contradiction=why,

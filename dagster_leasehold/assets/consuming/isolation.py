@@ -1,6 +1,6 @@
 """The search of a run for the record that blocks a shard, by the rules of `rules.isolation`.
 
-What is suspected is on the shard's row before it is tried, since the try may kill this process.
+What is suspected is on the shard's row before it is tried, since the try can kill this process.
 A range is cut by planning a smaller one, so that every source can do it; where cursors are offsets,
 sizes are counted in offsets, and elsewhere in records as the source plans them.
 """
@@ -40,7 +40,7 @@ from dagster_leasehold.lease_store.rules.isolation import (
 from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, ReadRange
 
 UNREAD_AFTER = 2 * FAILED_MAX
-"""The tries after which a record is not read any more: those of the transform, and as many more."""
+"""The tries after which a record is no longer read: those of the transform, and as many more."""
 UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
 _RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
 _PROCESSES = (RunStalled, SparkUnavailable)
@@ -48,7 +48,7 @@ _INNOCENT = (TransformUnusable, SparkAway, SparkFeatureMissing)
 
 
 def may_be_of_records(error: BaseException) -> bool:
-    """Return True if what failed may be the fault of a record that was being tried."""
+    """Return True if what failed might be the fault of a record that was being tried."""
     if isinstance(error, _INNOCENT):
         return False
     # Reading that failed in another way than its source foresees is a plain `SourceError`.
@@ -56,7 +56,7 @@ def may_be_of_records(error: BaseException) -> bool:
 
 
 def leaves_run_able(error: LeaseholdError) -> bool:
-    """Return True if the run can go on with a smaller range itself: neither Spark nor it hangs."""
+    """Return True if the run can continue with a smaller range: nothing hangs."""
     return may_be_of_records(error) and not isinstance(error, _PROCESSES)
 
 

@@ -1,10 +1,10 @@
 """The log that a group's cursors belong to: a log of the same name that is another one is refused.
 
-A topic may be deleted and made anew with as many records as were consumed, or more. Offsets then
+A topic can be deleted and recreated with as many records as were consumed, or more. Offsets then
 lead into it, and the records before them would be skipped without a word:
 
 1. A run reads a batch of the topic, from the group's checkpoint on.
-2. Before that, or meanwhile, the topic was deleted and made anew.
+2. Before that, or meanwhile, the topic was deleted and recreated.
 3. The run looks at the topic's identity before it commits. It is not the one that the group noted
    when it first consumed, and nothing is committed.
 
@@ -45,7 +45,7 @@ class LogOfGroup:
             self._own = self.store.log_of_group(self.key, identity)
         if self._own != identity:
             raise LogRenewed(
-                f"The log of stream {self.key.stream} was deleted and made anew under its old name "
+                f"The log of stream {self.key.stream} was deleted and recreated under its old name "
                 f"(its identity is {identity}, and cursors of {self.key} belong to {self._own}): "
                 "consume it as a stream or group of another name. If stored cursors count in it, "
                 f"run `leasehold group accept-log {self.key.stream}`."

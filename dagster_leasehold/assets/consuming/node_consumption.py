@@ -55,9 +55,9 @@ def consume_shards(
 
     `after_commit` is called with every batch right after its commit, and `between_batches` about
     once a second while the run is at none. With `follow`, the run waits for more records once all
-    are read; without, it ends then. `tell` takes a sentence for people while the run goes on, such
-    as after `starved_after_s` seconds in which Spark runs no task; `ended` tells if another run is
-    known to have ended.
+    are read; without, it ends then. `tell` takes a sentence for people while the run continues,
+    such as after `starved_after_s` seconds when Spark runs no task; `ended` tells if another
+    run is known to have ended.
 
     The run beats for its node, which lives on as long as the run works, should the sensor's process
     die. One that follows its shards plans for its node as well, and opens what the node gains.

@@ -1,4 +1,4 @@
-"""The shards that a run has open: how far it has come with each, and how it lets them go."""
+"""The shards that a run has open: how far it has come with each, and how it releases them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class OpenShard:
         intent: the batch that an earlier tenure intended and never committed, or None.
         numbered: True if the ledger has a row for the batch `sequence`, of whichever tenure.
         report: the run's results for the shard so far.
-        cursor: where reading goes on.
+        cursor: where reading continues.
         bounds: the bounds of its records at the last look, where the source tells them.
         empty_end: an end of the shard up to which there turned out to be nothing; else empty.
         announced_s: the duration of a batch that was last announced, in seconds, or None.
@@ -47,7 +47,7 @@ class OpenShard:
         suspicion: what failed tries tell of the records behind the cursor, or None.
         under_way: its next batch is made apart, and nothing of it is known yet.
         intended: the next batch is recorded under this tenure.
-        gave_up: this run's try of the next batch has failed, and may be the fault of a record.
+        gave_up: this run's try of the next batch has failed, and might be the fault of a record.
         refused: this run has tried a record alone, and failed.
         consumer: its state machine.
     """
@@ -70,7 +70,7 @@ class OpenShard:
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
 
     def passed(self, commit: BatchCommit) -> None:
-        """Go on behind a committed batch."""
+        """Continue behind a committed batch."""
         self.report = self.report.with_batch(commit.end, commit.statistics)
         self.cursor, self.intent, self.sequence = commit.end, None, self.sequence + 1
         self.numbered = self.intended = self.gave_up = self.refused = False
@@ -89,16 +89,16 @@ class OpenShard:
 
 
 class OpenShards:
-    """The open shards of one run, and the reports of those that it has let go.
+    """The open shards of one run, and the reports of those that it has released.
 
     Args:
         store: where tenures are looked at and closed.
         now: the time of a failure, for people.
 
     Attributes:
-        reports: the reports of the shards that were let go.
+        reports: the reports of the shards that were released.
         unanswered: True once the store left the run without an answer about one of its shards,
-            whose tenure may still be open: everybody takes it for served until the run ends.
+            whose tenure might still be open: everybody takes it for served until the run ends.
     """
 
     def __init__(self, store: Tenures, now: Callable[[], datetime] = utc_now) -> None:
@@ -124,7 +124,7 @@ class OpenShards:
         return [shard for shard, open_ in self._open.items() if not open_.under_way]
 
     def all(self) -> list[OpenShard]:
-        """Return the open shards, of which any may be let go while a caller goes through them."""
+        """Return the open shards, of which any can be released while a caller goes through them."""
         return list(self._open.values())
 
     def states(self) -> dict[ShardId, ConsumerState]:
@@ -148,7 +148,7 @@ class OpenShards:
     def each(
         self, step: Callable[[OpenShard], Value | None], among: Collection[ShardId] | None = None
     ) -> list[Value]:
-        """Take a step with every open shard, or those of `among`; one that fails is let go alone.
+        """Take a step with every open shard, or those of `among`; one that fails is released alone.
 
         Returns:
             The steps' results, without those that are None.
@@ -168,18 +168,18 @@ class OpenShards:
         return results
 
     def review(self) -> None:
-        """Look at all tenures, and let the shards go that somebody else has or is to have.
+        """Look at all tenures, and release the shards that another node has or is to have.
 
-        1. The run lets a shard go, and the store confirms it.
+        1. The run releases a shard, and the store confirms it.
         2. The database fails over to a replica that had not got that transaction.
-        3. The shard is open again to a run that does not know of it, and lives on: nobody would
+        3. The shard is open again to a run that does not know of it, and lives on: no run would
            serve it until the run ends. So tenures that are over are looked at as well.
         """
         ended = list(self._ended.values())
         views = self._store.review([*(open_.tenure for open_ in self.all()), *ended])
         for tenure in ended:
             if views[tenure.shard].current:
-                self._close(tenure, "the store forgot that it was let go")
+                self._close(tenure, "the store forgot that it was released")
         for open_ in self.all():
             view = views[open_.tenure.shard]
             if not view.current:
@@ -196,7 +196,7 @@ class OpenShards:
 
         It takes one transaction, but for those in transfer.
         """
-        # A store that left a call unanswered long ago may be well again.
+        # A store that left a call unanswered long ago can be well again.
         self._store_silent = False
         each = self.all() if among is None else among
         if not each:
@@ -225,7 +225,7 @@ class OpenShards:
                     failed_at=self._failed_at(reason, gave_up=gave_up),
                 )
             except LeaseholdError as unanswered:
-                _LOG.warning("%d shards could not be let go: %s", len(tenures), unanswered)
+                _LOG.warning("%d shards could not be released: %s", len(tenures), unanswered)
                 self._store_silent = isinstance(unanswered, StoreError)
                 self.unanswered |= self._store_silent
         return closed
@@ -265,8 +265,8 @@ class OpenShards:
         except LeaseLost as lost:
             return lost
         except LeaseholdError as unanswered:
-            # The tenure stays open in the store until somebody sees that this run has ended.
-            _LOG.warning("Shard %s could not be let go: %s", tenure.shard, unanswered)
+            # The tenure stays open in the store until an observer sees that this run has ended.
+            _LOG.warning("Shard %s could not be released: %s", tenure.shard, unanswered)
             self._store_silent = isinstance(unanswered, StoreError)
             self.unanswered |= self._store_silent
         return None
@@ -285,7 +285,7 @@ class OpenShards:
                 self.lose(open_, str(error))
 
     def _fail(self, open_: OpenShard, error: Exception) -> None:
-        """Let a shard go that raised something, foreseen or not; the others go on."""
+        """Let a shard go that raised something, foreseen or not; the others continue."""
         if not isinstance(error, LeaseholdError):
             _LOG.error("Shard %s failed", open_.tenure.shard, exc_info=error)
         self.stop(open_, StopReason.FAILED, sentence_of(error))

@@ -1,4 +1,4 @@
-"""The opening of a run's shards: their tenures, and the cursor at which reading of each begins."""
+"""The opening of a run's shards: their tenures, and the cursor where reading of each begins."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Opening:
     def open(self, shards: Sequence[ShardId], *, gained: bool = False) -> None:
         """Open these shards and find out where each begins; one that fails is reported.
 
-        A run that follows may open more of them later; those that are open stay as they are. A
+        A run that follows can open more of them later; those that are open stay as they are. A
         shard that the node has `gained` gets no report where another run has opened it by now, or
         the node has lost it again.
         """
@@ -127,7 +127,7 @@ class Opening:
                 self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
             return
         except Exception as error:
-            # One row that nobody can read must not keep the others shut.
+            # One unreadable row must not keep the others shut.
             _LOG.warning("%d shards could not be opened together: %s", len(ready), error)
         for shard in ready:
             try:
@@ -183,7 +183,7 @@ class Opening:
         self.shards.each(take, fresh)
 
     def _first_cursor(self, open_: OpenShard, position: str | None) -> str:
-        """Return the cursor at which a shard without a checkpoint begins.
+        """Return the cursor where a shard without a checkpoint begins.
 
         Args:
             open_: the shard.
@@ -194,7 +194,7 @@ class Opening:
         shard, bounds = open_.tenure.shard, open_.bounds
         removed = bounds is not None and bounds.removed and at is not Position.END
         if bounds is not None and (child or removed):
-            # Both of one answer: two of a shard that nobody has written to may name other cursors.
+            # Both of one answer: two of a shard without writes can name other cursors.
             cursor = bounds.begin
             if bounds.origin not in (None, cursor):
                 why = "retention removed the beginning of a child before its parents were finished"

@@ -1,4 +1,4 @@
-"""Ownership: may a run consume a shard that it was asked for by name, and for which node?"""
+"""Ownership: can a run consume a shard that it was asked for by name, and for which node?"""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MayConsume:
 
 @dataclass(frozen=True, slots=True)
 class MayClaim:
-    """Nobody holds the shard: a served node may claim it while its counter is `lease_id`."""
+    """The shard is unassigned: a served node can claim it while its counter is `lease_id`."""
 
     node: NodeName
     lease_id: int
@@ -60,7 +60,7 @@ def standings_of(
     address: str,
     wanted: str | None,
 ) -> dict[ShardId, Standing]:
-    """Return what a run of a deployment may do with each of some shards now.
+    """Return what a run of a deployment can do with each of some shards now.
 
     Args:
         snapshot: the group as it is.
@@ -101,7 +101,7 @@ def standings_of(
 def _obstacle(
     snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
 ) -> str | None:
-    """Return the sentence why no node of the deployment may consume the shard now, or None."""
+    """Return the sentence why no node of the deployment can consume the shard now, or None."""
     key = snapshot.group.key
     if wanted is not None and wanted not in served:
         return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."
@@ -126,31 +126,31 @@ def _claimant(
     key = snapshot.group.key
     if not any(wanted in (None, node) for node in ours):
         return Refused(
-            f"Nobody holds shard {row.shard} of {key}, and no node that this deployment serves is "
+            f"Shard {row.shard} of {key} is unassigned, and no node that this deployment serves is "
             "a member of the group yet: switch the rebalance sensor on."
         )
     claims = (action for action in planned().actions if isinstance(action, Claim))
     taker = next((claim.node for claim in claims if claim.shard == row.shard), None)
     if taker is None:
         return Refused(
-            f"Shard {row.shard} of {key} falls to no node: {_why_left(planned(), row)}. "
+            f"Shard {row.shard} of {key} is planned for no node: {_why_left(planned(), row)}. "
             "`leasehold plan --explain` says more."
         )
     if taker not in ours:
         return Refused(
-            f"Shard {row.shard} of {key} falls to node {taker}, which another deployment serves: "
-            "materialize it there."
+            f"Shard {row.shard} of {key} is planned for node {taker}, which another deployment "
+            "serves: materialize it there."
         )
     if wanted not in (None, taker):
         return Refused(
-            f"Shard {row.shard} of {key} falls to node {taker}, not to {wanted}: leave the node "
-            f"out, or name {taker}."
+            f"Shard {row.shard} of {key} is planned for node {taker}, not for {wanted}: leave the "
+            f"node out, or name {taker}."
         )
     return MayClaim(taker, row.lease_id)
 
 
 def _why_left(planned: Plan, row: ShardLease) -> str:
-    """Return the reason why the plan gives a free shard to nobody."""
+    """Return the reason why the plan leaves a shard unassigned."""
     left = (each.reason for each in planned.unassigned if each.shard == row.shard)
     return next(left, planned.summary)
 

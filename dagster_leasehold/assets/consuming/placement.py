@@ -34,7 +34,7 @@ class Placement:
     """The nodes of a run's shards.
 
     Attributes:
-        nodes: the node that holds the shard, for each that may be consumed.
+        nodes: the node that holds the shard, for each that can be consumed.
         incarnations: the incarnation under which each of those nodes is alive.
         finished: shards that are over.
         refused: for each shard that may not be consumed by the run, the sentence why.
@@ -60,7 +60,7 @@ class Placer:
     Attributes:
         instance: knows which other runs have ended.
         key: the group.
-        deployment: whose nodes may consume.
+        deployment: whose nodes can consume.
         run: the run's id, for the journal.
         wanted: the node that the launcher named, or None to take whichever holds the shard.
     """

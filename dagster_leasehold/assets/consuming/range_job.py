@@ -41,7 +41,7 @@ def attempt_ranges(
     """Run one Spark job for these ranges, into a folder of its own.
 
     Returns:
-        The outcome of each shard, or the error that keeps this shard from going on.
+        The outcome of each shard, or the error that keeps this shard from continuing.
 
     Raises:
         JobFailed: the job failed as a whole, as when a transform ends the worker's process.

@@ -1,7 +1,7 @@
 """The rows that tasks of the Arrow way send back: one for each part of a range, as JSON.
 
-A row tells what was read and written, or the error that keeps its shard from going on. The parts of
-a range become the outcome of its shard only if together they are the range, without holes and
+A row tells what was read and written, or the error that keeps its shard from continuing. The parts
+of a range become the outcome of its shard only if together they are the range, without holes and
 overlaps.
 """
 
@@ -112,7 +112,7 @@ def _broken(
     reached = range_.start
     for part in parts:
         if part.start != reached:
-            return f"its parts leave {reached} and go on at {part.start}"
+            return f"its parts leave {reached} and continue at {part.start}"
         row = by_part.get(part)
         if row is None:
             return f"Spark returned nothing for the part from {part.start} to {part.end}"

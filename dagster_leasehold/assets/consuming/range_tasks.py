@@ -157,7 +157,7 @@ class _Task:
         return RangeRow(range_, read, tuple(files.finish(self._settling)), first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
-        """Yield the records of a range in portions; whatever a reader raises is the source's."""
+        """Yield the records of a range in portions; errors of a reader are those of the source."""
         tables = portions(self._moved(self._reader.read(range_)))
         while True:
             try:
@@ -195,7 +195,7 @@ class _Task:
         return checked(output, range_.shard, self._name)
 
     def _refused_record(self, records: pa.Table) -> str | None:
-        """Return the cursor of the first record at which the transform raises.
+        """Return the cursor of the first record where the transform raises.
 
         It is None if the transform raises only at several records together. The records are halved,
         so that it sees each about twice.

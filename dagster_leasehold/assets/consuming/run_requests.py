@@ -1,11 +1,11 @@
 """The wishes of others that a run which follows its shards answers within a second.
 
-They are tags of the run, written by whoever asks, and read by the run between two batches. They
-save work and waiting; what keeps a shard safe is its lease. Their names begin with
+They are tags of the run, written by the process that asks, and read by the run between two batches.
+They save work and waiting; what keeps a shard safe is its lease. Their names begin with
 `.dagster/leasehold_`, so that Dagster's pages leave them out:
 
 * `take`: the launcher found work in more shards of the run's node, which join the run.
-* `let_go/<shard>`: somebody materializes the shard by hand, and waits for it.
+* `let_go/<shard>`: a user materializes the shard by hand, and waits for it.
 * `finish`: other shards of the node wait for a run, so that this one ends at the head.
 * `stop`: the stream's definition has changed, or the run's budget of time is over, so that it ends
   at its checkpoint and another run takes its place.
@@ -38,7 +38,7 @@ class RunRequests:
 
     Attributes:
         take: shards of its node to open.
-        let_go: shards to let go at their checkpoints.
+        let_go: shards to release at their checkpoints.
         finish: end as soon as nothing is due.
         stop: end at the next checkpoint.
     """
@@ -64,7 +64,7 @@ def offered(tags: Tags) -> tuple[ShardId, ...]:
 
 
 def _shards_named(names: Iterable[str]) -> Iterator[ShardId]:
-    """Yield the shards that tags name; anybody may write a tag that names none."""
+    """Yield the shards that tags name; anybody can write a tag that names none."""
     for name in names:
         try:
             yield ShardId(name)
@@ -89,9 +89,9 @@ class RequestBox:
         try:
             tags = self.tags()
         except Exception as error:
-            # Of whatever driver Dagster's storage has. The run goes on: its leases stop it.
+            # Any error of the storage's driver. The run continues: its leases stop it.
             if not self._silent:
-                _LOG.warning("Nobody can ask this run for anything: %s", sentence_of(error))
+                _LOG.warning("This run cannot receive requests: %s", sentence_of(error))
             self._silent = True
             return RunRequests()
         self._silent = False

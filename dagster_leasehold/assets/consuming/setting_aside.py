@@ -1,4 +1,4 @@
-"""Records that no transform may see: they go to quarantine as they were read, or unread."""
+"""Records that no transform can see: they go to quarantine as they were read, or unread."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def run_sweep(
     `numbers` are those of the batches that are made, by shard.
 
     Returns:
-        The outcome of each shard, or the error that keeps this shard from going on.
+        The outcome of each shard, or the error that keeps this shard from continuing.
 
     Raises:
         SparkUnavailable: Spark went away, and no shard has an outcome.
@@ -188,7 +188,7 @@ class SparkSweeper:
         except OSError as error:
             return OutputUnwritable(
                 f"The quarantine of shard {shard} cannot be written to {self._job.output_root} "
-                f"({one_line(str(error))}): see that its disk has room."
+                f"({one_line(str(error))}): make sure that its disk has room."
             )
 
     def _swept(

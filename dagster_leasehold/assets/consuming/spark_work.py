@@ -53,7 +53,7 @@ class SweepJob:
         new_attempt: gives a name that was never used, for the folder of one try.
         watch: of the run over its jobs.
         tasks_max: the most tasks a job is cut into.
-        divide: cuts a range into parts that tasks may read side by side; None where ranges stay
+        divide: cuts a range into parts that tasks can read side by side; None where ranges stay
             whole.
     """
 
@@ -80,7 +80,7 @@ class JobFailed(Exception):
 
     Attributes:
         error: for the shards of the job.
-        cause: the same for jobs that fail for one reason, whatever the numbers of their tasks are.
+        cause: the same for jobs that fail for one reason, without the numbers of their tasks.
     """
 
     def __init__(self, error: LeaseholdError, cause: str = "") -> None:

@@ -1,4 +1,4 @@
-"""A sweep: the next batch of many shards, made together; what it leaves, and what may be committed.
+"""A sweep: the next batch of many shards, made together; what it leaves, and what can be committed.
 
 Nothing here knows Spark: `assets.consuming.spark_sweeper` carries sweeps out.
 """
@@ -54,7 +54,7 @@ class SweepOutcome:
 
         Args:
             attempt: the attempt's folder, relative to the stream's output folder.
-            read: the statistics of its records; None where nobody read them to their end.
+            read: the statistics of its records; None if they were not read to their end.
             files: the files in order.
         """
         statistics = BatchStatistics(
@@ -247,7 +247,7 @@ def check_quarantined(range_: ReadRange, quarantined: int, quarantined_max: int)
         raise QuarantineLimitExceeded(
             f"{quarantined} records of shard {range_.shard} between cursors {range_.start} and "
             f"{range_.end} could not be parsed, more than the {quarantined_max} that the stream "
-            "allows: mend the transform or raise quarantined_max."
+            "allows: fix the transform or raise quarantined_max."
         )
 
 

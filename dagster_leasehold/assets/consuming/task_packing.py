@@ -18,7 +18,7 @@ RECORDS_PER_PART_MIN = 50_000
 """A task costs more than reading and writing this many records where they stand; smaller parts
 would leave small files, too."""
 UNEVEN_MAX = 1.25
-"""A range may be this much longer than a task's fair share and still stay whole."""
+"""A range can be this much longer than a task's fair share and still stay whole."""
 
 
 def parts_of(

@@ -67,7 +67,7 @@ def explained(
             raise watch.interrupted() from error
         failure = explain(error)
         if not isinstance(failure, SparkUnavailable) or isinstance(failure, SparkFeatureMissing):
-            # Spark has ended the job. Where it has not, somebody may still write into the folder.
+            # Spark has ended the job. Where it has not, a task can still write into the folder.
             folder.remove_folder()
         if failure is error:
             raise
@@ -100,7 +100,7 @@ def watched(
         except Exception:
             raise
         except BaseException:
-            # This process is on its way out, even if Spark does not hear of it any more.
+            # This process is on its way out, even if Spark can no longer be told.
             with suppress(Exception):
                 spark.interruptTag(watch.tag)
             raise
@@ -134,7 +134,7 @@ class _Watcher:
                 starved = not starved
                 self.watch.starved(starved)
             if self.watch.doomed():
-                # Again and again: it may come before the job, or not get through.
+                # Again and again: it can come before the job, or not get through.
                 with suppress(Exception):
                     self.spark.interruptTag(self.watch.tag)
             elif waited_s >= self.folder.watch_every_s:

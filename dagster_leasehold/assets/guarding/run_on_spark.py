@@ -43,12 +43,12 @@ class RunOnSpark:
         where: the mode or address of Spark, for messages.
         doomed: asked while a job runs; once it is true, the job is interrupted.
         progressed: called while a job makes progress.
-        starved_after_s: after how many seconds in which no task runs the run says so.
-        tell: takes a sentence for whoever looks at the run.
+        starved_after_s: the seconds without a running task after which the run says so.
+        tell: takes a sentence for readers of the run's log.
         ended: tells if another run is known to have ended.
 
     Attributes:
-        hung: True once a job was given up that Spark may still be at work on.
+        hung: True once a job was given up that Spark can still be at work on.
     """
 
     def __init__(
@@ -112,10 +112,11 @@ class RunOnSpark:
         """Take note of an earlier run that left work unfinished.
 
         1. A run is killed, or its host dies, in the middle of a Spark job.
-        2. The Connect server goes on with the job: it holds cores, and writes what nobody names.
+        2. The Connect server continues with the job: it holds cores, and writes files that nothing
+           names.
         3. This run takes the work up, and finds whose it was.
         4. If the other run is known to have ended, its job is interrupted, in the session that
-           runs share. In a session of its own, a Connect server ends what nobody asks for.
+           runs share. In a session of its own, a Connect server ends what no client asks for.
         """
         self._predecessors.add(run)
 
@@ -140,14 +141,14 @@ class RunOnSpark:
             f"{self.watch.starved_after_s:g} s, as if it had no free core: add workers, or give "
             "other applications fewer cores. The run waits, for stall_limit_s at most."
         )
-        # On a thread of its own: whoever is told may hang, and the job must be watched.
+        # On a thread of its own: the receiver can hang, and the job must be watched.
         threading.Thread(target=self._tell, args=(sentence,), name="tell", daemon=True).start()
 
     def abandon(self, *, ours: bool = True) -> bool:
         """Interrupt the jobs that still run; return True if Spark answers and works.
 
         If the server is `ours`, it is asked for a small job of its own, because a Spark whose
-        Python workers stand still takes an interruption like any other. A busy one may take a
+        Python workers stall takes an interruption like any other. A busy one can take a
         while. From another Spark nothing is expected but to take the interruption.
         """
         session = self._opened
@@ -159,7 +160,7 @@ class RunOnSpark:
             with suppress(Exception):
                 session.interruptTag(self.watch.tag)
                 if ours:
-                    # Under no tag: a watch over the given-up job goes on interrupting its tag.
+                    # Under no tag: a watch over the given-up job keeps interrupting its tag.
                     session.range(1).mapInArrow(_as_they_are, "id bigint").collect()
                 answered.set()
 
@@ -180,8 +181,8 @@ def guarded_run(
 ) -> Generator[RunOnSpark]:
     """Use Spark for the work of a run as long as its guard waits.
 
-    At the end of the block whatever the run held is free again: only then what it leaves at work is
-    interrupted, if it was given up, so that whoever takes that finds no Spark that stands still.
+    At the end of the block all that the run held is free again: only then what it leaves at work is
+    interrupted, if it was given up, so that the next run finds no stalled Spark.
     """
     on_spark = RunOnSpark(
         session=lambda: spark.spark_session,

@@ -32,7 +32,7 @@ class SideBySide(Generic[T]):
 
     @property
     def under_way(self) -> int:
-        """The number of works that were begun or wait, and whose results nobody has taken."""
+        """The number of works that were begun or wait, without a result taken."""
         return self._under_way
 
     def start(self, works: Iterable[Callable[[], T]]) -> None:
@@ -52,7 +52,7 @@ class SideBySide(Generic[T]):
     def done(self, wait_s: float | None = 0.0) -> list[T]:
         """Return the results that have come in; wait for the first of them, None for any time.
 
-        Whatever a work raises is raised here.
+        Errors of a work are raised here.
         """
         results: list[T] = []
         while self._under_way:

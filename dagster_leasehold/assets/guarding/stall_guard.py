@@ -1,10 +1,10 @@
 """A run's own watch over its progress: a call that makes none for too long is given up.
 
-A node beats while its run hangs, so that its lease says nothing about the run's work. Whatever a
-run waits for outside of itself (its source, Spark, Dagster's storage) therefore runs on a thread
-of its own, and the run waits for it only as long as there is progress:
+A node beats while its run hangs, so that its lease says nothing about the run's work. So all that
+a run waits for (its source, Spark, Dagster's storage) runs on a thread of its own, and the run
+waits for it only as long as there is progress:
 
-1. A source's read hangs in a socket, or Spark's worker stands still. The node goes on beating.
+1. A source's read hangs in a socket, or Spark's worker stalls. The node keeps beating.
 2. Nothing of the work has moved for `limit_s`: the run stops waiting, and leaves the thread.
 3. It gives back what it holds, tenures at their last checkpoints, and fails with a sentence.
 4. The thread wakes after all. The run holds nothing, and nothing that is still done is committed.
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 SEARCHING_FRACTION = 0.1
 SEARCHING_MIN_S = 60.0
-"""A part of a batch may take this long at least: a worker may have to load a library first."""
+"""A part of a batch can take this long at least: a worker may have to load a library first."""
 POLL_S = 0.2
 UNWIND_S = 10.0
-"""How long a call may take to end that the run itself interrupts, in seconds."""
+"""How long a call can take to end that the run itself interrupts, in seconds."""
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class StallGuard:
     A context manager. Once a call was given up, every later one fails at once with the same error.
 
     Args:
-        limit_s: for how long a call may make no progress, in seconds.
+        limit_s: for how long a call can make no progress, in seconds.
         clock: monotonic seconds.
         given_up: how the run ends then, as the end of a sentence that begins with "so that it".
     """
@@ -104,7 +104,7 @@ class StallGuard:
         self,
         limit_s: float,
         clock: Clock,
-        given_up: str = "gave its shards up: the next run goes on from their checkpoints",
+        given_up: str = "gave its shards up: the next run continues from their checkpoints",
     ) -> None:
         self._limit_s = limit_s
         self._clock = clock
@@ -125,7 +125,7 @@ class StallGuard:
         return StallGuard(limit_s, self._clock, "gave this shard up at its checkpoint")
 
     def interrupt(self) -> None:
-        """Ask the calls at work to end, because nobody waits for them any more."""
+        """Ask the calls at work to end, because no caller waits for them."""
         self._ending.set()
 
     @property
@@ -135,7 +135,7 @@ class StallGuard:
 
     @property
     def ending(self) -> bool:
-        """True if nobody waits any more for the call at work, which should end."""
+        """True if no caller waits for the call at work, which should end."""
         return self._ending.is_set()
 
     def progressed(self) -> None:
@@ -147,7 +147,7 @@ class StallGuard:
 
         Args:
             what: the awaited answer, as part of a sentence, or what gives that once it is needed.
-            work: the call; whatever it raises is raised here.
+            work: the call; its errors are raised here.
 
         Raises:
             RunStalled: there was no progress for the limit, now or in an earlier call.
@@ -168,7 +168,7 @@ class StallGuard:
                     self._stalled = RunStalled(
                         f"This run made no progress for {self._limit_s:g} s while it waited for "
                         f"{awaited}, so that it {self._given_up}. Let that answer sooner, or "
-                        "raise stall_limit_s if work may take so long."
+                        "raise stall_limit_s if work can take so long."
                     )
                     raise self._stalled
         except RunStalled:

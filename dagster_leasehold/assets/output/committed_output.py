@@ -54,7 +54,7 @@ class Choice(Chosen, total=False):
 
     Attributes:
         table: the stream's settings of its table. With them, who waits publishes by itself what
-            nobody else is publishing; without them, it waits for the deployment.
+            no other process is publishing; without them, it waits for the deployment.
         catalog: of the table, if it is not the lease database.
     """
 
@@ -70,7 +70,7 @@ def plan_committed(
     span: EventSpan = ALWAYS,
     **choice: Unpack[Choice],
 ) -> TablePlan:
-    """Return the files of committed output that may hold what is chosen.
+    """Return the files of committed output that can hold what is chosen.
 
     Args:
         store: the lease store.

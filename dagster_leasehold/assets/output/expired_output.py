@@ -1,4 +1,4 @@
-"""Output that has expired: where that of a shard begins now, and what cannot be read any more."""
+"""Expired output: where a shard's output begins, and what can no longer be read."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ def refuse_expired_times(
         if expired.may_hold(since, until):
             raise OutputUnreadable(
                 f"{output_begins(key, shard, expired)} They may have held records of the event "
-                f"times from {since} to {until}, which cannot be read whole any more."
+                f"times from {since} to {until}, which can no longer be read whole."
             )

@@ -6,10 +6,10 @@ other one is refused.
 
 1. A and B, two stores, look into a folder without a mark.
 2. Both try to write theirs. A place lets one of two different contents through.
-3. Whoever was refused reads the mark of the other one.
+3. The store that was refused reads the mark of the other one.
 
 A copy of a store has the identity of the original. An embedded one is told from its copy by the
-file that it is in, which the mark names relative to the folder: a home may be moved as a whole, and
+file that it is in, which the mark names relative to the folder: a home can be moved as a whole, and
 of two copies whose output lies elsewhere one is refused. A store that was moved into a database
 server takes the folder over from the file that it was copied from.
 """
@@ -72,7 +72,7 @@ class FolderOwner:
 def owned(
     store: Identity, folder: OutputPlace, *, again: bool = False, claim: bool = True
 ) -> OutputPlace:
-    """Return a folder of output that the store may write to and remove files from.
+    """Return a folder of output that the store can write to and remove files from.
 
     A folder without a mark becomes the store's.
 
@@ -93,7 +93,7 @@ def owned(
     with _reached(mark):
         content = mark.content()
         if content is None and claim:
-            # Whoever is slower than another store reads that one's mark.
+            # The slower of two stores reads the mark of the other.
             content = own.content() if mark.put_first(own.content()) else mark.content()
         if content is not None:
             _agree(own, content, folder)
@@ -130,7 +130,7 @@ def _refusal(own: FolderOwner, other: FolderOwner | None, folder: OutputPlace) -
 
 
 def take_over(store: Identity, folder: OutputPlace) -> tuple[FolderOwner | None, FolderOwner]:
-    """Make a folder the store's, whoever owned it; return the former mark and the new one.
+    """Make a folder the store's, and no other's; return the former mark and the new one.
 
     Raises:
         OutputUnwritable: the mark cannot be read or written.

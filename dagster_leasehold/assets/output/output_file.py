@@ -38,7 +38,7 @@ takes its uploads side by side."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REPEATED = (SHARD_COLUMN, TIME_COLUMN, "attributes.key_value.key", "attributes.key_value.value")
 """Columns of records whose values repeat. For the others a dictionary would be built, only to be
-thrown away; of a transform's columns nobody knows."""
+thrown away; those of a transform are unknown."""
 
 
 class OutputFile:
@@ -46,7 +46,7 @@ class OutputFile:
 
     Args:
         shard: the shard that every row belongs to.
-        place: a name that nobody else writes.
+        place: a name that no other process writes.
         schema: of all rows.
         quarantine: True if its rows are records that could not be parsed.
 
@@ -159,7 +159,7 @@ class OutputFile:
 
     def abandon(self) -> None:
         """Close and delete what was begun."""
-        # A full disk may be why; what cannot be finished is deleted all the same.
+        # A full disk can be why; what cannot be finished is deleted all the same.
         with contextlib.suppress(Exception):
             self._writer.close()
         self._file.abandon()

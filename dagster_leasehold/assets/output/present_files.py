@@ -2,7 +2,8 @@
 
 Folders are listed, which takes a store one request for all files of an attempt, and a disk less
 than a look at each file. Of each name that was found, eight bytes are kept, so that memory is
-bounded by them. Consumption, rewriting and vacuum go on meanwhile, which must not look like a loss:
+bounded by them. Consumption, rewriting and vacuum continue meanwhile, which must not look like a
+loss:
 
 1. The folders are listed first: a file that was committed and is not listed may have come later.
 2. Each such file is looked for by its name.
@@ -84,7 +85,7 @@ def look_for_files(
             progress(row, max(row, total))
     except OSError as error:
         raise OutputUnreadable(
-            f"The files in {folder} cannot be listed ({one_line(str(error))}): see that this "
+            f"The files in {folder} cannot be listed ({one_line(str(error))}): make sure that this "
             "account can read the output folder."
         ) from error
     return FilePresence(files, missing, tuple(sentences))

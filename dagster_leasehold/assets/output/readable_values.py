@@ -100,7 +100,7 @@ def _unreadable_lists(values: Any) -> Any | None:
 
 
 def _rows_of_repeated(keys: Any, rows: Any) -> Any:
-    """Return the rows in which a key comes more than once."""
+    """Return the rows where a key comes more than once."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute
@@ -121,7 +121,7 @@ def _rows_of_repeated(keys: Any, rows: Any) -> Any:
 
 
 def _among(values: Any, rows: Any) -> Any:
-    """Return a mask of these rows; one that is null holds nothing, whatever is behind it."""
+    """Return a mask of these rows; one that is null holds nothing."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute

@@ -37,7 +37,7 @@ class RangeFiles:
     Args:
         folder: the attempt's folder.
         names: gives the name of the file of records, and with `quarantine=True` that of its
-            quarantine; nobody else uses them.
+            quarantine; no other process uses them.
         shard: the shard that every row belongs to.
         transform: the name of the transform that made the rows; empty where there is none.
     """
@@ -137,7 +137,7 @@ class ShardFiles:
 
     Args:
         folder: the attempt's folder.
-        name: a part of the files' names that nobody else uses.
+        name: a unique part of the files' names.
         numbers: the batches that are made, by shard; rows of any other shard are refused.
         transform: the name of the transform that made the rows, which each file bears.
     """
@@ -236,5 +236,5 @@ def unwritable(whose: str, folder: OutputPlace, error: Exception) -> OutputUnwri
     """Return the error of output that a worker cannot write into an attempt's folder."""
     return OutputUnwritable(
         f"{whose} cannot be written to {folder} ({type(error).__name__}: {one_line(str(error))}): "
-        "see that Spark's workers may write there and that its disk has room."
+        "see that Spark's workers can write there and that its disk has room."
     )

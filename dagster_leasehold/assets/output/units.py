@@ -1,6 +1,6 @@
 """Units of output, claims on a shard, and swaps of files: shared by replay and compaction.
 
-A unit is what a rewrite may replace alone: a batch, or the consecutive batches whose records lie
+A unit is what a rewrite can replace alone: a batch, or the consecutive batches whose records lie
 together in merged files.
 """
 
@@ -41,7 +41,7 @@ def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
         if not unit:
             left = max((file.batches for file in batch.files), default=1)
         unit.append(batch)
-        # The last row may stand for batches without output behind the file's own, too.
+        # The last row can stand for batches without output behind the file's own, too.
         left -= batch.batches
         if left <= 0:
             yield tuple(unit)
@@ -94,9 +94,9 @@ def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
 
 
 def rewritable_until(store: Publications, key: GroupKey, shard: ShardId, end: int) -> int:
-    """Return the number, `end` at most, before which batches of a shard may be rewritten.
+    """Return the number, `end` at most, before which batches of a shard can be rewritten.
 
-    Where somebody publishes the group's output, these are the ones that are in its table.
+    If the group's output is published, these are the ones that are in its table.
     """
     cursors = store.published_until(key, [shard])
     return end if cursors is None else min(end, cursors.get(shard, 0))
@@ -130,7 +130,7 @@ def swap(
 def rewriting(
     store: Rewrites, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, ended: Ended
 ) -> Generator[None]:
-    """Hold the claim on a shard's output; given back at the end, whatever happens inside.
+    """Hold the claim on a shard's output; given back at the end, also after an error.
 
     `ended` returns True for a run that has certainly ended: its claim is then taken over.
 

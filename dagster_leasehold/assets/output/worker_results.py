@@ -72,7 +72,7 @@ class RangeStatistics:
 class WrittenFile:
     """A file that a worker wrote and made durable, and the shard it belongs to.
 
-    The event times bound those of its records; None if nobody knows them. `untimed` is the number
+    The event times bound those of its records; None if unknown. `untimed` is the number
     of records without one, and `mistimed` of those among them that a transform gave a time outside
     the years 1 to 9999; `mistimed_at` is the first one's cursor, where it has one. `columns` are
     those of the file as `table.columns` describes them; none of a file of quarantined records.
@@ -114,13 +114,13 @@ class WrittenFile:
 
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the smaller of two times, either of which may be unknown."""
+    """Return the smaller of two times, either of which can be unknown."""
     times = [time for time in (one, other) if time is not None]
     return min(times, default=None)
 
 
 def latest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the larger of two times, either of which may be unknown."""
+    """Return the larger of two times, either of which can be unknown."""
     times = [time for time in (one, other) if time is not None]
     return max(times, default=None)
 

@@ -140,7 +140,7 @@ class LocalPlace(OutputPlace):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # This file system has no links, so that who looks now may see a file without content.
+            # This file system has no links, so that who looks now can see a file without content.
             return self._create_whole(content)
         finally:
             draft.unlink(missing_ok=True)

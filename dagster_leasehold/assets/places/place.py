@@ -122,7 +122,7 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def create(self) -> NewFile:
-        """Open a new file of this name, which nobody else writes.
+        """Open a new file of this name, which no other process writes.
 
         Raises:
             OSError: it cannot be written, or, on a disk, is there already.
@@ -261,7 +261,7 @@ class OutputPlace(ABC):
     def remove_empty_folders(self, folders: Collection[str]) -> None:
         """Delete those of these folders of this place that are empty, the deepest first.
 
-        Nobody writes into them any more, and nothing in them was committed.
+        Nothing writes into them, and nothing in them was committed.
         """
 
 
@@ -282,7 +282,7 @@ class MovingRecords:
         self._noted_at = clock()
 
     def moved(self) -> None:
-        """Take note of some records; a disk that does not take the sign keeps nobody from work."""
+        """Record some records; a disk that refuses the sign stops no work."""
         now = self._clock()
         if now - self._noted_at < self._folder.signs_every_s:
             return

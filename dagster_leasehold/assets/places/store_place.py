@@ -61,7 +61,7 @@ class StoreFile(NewFile):
 
     @override
     def abandon(self) -> None:
-        # To close is the only way to let go of an object; what is written so is deleted.
+        # To close is the only way to release an object; what is written so is deleted.
         with contextlib.suppress(OSError):
             self.sink.close()
         with contextlib.suppress(OSError):

@@ -76,7 +76,7 @@ class _Counted:
 
 @dataclass(kw_only=True)
 class Compactor:
-    """Compacts committed output of one group in one run; consumption goes on beside it.
+    """Compacts committed output of one group in one run; consumption continues beside it.
 
     Attributes:
         store: where the ledger is.
@@ -138,7 +138,7 @@ class Compactor:
         return units.rewriting(self.store, self.key, shard, self.run, kind, ended=self.ended)
 
     def _rows(self, shard: ShardId, counted: _Counted) -> Iterator[Batch]:
-        """Yield the committed batches up to now: under the claim nobody else merges them."""
+        """Yield the committed batches up to now: under the claim no other run merges them."""
         head = self.store.heads(self.key, [shard])[shard]
         end = units.rewritable_until(self.store, self.key, shard, head.next_number)
         for row in self.store.each_batch(self.key, shard, numbers=range(end)):

@@ -1,10 +1,10 @@
-"""Compaction that goes on where the last one ended, and leaves what is young alone.
+"""Compaction that continues where the last one ended, and leaves what is young alone.
 
-It reads the ledger from the first file that may still grow, so that its cost follows what was
+It reads the ledger from the first file that can still grow, so that its cost follows what was
 committed since, not the age of the stream. The end of each portion is noted under the claim:
 
 1. A portion's merge is swapped in, and the run is killed before it has noted that.
-2. The next run begins at the same batch, finds the merged file there, and goes on behind it.
+2. The next run begins at the same batch, finds the merged file there, and continues behind it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class ContinuedCompaction:
     Attributes:
         compactor: of the group; it merges files.
         age: batches that are younger than this, next to the shard's newest, are left alone.
-        old_until: for some shards, the number below which batches are old whatever their age.
-        stopped: returns the reason, as a clause, why a shard is left for later; empty to go on.
+        old_until: for some shards, the number below which all batches are old.
+        stopped: returns the reason, as a clause, why a shard is left for later; empty to continue.
     """
 
     compactor: Compactor

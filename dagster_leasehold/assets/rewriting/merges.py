@@ -36,7 +36,7 @@ def each_merge(
 
     A merge ends when it has reached the target or very many rows, before a file that is large
     enough already, and where columns do not fit. One that would leave as many files as there are
-    is left out. No more units are taken than the one behind a merge.
+    is left out. Stops reading after the first unit behind a merge.
     """
     for stretch in _each_stretch(shard_units, target_bytes, columns):
         if _saves_files(stretch.units):
@@ -49,7 +49,7 @@ class NextMerges:
 
     Attributes:
         merges: consecutive units, each of which make one file of records.
-        until: batches with smaller numbers need no merge any more.
+        until: batches with smaller numbers need no further merge.
     """
 
     merges: Sequence[list[Unit]]
@@ -62,9 +62,9 @@ def next_merges(
     target_bytes: int,
     columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
 ) -> NextMerges:
-    """Return the merges for output that goes on growing behind these units.
+    """Return the merges for output that keeps growing behind these units.
 
-    The last file may be smaller than the target. It is merged again with what comes behind it once
+    The last file can be smaller than the target. It is merged again with what comes behind it once
     that is as large as it is itself: so the bytes that are copied grow with the logarithm of the
     target, and a reader meets as few files more.
     """
@@ -98,7 +98,7 @@ class _End(Enum):
     """The reason why a stretch ends.
 
     `BORDER`: no later unit can join it. `FULL`: its files together have the size of the target; as
-    one file they may be smaller, since each of them has a head and a foot. `OPEN`: nothing is
+    one file they can be smaller, since each of them has a head and a foot. `OPEN`: nothing is
     behind it yet.
     """
 
@@ -109,7 +109,7 @@ class _End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Consecutive units that may become one file."""
+    """Consecutive units that can become one file."""
 
     units: list[Unit]
     end: _End = _End.BORDER

@@ -1,4 +1,4 @@
-"""Replay: committed batches made anew with today's transform, beside live consumption.
+"""Replay: committed batches made again with today's transform, beside live consumption.
 
 Ranges, numbers and checkpoints stay as they are; only the files and the counts of a batch change,
 for all batches of a shard's replay in one transaction. What interrupts a replay leaves the old
@@ -6,7 +6,7 @@ output in place:
 
 1. The replay claims the shard and writes new files, which no ledger row names yet.
 2. It dies: readers see the old files; the new ones are orphans, which vacuum removes later.
-3. Or it is only slow, and somebody takes its claim over: its swap is refused.
+3. Or it is only slow, and another run takes its claim over: its swap is refused.
 4. Or what it waits for makes no progress: it interrupts its job, and gives its claims back.
 5. Or it swaps: readers that listed the old files before still find them on the disk.
 """
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.spark.spark_resource import SparkResource
 
 _LOG = logging.getLogger(__name__)
-GIVEN_UP = "gave its claims back: the old output stays, and another replay begins anew"
+GIVEN_UP = "gave its claims back: the old output stays, and another replay starts over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ReplayReport:
         kept_until: the cursor after the last of those, or None.
         unpublished: batches that keep their old output, because they wait for publication.
         expired_until: the cursor where the shard's output begins, where what the replay asked for
-            may lie before it; None where it does not.
+            can lie before it; None where it does not.
         error: why nothing was replaced, as one sentence; empty when all went well.
     """
 
@@ -114,7 +114,7 @@ def replay_on_spark(
 
     A replay that makes no progress for the stream's `stall_limit_s` is given up: each of its shards
     that is not done says in its report what the run waited for. `tell` takes a sentence for people
-    while it goes on, such as after `starved_after_s` seconds in which Spark runs no task.
+    while it continues, such as after `starved_after_s` seconds when Spark runs no task.
     """
     with (
         StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
@@ -157,7 +157,7 @@ class Replayer:
         sweeper: reads, transforms and writes.
         run: an id that was never used.
         ended: returns True for a run that has certainly ended, whose claims are taken over.
-        progress: called with the number of batches that were made anew so far, and that of all.
+        progress: called with the number of batches that were made again so far, and that of all.
             Batches of shards that are not begun yet are estimated from those of the others.
     """
 
@@ -182,8 +182,8 @@ class Replayer:
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
         """Replay a span of these shards; return one report per shard.
 
-        An error of one shard is in its report. Whatever ends the whole replay early, an
-        interrupt included, goes on to the caller after all claims were given back.
+        An error of one shard is in its report. An error that ends the whole replay early, or an
+        interrupt included, propagates to the caller after all claims were given back.
         """
         named = list(dict.fromkeys(shards))
         self._named = len(named)

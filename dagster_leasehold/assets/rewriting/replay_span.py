@@ -113,7 +113,7 @@ class ReplaySpan:
                 )
 
     def _holds(self, batch: Batch) -> bool:
-        """Return True if a batch may hold records between the two bounds."""
+        """Return True if a batch can hold records between the two bounds."""
         statistics = batch.statistics
         match self.start:
             case datetime() as since:

@@ -1,6 +1,6 @@
 """Vacuum: files that no ledger row names go, once they are older than anybody could need them.
 
-A file may be unnamed because its attempt failed, because it was swapped out (its age counts from
+A file can be unnamed because its attempt failed, because it was swapped out (its age counts from
 the swap: on a disk the file was made to look new, in an object store a note says when), or because
 its attempt is still under way. What keeps the last kind, beside its age:
 
@@ -15,7 +15,7 @@ The age that counts is the one at the moment of removal, or a swap in between go
 1. Vacuum lists a file that was written long ago, and that the ledger names.
 2. A reader lists it, too.
 3. A compaction makes it look new, and swaps it out.
-4. Vacuum reads the ledger: nobody names the file. Looked at again, with the notes of what was
+4. Vacuum reads the ledger: no row names the file. Looked at again, with the notes of what was
    replaced, it is new, and stays: the note was made before the swap.
 """
 
@@ -120,7 +120,7 @@ def vacuum(
 
 
 def _published_still(store: LeaseStore, key: GroupKey) -> set[str]:
-    """Return the files that the ledger names no more, and that the table has until it follows."""
+    """Return the files that the ledger no longer names and that the table still has."""
     paths: set[str] = set()
     changes = store.pending_changes(key)
     while changes:
@@ -160,7 +160,7 @@ def _still_old(
     for entry in old:
         place = output_root / entry.path
         try:
-            # By the time of the listing: whatever happened to the file since makes it younger.
+            # By the time of the listing: all that happened to the file since makes it younger.
             changed_ns = max(place.modified_ns(), replaced_ns.get(entry.path, 0))
             if changed_ns >= limit_ns:
                 continue

@@ -26,7 +26,7 @@ def finished(snapshot: Snapshot) -> frozenset[ShardId]:
 def keepers(snapshot: Snapshot) -> dict[ShardId, NodeName]:
     """Return the node that compacts each shard: its holder, and for one that is over, any node.
 
-    Nobody holds a shard that is over, so those are dealt out to the members in order.
+    No node holds a shard that is over, so such shards are dealt out to the members in order.
     """
     members = sorted(node.name for node in snapshot.nodes if node.member and node.accepts_runs)
     over = sorted(finished(snapshot))
@@ -75,7 +75,7 @@ class Yielding:
         self._began_s = self.clock()
 
     def stopped(self, shard: ShardId) -> str:
-        """Return the reason why a shard is left for later, as a clause; empty to go on.
+        """Return the reason why a shard is left for later, as a clause; empty to continue.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -99,7 +99,7 @@ class Yielding:
             if row.shard in self.shards and owners.get(row.shard) == self.node
         ]
         reasons = dict.fromkeys(
-            self.shards - {row.shard for row in held}, f"node {self.node} holds it no more"
+            self.shards - {row.shard for row in held}, f"node {self.node} no longer holds it"
         )
         late = behind(self.stream, held)
         reasons |= {shard: "its consumption lags" for shard in late if late[shard]}

@@ -8,7 +8,7 @@ Who starts it is settled by a file lock:
 
 1. Run A and run B both find no server.
 2. A takes the lock and starts one; B waits for the lock.
-3. A writes the state file and lets the lock go.
+3. A writes the state file and releases the lock.
 4. B takes the lock, reads the state file again, and uses A's server.
 """
 
@@ -159,7 +159,7 @@ def connect_server(
 def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     """Stop the server of this folder; return False if none was running.
 
-    If it is not `only` any more, somebody has started another one since, which stays.
+    If it is no longer `only`, another process has started a server, which stays.
     """
     if not folder.is_dir():
         return False
@@ -175,7 +175,7 @@ def replace_session(folder: Path, lost: ConnectServer) -> bool:
 
     1. Runs A and B find that the session is closed.
     2. A notes another one in the state file, and opens it.
-    3. B waits for the lock, sees that the session is not the lost one any more, and takes A's.
+    3. B waits for the lock, sees that the session is no longer the lost one, and takes A's.
 
     Returns:
         False if no server runs in this folder.
@@ -203,7 +203,7 @@ def _start(
         process = _launch(folder, port, conf, environment)
         watcher = ProcessIdentity.of(process.pid)
         server = ConnectServer(watcher, port, str(uuid.uuid4()), version)
-        # Before it answers, so that whoever interrupts the start can end it.
+        # Before it answers, so that an interrupted start can be ended.
         server.write(folder)
         while time.monotonic() < deadline and process.poll() is None:
             if _port_open(port):
@@ -212,7 +212,7 @@ def _start(
         code = process.poll()
         _kill_group(process.pid)
         process.wait()
-        # The port was free when it was chosen; somebody may have taken it since: choose again.
+        # The port was free when it was chosen; another process took it since: choose again.
         if "BindException" not in _log_tail(folder):
             break
     reason = f"did not start within {timeout_s:.0f} s"
@@ -268,7 +268,7 @@ def _end(folder: Path) -> bool:
 def _orphans(server: ConnectServer, folder: Path) -> list[psutil.Process]:
     """Return the Spark servers of a process group whose leader is gone.
 
-    In another container the number of the group may be that of another folder's server.
+    In another container the number of the group might be that of another folder's server.
     """
     if not server.process.same_place:
         return []

@@ -73,7 +73,7 @@ def in_use(folder: Path, kind: str) -> bool:
         if process is not None and process.same_place and process.existence() is not Existence.GONE:
             used = True
         else:
-            # Nobody beyond this boot and this container reaches a server on the loopback.
+            # Only processes of this boot and this container reach a server on the loopback.
             note.unlink(missing_ok=True)
     return used
 
@@ -97,7 +97,7 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 
 def watch(folder: Path) -> int:
-    """Run the server of `folder` until it ends, a signal comes, or nobody uses it any longer."""
+    """Run the server of `folder` until it ends, a signal comes, or it is unused."""
     end_with_parent = _PRCTL and partial(_PRCTL, _SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     server = subprocess.Popen(
         _command(folder),

@@ -26,5 +26,5 @@ def lacks_feature(error: Exception) -> bool:
 
 
 def is_of_a_plan(error: Exception) -> bool:
-    """Return True if an error bears a condition of Spark's own, as for what no plan may hold."""
+    """Return True if an error bears a condition of Spark's own, as for what no plan can hold."""
     return _CONDITION.search(str(error)) is not None

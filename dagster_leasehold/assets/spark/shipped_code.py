@@ -1,7 +1,7 @@
 """Code that travels with a session: the project's own and the user's, to workers of a cluster.
 
 Each top-level module is an archive of its own, whose name holds a hash of what is in it. A worker
-puts the archives of a session before whatever is installed there, so that nodes and workers run
+puts the archives of a session before all that is installed there, so that nodes and workers run
 the same code. A session that is not remembered here has its workers on this host, where they
 import what this process imports.
 """

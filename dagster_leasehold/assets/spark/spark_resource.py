@@ -1,6 +1,6 @@
 """The Spark session of a deployment, supplied by `dagster_pyspark` when a run needs it.
 
-It is a Dagster resource, whose configuration Dagster may store and show. So it holds neither the
+It is a Dagster resource, whose configuration Dagster can store and show. So it holds neither the
 address with its session nor the token: both are looked up in the run, at the first use.
 """
 
@@ -44,10 +44,10 @@ REFUSALS = {
     "UNAUTHENTICATED": f"refuses the token: set {TOKEN_VARIABLE} to the one of the server",
     "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: name the file of its "
     "authority's as spark.certificate",
-    SESSION_CLOSED: "has closed the session, and takes its id no more: leave session_id out of the "
+    SESSION_CLOSED: "has closed the session and no longer takes its id: remove session_id from the "
     "address in the setting spark",
-    "stopped SparkContext": "took no application: nobody serves there, or another version of Spark "
-    "than {here}, which the nodes have; a cluster needs the same. Its master's log says which",
+    "stopped SparkContext": "took no application: no master is there, or its version of Spark is "
+    "not {here}, which the nodes have; a cluster needs the same. Its master's log says which",
     "WRONG_VERSION_NUMBER": "does not speak TLS: leave spark.tls out, and the token as well, which "
     "travels over TLS alone",
 }
@@ -71,7 +71,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
 
     Attributes:
         mode: `connect`, `sc://…`, or the address of a Spark master.
-        folder: where the embedded server keeps its state and a shim for Java may be written.
+        folder: where the embedded server keeps its state and a shim for Java can be written.
         conf: the user's configuration of Spark; it holds no secrets.
         certificate: the file with the certificates to trust at `sc://…`; empty for gRPC's own.
         environment_archive: the file of the workers' environment; empty where they have their own.
@@ -180,7 +180,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         return supplier
 
     def end_server(self) -> bool:
-        """End the embedded server that this run has used, because it does not work any more.
+        """End the embedded server that this run has used, because it no longer works.
 
         Returns:
             False where there was none of ours, or another one runs by now.

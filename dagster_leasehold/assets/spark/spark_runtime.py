@@ -7,8 +7,8 @@ that drops this one argument and hands over to the real `java`.
 
 Spark puts `python/lib/pyspark.zip` of its home before all else on the search path of its Python
 processes. Python keeps no compiled code of what it imports from an archive: each of half a dozen
-daemons, and each worker that they fork, would compile pyspark anew, for 0.6 s of a processor on the
-way to the first batch. In a home without the archive they load the installed package, the same
+daemons, and each worker that they fork, would compile pyspark again, for 0.6 s of a processor on
+the way to the first batch. In a home without the archive they load the installed package, the same
 that this process has.
 """
 
@@ -146,7 +146,7 @@ def _write_shim(cache: Path, runtime: JavaRuntime) -> Path:
     )
     if not program.is_file() or program.read_text() != text:
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may be starting this very program: it is replaced whole, never in part.
+        # Another process can be starting this very program: it is replaced whole, never in part.
         replace_file(program, text, mode=0o755)
     return home
 
@@ -171,7 +171,7 @@ def spark_home(cache: Path) -> Path:
 def _link(link: Path, source: Path) -> None:
     if link.is_symlink() and link.readlink() == source:
         return
-    # Another process may be starting a program through this link: it is never missing.
+    # Another process can be starting a program through this link: it is never missing.
     draft = link.with_name(f"{link.name}.{uuid.uuid4().hex}.draft")
     draft.symlink_to(source)
     draft.replace(link)

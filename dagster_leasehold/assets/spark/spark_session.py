@@ -69,7 +69,7 @@ OPTIONS_OF_MANY_CORES = "-XX:+UseParallelGC"
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
+    """Return the number of cores that this process can use."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS
@@ -80,7 +80,7 @@ def tasks_at_once(session: SparkSession) -> int:
     """Return how many tasks the Spark of a session runs at once, as far as that can be told.
 
     Configuration counts first. A driver knows the cores of the executors that have come so far; a
-    client of a Connect server knows of none, and takes this host's, where the server may well be.
+    client of a Connect server knows of none, and takes this host's, where the server might well be.
     """
     # The job itself fails as well where no answer comes, and says why.
     with suppress(Exception):
@@ -147,7 +147,7 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
 def _local_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a Spark on this machine; a Spark that its user has chosen stays."""
     home = spark_home(folder / "home")
-    # Without an address, Spark looks its host's name up, and does not start where nobody knows it.
+    # Without an address, Spark looks its host's name up, and does not start if it is unknown.
     own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     return own | spark_environment(folder, os.environ)
 
@@ -212,7 +212,7 @@ def forget(session: Any) -> None:
 
 
 def require_listener(address: str) -> None:
-    """Find out at once that nobody listens: Spark's client would try for ten minutes."""
+    """Find out at once that no server listens: Spark's client would try for ten minutes."""
     parts = urlsplit(address)
     host, port = parts.hostname or "localhost", parts.port or CONNECT_PORT_DEFAULT
     try:
@@ -245,7 +245,7 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
         os.environ.pop(variable, None)
     conf = {**server_conf(folder), "spark.master": mode}
     if not is_remote(mode):
-        # Private from the beginning: a server's token may come to be there.
+        # Private from the beginning: a server's token might be there.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ.update(_local_environment(folder))
         return {**conf, **user_conf}
@@ -257,7 +257,7 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
     os.environ.update(spark_environment(folder, os.environ))
     # A cluster must be able to call this process back, and has its own folders. Executors take the
     # driver's configuration: a folder of sockets that their hosts lack would fail each task, and
-    # their own (a container's on YARN) may be too long for a socket.
+    # their own (a container's on YARN) can be too long for a socket.
     here = ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir")
     for key in (*here, *SOCKET_KEYS):
         conf.pop(key, None)

@@ -103,7 +103,7 @@ def check_conf(mode: str, conf: Mapping[str, str]) -> None:
 
 def _holds_secret(key: str, value: str) -> bool:
     if _SECRET_KEY_REF.fullmatch(key):
-        # A name and a key in Kubernetes, which may well be called password.
+        # A name and a key in Kubernetes, which might well be called password.
         return not _KEY_OF_SECRET.fullmatch(value)
     if _SECRET.search(key) and not _REFERENCE.fullmatch(key):
         return True

@@ -22,11 +22,11 @@ _GONE = (
 
 
 def session_is_gone(error: BaseException) -> bool:
-    """Return True if an error means that Spark itself went away, whatever it was doing."""
+    """Return True if an error means that Spark itself went away."""
     if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError"):
         return True
     text = str(error)
-    # A trace of the user's own code may speak of connections of its own.
+    # A trace of the user's own code can speak of connections of its own.
     return TRACE_BEGIN not in text and any(mark in text for mark in _GONE)
 
 
@@ -59,8 +59,8 @@ def _sentence(kind: str, message: str) -> str:
 def ship_code_of(transform: Callable[..., object] | None, session: object) -> None:
     """Send the user's code to a session, and functions of the transform's own module by value.
 
-    A warm server's workers may be unable to import the user's module, or hold it as it was
-    before its last edit. Without a transform there may be code of a source.
+    A warm server's workers can be unable to import the user's module, or hold it as it was
+    before its last edit. Without a transform there can be code of a source.
 
     Raises:
         SparkUnavailable: the session has other code under the same names.

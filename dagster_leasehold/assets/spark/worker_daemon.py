@@ -2,7 +2,7 @@
 
 Workers stay from task to task with what they have imported, and the server stays from run to run.
 Before each task they forget the user's modules if one has been edited, so that the task imports
-them anew. All else is Spark's: see `spark.python.daemon.module` in its configuration.
+them again. All else is Spark's: see `spark.python.daemon.module` in its configuration.
 """
 
 from __future__ import annotations

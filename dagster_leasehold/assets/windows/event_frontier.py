@@ -1,6 +1,6 @@
 """Pure rules for the event time up to which a stream's committed output is complete.
 
-A shard that may still deliver records holds back every hour that its watermark has not passed. Two
+A shard that can still deliver records holds back every hour that its watermark has not passed. Two
 kinds of shards hold nothing back: those that are finished, and those that are idle, where the
 declaration allows for that.
 """
@@ -23,7 +23,7 @@ class ShardTime:
 
     Attributes:
         watermark: the largest event time of its committed output; None where it has none.
-        finished: it is read to its end and takes no more records.
+        finished: it is read to its end and takes no further records.
         idle: it is caught up, and has been for as long as the declaration allows for.
     """
 
@@ -59,7 +59,7 @@ def frontier(
     Args:
         shards: all shards that the lease tables know.
         unlisted: shards of the source that the lease tables do not know yet.
-        out_of_order: the most by which a shard's next record may be older than its newest.
+        out_of_order: the most by which a shard's next record can be older than its newest.
     """
     if unlisted:
         first = min(unlisted)
@@ -79,7 +79,7 @@ def frontier(
     if not watermarks:
         return Frontier(None, None, "no shard has any output")
     if all(shard.finished for shard in shards):
-        # Nothing can follow: the last hour is complete although nobody has passed it.
+        # Nothing can follow: the last hour is complete although no shard has passed it.
         until = _end_of_hour(max(watermarks))
         return Frontier(until, None, "all shards are finished")
     until = _before(max(watermarks), out_of_order)

@@ -115,7 +115,7 @@ class HourlyAsset(Declared):
     late: LatePolicy = LatePolicy()
     """The treatment of records that come after their hour was made."""
     out_of_order_s: Annotated[float, NOT_NEGATIVE] = 0.0
-    """The time by which a record may be older than its shard's newest without being late, in
+    """The time by which a record can be older than its shard's newest without being late, in
     seconds."""
     idle_after_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
     """The time without news after which a shard that is caught up no longer holds hours back, in
@@ -168,14 +168,14 @@ class WindowConfig(dg.Config):
     """The launchpad's config of an hour.
 
     Attributes:
-        even_if_incomplete: make the hour although a shard may still deliver records of it.
+        even_if_incomplete: make the hour although a shard can still deliver records of it.
     """
 
     even_if_incomplete: bool = False
 
 
 def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
-    """Return the asset; materializing a partition makes that hour anew, in the old one's place."""
+    """Return the asset; materializing a partition makes that hour again, in the old one's place."""
 
     @dg.asset(
         key=hourly.key,

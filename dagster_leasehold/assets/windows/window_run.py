@@ -67,9 +67,9 @@ def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], fr
 
     1. the source is asked, and lists shard 0 alone;
     2. shard 0 is split, read to its end and finished;
-    3. the lease tables show shard 0 as finished, and its children not yet: nobody seems to hold.
+    3. the lease tables show shard 0 as finished, and its children not yet: no shard seems to hold.
 
-    In this order, whoever sees a parent finished sees its children listed.
+    In this order, a reader that sees a parent finished sees its children listed.
 
     Raises:
         SourceError: the source does not answer.
@@ -127,11 +127,11 @@ def make_window(
     """Make `[start, end)` of a downstream asset from all that is committed now.
 
     `ended` returns True for a run that has certainly ended: its attempts are then forgotten, and
-    its job is interrupted. `tell` takes a sentence for people while the run goes on, such as after
-    `starved_after_s` seconds in which Spark runs no task.
+    its job is interrupted. `tell` takes a sentence for people while the run continues, such as
+    after `starved_after_s` seconds when Spark runs no task.
 
     Raises:
-        WindowIncomplete: a shard may still deliver records of the window.
+        WindowIncomplete: a shard can still deliver records of the window.
         TableUnavailable: what is committed is not published.
         OutputUnreadable: records of the window may have expired: what was made of it stays.
         TransformError: the transform raised, or returned no DataFrame.
@@ -168,8 +168,8 @@ class _Making:
     """A window that a run makes.
 
     The files are written into a folder that belongs to one attempt alone; the window's row then
-    names them in the place of the old ones, if nobody wrote the row meanwhile. Else the files may
-    lack records that somebody counted in, and are made again. The attempt is in the store before
+    names them in the place of the old ones, if the row did not change meanwhile. Otherwise the
+    files may lack records that were counted, and are made again. The attempt is in the store before
     its first file, and ends with the write of the row: vacuum leaves its files alone until then.
     """
 
@@ -202,7 +202,7 @@ class _Making:
                 # ended.
                 with suppress(StoreError):
                     store.end_window(key, name)
-                # The server may still write into this attempt's folder: the next one has its own.
+                # The server can still write into this attempt's folder: the next one has its own.
                 if not renewed and isinstance(error, errors.SessionLost) and self._renewed():
                     renewed = True
                     continue

@@ -58,7 +58,7 @@ class ShardFeed(Protocol):
     def first_cursor(self, shard: ShardId) -> str:
         """The cursor of the first record that the shard ever had.
 
-        Where nobody knows that any more, of the first that it still has. Retention may have
+        If that cursor is gone, of the oldest record that the shard still has. Retention may have
         removed what is there: `fetch` says so.
         """
         ...

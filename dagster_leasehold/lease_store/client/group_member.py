@@ -1,7 +1,7 @@
 """A member of a consumer group: the heartbeat surface that any client can be built on.
 
-A client repeats one call: `heartbeat(held)` names the shards that it works on, and the reply
-names those that are its own. It opens shards that are new in the reply, goes on with those in both,
+A client repeats one call: `heartbeat(held)` names the shards that it works on, and the reply names
+those that are its own. It opens shards that are new in the reply, continues with those in both,
 and stops missing ones: as long as it still names such a shard it keeps it, so that it can
 finish and save; once it does not, the shard goes to the next node.
 
@@ -42,7 +42,7 @@ from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease, Tenur
 from dagster_leasehold.lease_store.store import LeaseStore
 
 FLUSH_RETRY_S = 0.5
-LET_GO = "its client let go of it"
+LET_GO = "its client released it"
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class OpenShard:
         persisted: the checkpoint that the store confirmed, if any.
         unsaved: a newer checkpoint, if any.
         reported: True once a heartbeat named it as held.
-        over: the reason for which the tenure ended; empty while it goes on.
+        over: the reason why the tenure ended; empty while it continues.
     """
 
     def __init__(self, store: LeaseStore, opened: Opened, clock: Clock) -> None:
@@ -147,7 +147,7 @@ class OpenShard:
 
         Raises:
             CheckpointRefused: the store has what it confirmed, and does not go back to `cursor`.
-            LeaseLost: the tenure is over, or has to be: reading goes on where the store is.
+            LeaseLost: the tenure is over, or has to be: reading continues where the store is.
         """
         try:
             self._write_checkpoint(cursor)
@@ -209,7 +209,7 @@ class OpenShard:
         self._store.close_tenure(self.tenure, reason=reason)
 
     def contradiction(self, stood: Standing, row: Progress | None) -> str:
-        """Compare the shard with its row; return why its tenure is over, or nothing if it goes on.
+        """Compare the shard with its row; return why its tenure is over, if it is.
 
         Args:
             stood: the shard when the row was about to be read.
@@ -266,7 +266,7 @@ class HeldShards:
 
     @property
     def trusted(self) -> bool:
-        """True if the member may rely on its leases: a recent beat was confirmed."""
+        """True if the member can rely on its leases: a recent beat was confirmed."""
         return self._member.trusted
 
     @property
@@ -290,7 +290,7 @@ class HeldShards:
             outcome = self._store.open_tenure(key, shard, node, run)
             if isinstance(outcome, OpenByOther) and outcome.run.rpartition(".")[0] == incarnation:
                 # Ours, but we do not hold it: its opening got no answer, or we had to stop
-                # trusting it. Nobody works under it any more.
+                # trusting it. No caller works under it.
                 outcome = self._store.open_tenure(key, shard, node, run, replaces=outcome.run)
             if isinstance(outcome, Opened):
                 self._untold.pop(shard, None)
@@ -310,7 +310,7 @@ class HeldShards:
         Raises:
             LeaseLost: the tenure is over; raised once, `ShardNotOpen` from then on.
             ShardNotOpen: the shard is not open here.
-            StoreError: no beat was confirmed in time, nor now: nothing more may be read.
+            StoreError: no beat was confirmed in time, nor now: nothing more can be read.
         """
         self._confirm()
         with self._lock:
@@ -332,7 +332,7 @@ class HeldShards:
             ShardNotOpen: the shard is not open here.
             StoreError: it could not be persisted now; a later heartbeat tries again.
         """
-        # Remembered first: it is saved once the store says that the tenure goes on.
+        # Remembered first: it is saved once the store says that the tenure continues.
         with self._fenced(shard, tenure) as held:
             held.remember(cursor)
         try:
@@ -365,7 +365,7 @@ class HeldShards:
             held.record_gap(start=start, end=end, reason=reason, skip=skip)
 
     def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
-        """Return the end of the gap at `start` whose loss somebody has accepted; else None."""
+        """Return the end of the accepted gap at `start`, or None."""
         gaps = self._store.gaps(self._member.key, shard, start=start, acknowledged=True)
         return gaps[0].end if gaps else None
 
@@ -405,17 +405,17 @@ class HeldShards:
     # -- trust --------------------------------------------------------------------------------
 
     def _confirm(self) -> None:
-        """Beat first where no beat was confirmed in time, and learn which tenures go on.
+        """Beat first where no beat was confirmed in time, and learn which tenures continue.
 
-        1. The last beat is confirmed; then the process stands still for longer than its trust. By
+        1. The last beat is confirmed; then the process stalls for longer than its trust. By
            its own clock it stops: it reads, saves and opens nothing.
-        2. A beat under its incarnation is confirmed. So nobody has evicted it, which takes the
+        2. A beat under its incarnation is confirmed. So it was not evicted, which takes the
            incarnation away; and from here an eviction needs the whole timeout again.
         3. After that it reads its shards' rows. One that has its epoch and run still was opened by
-           nobody else since: every opening raises the epoch, and none ever falls. Nobody has read
-           on from its checkpoint, so it goes on where it stood, under the same tenure.
+           no other since: every opening raises the epoch, and none ever falls. No other has read
+           on from its checkpoint, so it continues where it stood, under the same tenure.
         4. Had another node taken its shards and saved, 2 would be refused or 3 would differ: its
-           tenures are over. Whatever comes after 3, each write names the tenure, and the store
+           tenures are over. After 3, each write names the tenure, and the store
            refuses it once that is over.
 
         Raises:
@@ -443,7 +443,7 @@ class HeldShards:
             )
 
     def _standing(self) -> dict[ShardId, Standing]:
-        """Return the shards whose tenures go on, as far as this process can tell."""
+        """Return the shards whose tenures continue, as far as this process can tell."""
         with self._lock:
             return {shard: held.stands for shard, held in self._open.items() if not held.over}
 
@@ -482,7 +482,7 @@ class HeldShards:
         progress: Mapping[ShardId, Progress],
         reported: Iterable[ShardId],
     ) -> set[ShardId]:
-        """Compare, flush and let go as a heartbeat does; return the shards that have ended."""
+        """Compare, flush and release as a heartbeat does; return the shards that have ended."""
         with self._lock:
             self._compare(judged, progress)
             self._flush_due()
@@ -508,7 +508,7 @@ class HeldShards:
                 _LOG.warning("The checkpoint of shard %s could not be saved: %s", shard, error)
 
     def _let_go_of_unreported(self, reported: Iterable[ShardId]) -> None:
-        """Release the shards that were reported before and are not any more; retried if unanswered.
+        """Release the shards that are no longer reported; retried if unanswered.
 
         A shard that was opened and never reported stays open:
 
@@ -527,10 +527,10 @@ class HeldShards:
         if held.over:
             del self._open[shard]
             try:
-                # A holder that had to distrust itself may still own the row: it would stay open.
+                # A holder that had to distrust itself can still own the row: it would stay open.
                 held.close(held.over)
             except (LeaseLost, StoreError) as error:
-                # It is somebody else's already, or its own node's next opening will replace it.
+                # Another node has it already, or its own node's next opening will replace it.
                 _LOG.info("Shard %s was not closed: %s", shard, error)
             return
         try:
@@ -539,7 +539,7 @@ class HeldShards:
             self._untold[shard] = error
             self._open.pop(shard, None)
         except StoreError as error:
-            _LOG.warning("Shard %s could not be let go of: %s", shard, error)
+            _LOG.warning("Shard %s could not be released: %s", shard, error)
 
     def _release(self, shard: ShardId, reason: str) -> None:
         with self._fenced(shard) as held:
@@ -708,7 +708,7 @@ class GroupMember(HeldShards):
                     members=(self._member,),
                 )
             self.heartbeat(())
-            # Two members that joined at the same moment may both have been let in.
+            # Two members that joined at the same moment can both have been let in.
             for error in self.refusals:
                 if isinstance(error, errors.AssignmentConflict):
                     self._rebalancer.leave()
@@ -735,7 +735,7 @@ class GroupMember(HeldShards):
 
         Raises:
             NodeNameTaken, AssignmentConflict: the member lost its place and cannot join again.
-            StoreError, UnknownGroup: the store does not answer, or has no such group any more.
+            StoreError, UnknownGroup: the store does not answer, or no longer has this group.
         """
         with self._beating:
             rebalancer = self._joined()
@@ -773,15 +773,15 @@ class GroupMember(HeldShards):
         return self._member.problem
 
     def shutdown(self) -> None:
-        """Persist all checkpoints, let go of all shards and leave the group.
+        """Persist all checkpoints, release all shards and leave the group.
 
         A checkpoint that cannot be persisted is tried again for as long as the group's timeout.
-        Where that does not help either, the member does not leave: nobody is given a shard at a
-        checkpoint that its reader had passed. It may be called again then; without that, the
+        Where that does not help either, the member does not leave: no node is given a shard at a
+        checkpoint that its reader had passed. It can be called again then; without that, the
         member's shards are free after the timeout, and what was not persisted is read again.
 
         Raises:
-            LeaseLost: a shard was lost, and nobody had been told; all others have been saved.
+            LeaseLost: a loss was not yet reported to the caller; all other shards are saved.
             CheckpointUnsaved: a checkpoint is not persisted; the member has not left.
             StoreError: all is persisted, but the store did not let the member leave: its shards
                 are free after the timeout.

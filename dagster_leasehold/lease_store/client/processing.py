@@ -55,7 +55,7 @@ class Processor(Protocol):
         """Deal with some records, in order.
 
         Returns:
-            None: they are done; the checkpoint moves past them. A cursor: reading goes on there.
+            None: they are done; the checkpoint moves past them. A cursor: reading continues there.
             One of this batch takes its rest back: what comes before counts as done. An earlier
             one takes all of it back, and brings records again that were done before; the
             checkpoint stays where it is until they have been done once more.
@@ -86,7 +86,7 @@ class ProcessorWorker:
     """Works on the shards that a member of a group is given.
 
     A processor that raises gets the same records again, after a pause that doubles up to a
-    minute; its shard waits, the others go on.
+    minute; its shard waits, the others continue.
 
     Args:
         member: this worker's place in the group; not registered yet.
@@ -94,8 +94,8 @@ class ProcessorWorker:
         processor: makes a processor for each shard, whenever one is opened.
         records_max: the most records of one `process` call.
         idle_s: how long `run` waits when no shard had anything to read.
-        stall_limit_s: how long one call of a processor or of the feed may take, in seconds. After
-            that the worker leaves the group, so that others go on with its shards; the call
+        stall_limit_s: how long one call of a processor or of the feed can take, in seconds. After
+            that the worker leaves the group, so that others continue with its shards; the call
             cannot be ended, but nothing that it still does is saved.
         clock: monotonic seconds.
 
@@ -132,7 +132,7 @@ class ProcessorWorker:
         self._left = False
 
     def states(self) -> dict[ShardId, ConsumerState]:
-        """Return the state of each shard that this worker works on, or lets go of."""
+        """Return the state of each shard that this worker works on, or releases."""
         with self._lock:
             return {shard: work.consumer.state for shard, work in self._work.items()}
 
@@ -195,8 +195,8 @@ class ProcessorWorker:
     def _give_up_stalled(self) -> bool:
         """Leave the group if a call takes too long; return True if it has left, now or before.
 
-        1. A processor hangs. This thread beats on, so that the node lives, and nobody else would
-           ever get the shards.
+        1. A processor hangs. This thread keeps beating, so that the node lives, and no other node
+           would ever get the shards.
         2. It leaves the group here, at the checkpoints of what was done.
         3. The processor returns after all. Its shard is fenced, and nothing of it is saved.
         """
@@ -205,7 +205,7 @@ class ProcessorWorker:
             if self._stalled is None and at_work and now - at_work[1] > self._stall_limit_s:
                 self._stalled = RunStalled(
                     f"Shard {at_work[0]} made no progress for {self._stall_limit_s:g} s, so that "
-                    f"node {self._member.node} left its group, and others go on from the "
+                    f"node {self._member.node} left its group, and others continue from the "
                     "checkpoints: let the processor and the log answer sooner, or raise "
                     "stall_limit_s."
                 )
@@ -364,7 +364,7 @@ class ProcessorWorker:
                 _LOG.warning("Shard %s: %s", shard, error)
                 self._fence(shard, str(error))
             except StoreError as error:
-                _LOG.warning("Shard %s is not let go of yet: %s", shard, error)
+                _LOG.warning("Shard %s is not released yet: %s", shard, error)
                 return False
         with self._lock:
             work.consumer = work.consumer.stopped()

@@ -1,6 +1,6 @@
 """A pull loop over the shards of a member, and the client that is asked for records through it.
 
-A shard is connected, its records are polled and confirmed, and it is let go of. Until a batch is
+A shard is connected, its records are polled and confirmed, and it is released. Until a batch is
 confirmed, or its protect time has passed, its shard is not handed over: the records of a confirmed
 batch are not delivered to another node again, unless this one dies.
 """
@@ -87,7 +87,7 @@ class Connection:
 
     Attributes:
         confirmed: the end of the records that were confirmed, at first the start of reading.
-        asked: the bootstrap cursor that its caller asked for, which may lie outside the shard.
+        asked: the bootstrap cursor that its caller asked for, which can lie outside the shard.
         leaving: it is wanted elsewhere.
         over: a read-only shard was confirmed up to its end.
     """
@@ -130,8 +130,8 @@ class PullLoop:
         member: the place in the group.
         feed: reads the log.
         clock: monotonic seconds.
-        protect_s: the time for which a batch waits for its confirmation, in seconds.
-        settles: let go of a shard as soon as nothing of it is outstanding. Else its caller does,
+        protect_s: the time that a batch waits for its confirmation, in seconds.
+        settles: release a shard as soon as nothing of it is outstanding. Else its caller does,
             with `settle`, once `leaving` or `over` is set.
     """
 
@@ -181,7 +181,7 @@ class PullLoop:
         """Roll back what is unconfirmed, persist what is confirmed, and leave the group.
 
         Raises:
-            LeaseLost: a shard was lost, and nobody had been told; all others have been saved.
+            LeaseLost: a loss was not yet reported to the caller; all other shards are saved.
             CheckpointUnsaved: a checkpoint is not persisted, and the member has not left: it may
                 be called again.
             StoreError: all is persisted, but the store did not let the member leave: its shards
@@ -198,13 +198,13 @@ class PullLoop:
         for shard, connection in list(self._open.items()):
             connection.roll_back_if_due(self._clock())
             if shard in confirmed:
-                # Whoever was to have it is gone: without this it would be read no more.
+                # The next owner has left: without this the shard would no longer be read.
                 connection.leaving = False
             elif shard in reported:
                 self._give_way(shard, connection)
 
     def _give_way(self, shard: ShardId, connection: Connection) -> None:
-        """Let go of a shard that is not confirmed any more: now, or once its batch is settled."""
+        """Release a shard that is no longer confirmed: now, or once its batch is settled."""
         try:
             self._member.require(shard, connection.tenure)
         except (LeaseLost, ShardNotOpen) as error:
@@ -270,11 +270,11 @@ class PullLoop:
         return connection
 
     def checked(self, shard: ShardId) -> Connection:
-        """Return a connection whose tenure goes on: what it says may be relied on now.
+        """Return a connection whose tenure continues: what it says can be relied on now.
 
         Raises:
             LeaseLost, ShardNotOpen: as `require`.
-            StoreError: no beat was confirmed in time, nor now: nothing more may be read.
+            StoreError: no beat was confirmed in time, nor now: nothing more can be read.
         """
         with self._lock, self._dropping_lost(shard):
             connection = self.require(shard)
@@ -303,7 +303,7 @@ class PullLoop:
 
         Raises:
             ShardOccupied: the shard is not to be had now.
-            LeaseLost, StoreError: the start could not be stored: nothing may be read yet.
+            LeaseLost, StoreError: the start could not be stored: nothing can be read yet.
         """
         self._untold.pop(shard, None)
         try:
@@ -333,7 +333,7 @@ class PullLoop:
 
     def _opened(self, shard: ShardId) -> Opened:
         if self._member.holds(shard):
-            # Left open by an attempt whose end got no answer: nobody reads under it.
+            # Left open by an attempt whose end got no answer: no reader uses it.
             self._member.release(shard)
         outcome = self._member.open(shard)
         if isinstance(outcome, Opened):
@@ -421,12 +421,12 @@ class PullLoop:
             return self._feed.fetch(shard, start, records_max=records_max)
 
     def _cursor_after_gap(self, shard: ShardId, cursor: str) -> str:
-        """Return where reading goes on when retention has removed the record at `cursor`.
+        """Return where reading continues when retention has removed the record at `cursor`.
 
         The gap is recorded in any case.
 
         Raises:
-            GapHeld: the group holds at gaps, and nobody has accepted this one yet.
+            GapHeld: the group holds at gaps, and this one is not accepted yet.
             CursorExpired: the log contradicts itself: it begins at the cursor that it calls
                 removed.
             LeaseLost: the tenure ended meanwhile.
@@ -442,7 +442,7 @@ class PullLoop:
             accepted_end=member.accepted_gap_end(shard, cursor) if holds else None,
             contradiction=f"Shard {shard} begins at {shown(cursor)}, but cannot be read there.",
         )
-        reason = f"the log has no record at {cursor} any more"
+        reason = f"the log no longer has a record at {cursor}"
         member.record_gap(shard, start=cursor, end=verdict.end, reason=reason, skip=verdict.passes)
         if not verdict.passes:
             raise gap_held(member.group.key, shard, cursor, verdict.end)
@@ -481,7 +481,7 @@ class PullLoop:
         Raises:
             ConfirmedTooLate: the protect time ended first, and the batch was rolled back.
             LeaseLost: the shard was lost (told once): the records are another node's to do.
-            ShardNotOpen: the shard is not connected any more.
+            ShardNotOpen: the shard is no longer connected.
             ValueError: `upto` is no cursor of the batch.
         """
         end = batch.end if upto is None else upto
@@ -527,7 +527,7 @@ class PullClient(PullLoop):
         name: the node's name in the group.
         incarnation: new for every process, such as a random id.
         clock: monotonic seconds.
-        protect_s: the time for which a polled batch waits for its confirmation, in seconds.
+        protect_s: the time that a polled batch waits for its confirmation, in seconds.
         flush_s: the longest time that a confirmed checkpoint waits to be persisted, in seconds.
         background: beat on a thread; False where the caller calls `beat` itself.
         pause: waits for some seconds between two tries to save, while the client shuts down.
@@ -581,7 +581,7 @@ class PullClient(PullLoop):
 
     @property
     def trusted_until(self) -> float:
-        """The moment, on the clock given, until which the client may rely on its shards."""
+        """The moment, on the clock given, until which the client can rely on its shards."""
         return self._member.trusted_until
 
     def partitions(self) -> tuple[ShardId, ...]:
@@ -599,7 +599,7 @@ class PullClient(PullLoop):
         the shard is connected already, its present cursor is returned.
 
         Raises:
-            LeaseLost: it was connected and lost, and nobody has been told yet; call again.
+            LeaseLost: it was connected and lost, and the loss is reported now; call again.
             ShardOccupied: the shard is not to be had: it is another node's, or another run of this
                 node has it open, or it is connected and stands elsewhere than at `bootstrap`.
             UnknownShard: the group has no such shard.

@@ -1,7 +1,7 @@
-"""Roles of the lease store: what a caller may ask of it, one class per subject.
+"""Roles of the lease store: what a caller can ask of it, one class per subject.
 
-Whoever needs one or two roles names them in its annotations (`store: Ledger`), so that a reader
-sees what it can change and a test needs to play no more; whoever needs most of them names
+A caller that needs one or two roles names them in its annotations (`store: Ledger`), so that a
+reader sees what it can change and a test needs only these; a caller of most of them names
 `lease_store.store.LeaseStore`, which is all of them together.
 
     Identity      which store this is

@@ -101,7 +101,7 @@ def _forcing(
     summaries = rows.select(ShardSummary, shard=names)
     return force(
         leases,
-        # A holder may commit until its row is locked, so the ledgers are read after that.
+        # A holder can commit until its row is locked, so the ledgers are read after that.
         {name: _ledger(rows, name) for name in names},
         cursor,
         key=rows.key,
@@ -154,7 +154,7 @@ def _ledger(rows: Rows, shard: ShardId) -> Ledger:
 
 def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
     """Take back the last committed batches of a shard, all with some numbers."""
-    # All in this transaction, but each statement within the time that one may take.
+    # All in this transaction, but each statement within the time that one can take.
     for part in chunks(numbers, WITHDRAWN_PER_STATEMENT):
         withdrawn = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
         rows.change(Batch, withdrawn, shard=shard, sequence=part, state=BatchState.COMMITTED)

@@ -1,4 +1,4 @@
-"""The role for whoever shares a folder, a table or a topic with others: which store this is."""
+"""The role of a store's identity, for folders, tables and topics that others share."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Ledger(Operations):
     """The verbs that read ledger, journal and gaps; they change nothing.
 
     An iterator has read its first page when it is returned, and reads the next when it is asked
-    for more; each page may raise `StoreUnavailable`.
+    for more; each page can raise `StoreUnavailable`.
     """
 
     def heads(
@@ -150,8 +150,8 @@ class Ledger(Operations):
     ) -> Iterator[JournalEntry]:
         """Return journal entries in order of their sequence, those in `(after, until]`.
 
-        Transactions that overlap may take effect in another order than that of their numbers:
-        whoever follows the journal's end does so through `lease_store.journal_tail`.
+        Transactions that overlap can take effect in another order than that of their numbers:
+        to follow the journal's end, use `lease_store.journal_tail`.
         """
         above = range(after + 1, NUMBERS_END if until is None else until + 1)
         own = given(sequence=above, shard=shard)
@@ -192,7 +192,7 @@ class Ledger(Operations):
         return list(self._each("gaps", key, Gap, **own))
 
     def gap_counts(self, key: GroupKey) -> dict[bool, int]:
-        """Return the number of gaps that somebody has acknowledged, and of those nobody has."""
+        """Return the number of acknowledged gaps, and of the others."""
         flags = self._listing("gap_counts", key, lambda rows: rows.values(Gap, "acknowledged"))
         return {flag: flags.count(flag) for flag in (True, False)}
 

@@ -28,8 +28,8 @@ class Nodes(Operations):
     ) -> Registered | NameTaken:
         """Answer to a node's name under `node.incarnation`.
 
-        Takes effect when nobody answers to the name, when this incarnation already does, or when
-        the other's counter is still `displaced_lease_id` (the caller watched it stand still for
+        Takes effect when no live process has the name, when this incarnation already does, or when
+        the other's counter is still `displaced_lease_id` (the caller watched it not move for
         longer than T); displacing releases what the other held.
 
         Raises:

@@ -6,7 +6,7 @@ transactions agree on one order; beats lock nothing but their own node's row.
 
 `Rows` reads and writes rows by key or condition. It reads them at once and decodes them as they
 are taken: an operation that only reads takes them after its transaction has ended, because a
-server ends a transaction that stands still while its process decodes ten thousand rows.
+server ends a transaction that stalls while its process decodes ten thousand rows.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def abandon_intent(rows: Rows, shard: ShardId) -> None:
 
 
 def border_in(rows: Rows, shard: ShardId) -> Border | None:
-    """Return the border of a shard whose row is locked; None where nobody publishes."""
+    """Return the border of a shard whose row is locked; None if it is not published."""
     publication = rows.first(Publication, epoch=Above(0))
     if publication is None:
         return None

@@ -1,7 +1,7 @@
 """The role for the outbox: committed events to deliver, and the turn to deliver them.
 
 Each commit leaves its events in the same transaction. A run tells Dagster of its own, a sensor of
-those that died; the hook of a stream is called by whoever has the group's turn to deliver:
+those that died; the hook of a stream is called by the holder of the group's turn to deliver:
 
 1. Deployment A takes the turn as one of its nodes, and calls the hook for batch 7.
 2. Deployment B finds the turn with a live node, and leaves the hook to A.
@@ -67,7 +67,7 @@ class Outbox(Turns):
     ) -> DeliveryClaim | TurnTaken:
         """Take the turn to deliver a group's hook events, as a live node.
 
-        Condition: the turn is free, or is this node's, or its node is not alive any more under
+        Condition: the turn is free, or is this node's, or its node no longer lives under
         the incarnation that took it. The epoch rises each time, so that taking it again fences
         an earlier turn of the same node.
         """
@@ -102,9 +102,9 @@ class Outbox(Turns):
                 rows.change(OutboxEvent, {"delivered": True}, sequence=sequence)
             return Settled()
 
-        # A lost reply may count an attempt twice.
+        # A lost reply can count an attempt twice.
         return self._writing("settle_event", claim.key, work)
 
     def end_turn(self, claim: DeliveryClaim) -> Settled | TurnOver:
-        """Give the turn back, for whoever comes next."""
+        """Give the turn back."""
         return self._give_turn_back("end_turn", DeliveryTurn, claim)

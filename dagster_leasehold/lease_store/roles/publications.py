@@ -23,11 +23,11 @@ publication is recorded before, as the only pending one, and the table's mark sh
 4. What happens to batches of P meanwhile becomes a change of the table, as if it were published. If
    P is dropped, the change is dropped with it.
 
-A group whose output nobody has ever published has no changes, and all of it may be rewritten.
+A group whose output was never published has no changes, and all of it can be rewritten.
 
-All operations that publish lock the group's publication first, then its shards by id. Whatever
-withdraws, rewrites or deletes batches locks their shard and then reads the publication, so that one
-of the two sees what the other one did.
+All operations that publish lock the group's publication first, then its shards by id.
+An operation that withdraws, rewrites or deletes batches locks their shard and then reads the
+publication, so that one of the two sees what the other one did.
 """
 
 from __future__ import annotations
@@ -103,9 +103,10 @@ class Publications(Turns):
     ) -> PublishTurn | TurnTaken | PublishesElsewhere:
         """Take the turn to publish a group's output to a table, as a live node or as no node.
 
-        A turn of no node is for whoever publishes once: anybody may take the next one at any time.
+        A turn of no node is for a single publication: any process can take the next one at any
+        time.
 
-        Condition: the turn is free, or is this node's, or its node is not alive any more under
+        Condition: the turn is free, or is this node's, or its node no longer lives under
         the incarnation that took it; and the group has published to no other table, nor another
         group to this one. The epoch rises each time, so that taking it again fences an earlier
         turn of the same node. A node may have several processes that publish: each names the epoch
@@ -117,7 +118,7 @@ class Publications(Turns):
             incarnation: under which the node is alive.
             table: to which the group publishes.
             run: in which the node publishes; empty for a sensor or a command.
-            seen_epoch: of the last turn, as the caller knows it; None takes whatever it is.
+            seen_epoch: of the last turn, as the caller knows it; None accepts any.
         """
 
         def work(rows: Rows) -> PublishTurn | TurnTaken | PublishesElsewhere:
@@ -141,7 +142,7 @@ class Publications(Turns):
         return self._writing("take_publish_turn", key, work)
 
     def end_publish_turn(self, turn: PublishTurn) -> Settled | TurnOver:
-        """Give the turn back, for whoever comes next."""
+        """Give the turn back."""
         return self._give_turn_back("end_publish_turn", Publication, turn)
 
     # -- reading --------------------------------------------------------------------------------
@@ -197,9 +198,9 @@ class Publications(Turns):
     def published_until(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, int] | None:
-        """Return the cursors of these shards or of all; None where nobody publishes.
+        """Return the cursors of these shards or of all; None if it is not published.
 
-        All output may be rewritten then, and batches before the cursors otherwise. A shard that
+        All output can be rewritten then, and batches before the cursors otherwise. A shard that
         the group has not is left out.
         """
 
@@ -311,7 +312,7 @@ class Publications(Turns):
     def drop_publication(
         self, turn: PublishTurn, publication: PlannedPublication
     ) -> Settled | TurnOver:
-        """Drop the pending publication, which its catalog cannot take any more.
+        """Drop the pending publication, which its catalog can no longer accept.
 
         Changes of its batches are dropped with it: those batches are not in the table. A
         publication that is not pending is left as it is.
@@ -341,7 +342,7 @@ class Publications(Turns):
         `TurnOver`: the turn has passed to another. `Stale`: a cursor or the version of a shard's
         ledger has moved since it was read, or a change has been published already, or one of a
         shard of the publication is pending that belongs before or into it. `PointerMoved`:
-        somebody else has committed to the table.
+        another writer has committed to the table.
 
         Without a pointer, the publication is the pending one, and was found in the table of another
         catalog; versions are not compared then.

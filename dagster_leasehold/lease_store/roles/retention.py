@@ -2,19 +2,19 @@
 
 Journal entries, delivered events, accepted gaps and ledger rows without files of their own are
 deleted once they are old, in portions of a bounded number of rows, each in a short transaction.
-The transaction that deletes a portion adds to the shard's summary what `verify` needs to go on
+The transaction that deletes a portion adds to the shard's summary what `verify` needs to continue
 from there, and every broken promise that the portion shows: deleting changes no verdict.
 
 What is rare stays in the journal for good, since proofs look back to it from any distance:
 changes of a group's settings, forced checkpoints, accepted reopenings, and the first sight, the
 end and the reopening of a shard.
 
-Committed output itself goes only where somebody has set how long it is kept, from the start of
+Committed output itself goes only if a setting says how long it is kept, from the start of
 each shard on; the summary says where output begins from then on.
 
 Ages are judged by the dates in the rows, relative to the newest rows of the group, never by the
-clock of the process that deletes; and the newest rows of each shard stay whatever their dates
-say. So a clock that jumps a year ahead can shorten a history, and cannot remove it.
+clock of the process that deletes; and the newest rows of each shard stay at all times, even if
+their dates say. So a clock that jumps a year ahead can shorten a history, and cannot remove it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Retention(Operations):
     def prune_batches(
         self, key: GroupKey, shard: ShardId, *, before: datetime, keep: int = BATCHES_KEPT
     ) -> Portion:
-        """Prove old committed rows of a shard, then fold and delete what needs no row any more.
+        """Prove old committed rows of a shard, then fold and delete what no longer needs a row.
 
         A committed row without files goes into the row before it, if that ends where it starts
         and its events are delivered; a row that was abandoned or withdrawn goes. Nothing is
@@ -144,13 +144,13 @@ class Retention(Operations):
     def expire_batches(
         self, key: GroupKey, shard: ShardId, *, before: datetime, through: int
     ) -> Portion:
-        """Delete the oldest ledger rows of a shard: those batches are committed output no more.
+        """Delete the oldest ledger rows of a shard: those batches are no longer committed output.
 
         Deleted are rows with numbers up to `through` that were committed before a moment, from
         the shard's start on, as far as no merged file is divided and all events are delivered. The
         shard's newest committed row stays; nothing goes while a run holds the claim to rewrite the
         shard's output. Their files are not named by anything afterwards, so that vacuum removes
-        them: whoever calls this has made them look new before, since a reader may have listed them.
+        them: the caller has made them look new before, since a reader may have listed them.
         """
 
         def work(rows: Rows) -> Portion:
@@ -295,7 +295,7 @@ def _fold(
 
 
 def _ripe(rows: Rows, shard: ShardId, before: datetime, through: int | None = None) -> list[Batch]:
-    """Read the rows that may expire, and no page more."""
+    """Read the rows that can expire, and no page more."""
     newest = _first_kept(rows, Batch, 1, shard=shard, state=BatchState.COMMITTED)
     if newest is None:
         return []

@@ -86,8 +86,8 @@ class Rewrites(Operations):
     ) -> Changed | Stale | Unpublished:
         """Swap the output of committed batches: all of them in one transaction, or none.
 
-        `Stale` where `run` does not hold the claim any more, or a batch has another generation.
-        Where somebody publishes the group's output, its table follows by a change; `Unpublished`
+        `Stale` where `run` no longer holds the claim, or a batch has another generation.
+        If the group's output is published, its table follows by a change; `Unpublished`
         where a batch is not in the table yet.
         """
 
@@ -125,7 +125,7 @@ class Rewrites(Operations):
     def note_compacted(
         self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
     ) -> Changed | Stale:
-        """Remember how far a shard is compacted; `Stale` where `run` holds the claim no more."""
+        """Remember how far a shard is compacted; `Stale` if `run` no longer holds the claim."""
 
         def work(rows: Rows) -> Changed | Stale:
             claim = _claim_of(rows, shard, run)

@@ -34,7 +34,7 @@ class Shards(ForcedCheckpoints):
 
         An unchanged listing writes nothing and locks nothing. A long list is several transactions,
         each of which reads its own shards and their parents: the server ends a transaction that
-        stands still while its process works on rows.
+        stalls while its process works on rows.
         """
         listed = {entry.shard: entry for entry in listing}
 
@@ -134,7 +134,7 @@ class Shards(ForcedCheckpoints):
     def skip_record(
         self, key: GroupKey, shard: ShardId, cursor: str | None, *, observer: str
     ) -> Changed | Stale:
-        """Have the next run quarantine the record at which a shard is held.
+        """Have the next run quarantine the record where a shard is held.
 
         `Stale` where the shard is not held at this cursor.
 
@@ -227,7 +227,7 @@ def _sync(
 
 
 def _takers(rows: Rows) -> set[NodeName]:
-    """Return the members that may claim: none while the group is paused."""
+    """Return the members that can claim: none while the group is paused."""
     return set[NodeName]() if rows.group().paused else rows.members()
 
 

@@ -50,7 +50,8 @@ class Tenures(Batches):
             if row.state is ShardState.TRANSFER:
                 if not moving:
                     raise _Moving
-                # The holder's run died before it let go: nobody else would hand the shard over.
+                # The holder's run died before it released the shard: no other run would hand it
+                # over.
                 reason = f"its run {row.consumer_run} had ended"
                 step = transitions.closed(row, rows.members(), reason, gave_up=True)
                 rows.carry_out([step], str(node))
@@ -179,7 +180,7 @@ class Tenures(Batches):
         gave_up: bool = False,
         failed_at: datetime | None = None,
     ) -> set[ShardId]:
-        """End tenures of one group in one transaction; return the shards that were let go.
+        """End tenures of one group in one transaction; return the shards that were released.
 
         Left out are shards whose tenure is over and shards in transfer: `close_tenure` raises for
         the ones, and hands the others over.

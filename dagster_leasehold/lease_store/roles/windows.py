@@ -37,8 +37,8 @@ class Windows(Operations):
         """Write a window whose stored version is one less; version 1 is its first.
 
         With `attempt`, that attempt ends in the same transaction. `Stale` where the stored version
-        is another, or the attempt is not under way any more: somebody ended it, and its files may
-        be gone. Repeating a write that happened is `Changed`.
+        is another, or the attempt is no longer under way: another process ended it, and its files
+        may be gone. Repeating a write that happened is `Changed`.
         """
 
         def stored(rows: Rows) -> EventWindow | None:
@@ -66,7 +66,7 @@ class Windows(Operations):
 
         def work(rows: Rows) -> Changed:
             rows.group()
-            # This locks all attempts of the group. Where there are none, two processes may choose
+            # This locks all attempts of the group. Where there are none, two processes can choose
             # the same slot, and the primary key refuses one of them.
             slots = list(rows.select(WindowAttempt, lock=True))
             if any(row.attempt == attempt for row in slots):
@@ -82,7 +82,7 @@ class Windows(Operations):
         return self._writing("begin_window", key, work)
 
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
-        """Forget an attempt whose files nobody needs; `Stale` where it is not under way."""
+        """Forget an attempt whose files are not needed; `Stale` where it is not under way."""
         sent = False
 
         def work(rows: Rows) -> Changed | Stale:

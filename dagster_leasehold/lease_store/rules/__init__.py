@@ -2,7 +2,7 @@
 
 No clock, no I/O and no randomness but what is given; `verification` alone reads a store, to prove
 its history by the rules beside it. The stores carry out what the rules say, so that all of them
-behave alike. Any room above may ask a rule: planners, sensors, runs, plain clients, the simulation.
+behave alike. Any room above can ask a rule: planners, sensors, runs, plain clients, the simulation.
 
 | subject | modules |
 |---|---|

@@ -121,7 +121,7 @@ def plan_pinned(
     """Give each node the shards that it names, and no others.
 
     A shard that several nodes name stays with the one that has it, else goes to the first by
-    name; the others are refused. A shard that nobody names stays with whoever has it.
+    name; the others are refused. A shard that no node names stays with its holder.
     """
     leases = {lease.shard: lease for lease in snapshot.shards}
     wanted: dict[ShardId, list[NodeName]] = {}

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 SHOWN_SHARDS_MAX = 12
-UNSUBSCRIBABLE = "its source lets nobody subscribe to it now"
+UNSUBSCRIBABLE = "its source lets no consumer subscribe to it now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ Action = Claim | BeginTransfer | CancelTransfer
 
 @dataclass(frozen=True, slots=True)
 class Unassigned:
-    """A shard that the plan gives to nobody, or leaves where it should not stay, and why."""
+    """A shard that the plan leaves unassigned, or where it should not stay, and why."""
 
     shard: ShardId
     reason: str
@@ -103,8 +103,8 @@ class Plan:
 
     Attributes:
         generation: the generation of the group that was planned for.
-        actions: the moves, in the order in which they should be tried.
-        unassigned: shards that no node may take now.
+        actions: the moves, in the order that they should be tried.
+        unassigned: shards that no node can take now.
         counts: shards per node once every move is done, of those that count.
         moves: changes of owner that the plan makes, first claims included.
         moves_minimum: the fewest changes of owner that any plan of this mode needs.
@@ -173,12 +173,12 @@ def listed(shards: tuple[ShardId, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The shards that count, sorted by what planning may do with them.
+    """The shards that count, sorted by what planning can do with them.
 
     Attributes:
         own: per taker, the shards that are its own now.
         returning: shards in transfer to a node that takes none: they go back to their holder.
-        free: nobody's; to be claimed.
+        free: unassigned; to be claimed.
         homeless: held by a live node that takes no runs; to be transferred away.
     """
 

@@ -3,7 +3,7 @@
     INITIALIZING --initialized--> PROCESSING --stop--> STOPPING --stopped--> STOP_COMPLETED
          \\_______________________stop____________________/
 
-A consumer that may not persist any more (its tenure is over, or it may no longer trust itself)
+A consumer that can no longer persist (its tenure is over, or its trust has ended)
 is `fenced`. It takes the same way out, but saves nothing on it: what it did since its last
 checkpoint belongs to the next holder.
 
@@ -22,7 +22,7 @@ from enum import StrEnum
 
 
 class ConsumerState(StrEnum):
-    """The states; a processor's author may know the last two by their other names."""
+    """The states; a processor's author can know the last two by their other names."""
 
     INITIALIZING = "initializing"
     PROCESSING = "processing"
@@ -34,10 +34,10 @@ class ConsumerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardConsumer:
-    """One shard's consumer: its state, why it stops, and whether it may still persist.
+    """One shard's consumer: its state, why it stops, and whether it can still persist.
 
     Attributes:
-        fenced: its tenure is over, or not to be relied on: nothing may be persisted under it.
+        fenced: its tenure is over, or not to be relied on: nothing can be persisted under it.
         reason: why it stops; empty until it does. The first reason stays.
     """
 
@@ -69,10 +69,10 @@ class ShardConsumer:
         return replace(self.stop(reason), fenced=True)
 
     def stopped(self) -> ShardConsumer:
-        """Complete the stop: all is saved that may be, and the user's code has been shut down.
+        """Complete the stop: all is saved that can be, and the user's code has been shut down.
 
         Raises:
-            ValueError: nobody asked the consumer to stop.
+            ValueError: the consumer was not asked to stop.
         """
         if self.state in (ConsumerState.INITIALIZING, ConsumerState.PROCESSING):
             raise ValueError(f"A consumer in state {self.state} cannot have stopped.")

@@ -1,11 +1,11 @@
-"""Pure rules for deleting history: which rows may go, and what their summary says then.
+"""Pure rules for deleting history: which rows can go, and what their summary says then.
 
 A ledger row is folded into the one before it only after a proof:
 
 1. A committed row is old. It is compared with the tenures of the journal, or of the summary, and
    `proven_until` passes it. A broken promise goes into the summary, where it stays.
-2. The entries of those tenures may be deleted now: no row needs them for a proof any more.
-3. The row may be folded now: its tenure is proven, and that it joins the row before it is a
+2. The entries of those tenures can be deleted now: no row needs them for a proof.
+3. The row can be folded now: its tenure is proven, and that it joins the row before it is a
    condition of folding.
 
 Committed output that expires goes from a shard's start on, so that what is left is one contiguous
@@ -68,7 +68,7 @@ class Expiry:
 
 
 def expirable(rows: Iterable[tuple[Batch, bool]], *, before: datetime) -> list[Batch]:
-    """Return the rows, from a shard's start on, that may go together: one portion.
+    """Return the rows, from a shard's start on, that can go together: one portion.
 
     A merged file is never divided: the first one goes at once, however many rows share it.
 
@@ -192,7 +192,7 @@ def kept_for_good(entry: JournalEntry) -> bool:
 def old_entries(
     entries: Iterable[JournalEntry], *, before: datetime, unproven_epoch: int | None
 ) -> list[JournalEntry]:
-    """Return the entries, oldest first, that may become part of the summary now.
+    """Return the entries, oldest first, that can become part of the summary now.
 
     Args:
         entries: the oldest of the shard behind its summary, in order.
@@ -376,7 +376,7 @@ def may_forget(gap: Gap, *, before: datetime) -> bool:
 
 
 def skips_left(summary: ShardSummary) -> int:
-    """Return the number of gaps that a summary may still remember."""
+    """Return the number of gaps that a summary can still remember."""
     return max(SKIPS_KEPT - len(summary.skips), 0)
 
 

@@ -1,8 +1,8 @@
 """Steps of a recurring round that fail: each fails alone, and is due again after a bounded wait.
 
-A round (a sensor's tick) is made of steps for single shards, nodes or runs. A step that raises,
-whatever it raises, is logged, named for people, and left out until its wait is over; the round goes
-on with the next step. Two errors concern more than a step, and end the round: a lease store that
+A round (a sensor's tick) is made of steps for single shards, nodes or runs. A step that raises is
+logged, named for people, and skipped until its wait is over; the round continues with the next
+step. Two errors concern more than a step, and end the round: a lease store that
 fails twice in a row does not answer, and would make every further step wait as long; an error that
 the caller names is the caller's.
 """
@@ -59,9 +59,9 @@ def sentence_of(error: BaseException) -> str:
 
 
 def log_frames(step: str, error: BaseException) -> None:
-    """Log where a step failed, if nobody foresaw the error.
+    """Log where a step failed, if the error was unforeseen.
 
-    The frames alone: a message of foreign code may hold what it was given.
+    The frames alone: a message of foreign code can hold what it was given.
     """
     if not isinstance(error, errors.LeaseholdError):
         frames = "".join(traceback.format_tb(error.__traceback__))
@@ -97,7 +97,7 @@ class FailingSteps:
     _round: int = 0
 
     def begin(self) -> None:
-        """Begin a round: its notes are empty, and what nobody has tried for long is forgotten."""
+        """Begin a round: its notes are empty, and steps not tried for long are forgotten."""
         self._notes, self._silence, self._round = [], 0, self._round + 1
         now_s = self.clock()
         self._failures = {
@@ -133,7 +133,7 @@ class FailingSteps:
         return failure.sentence if failure else ""
 
     def wait_s(self, step: str) -> float:
-        """Return the seconds until a step is due again; 0 when it may be taken now."""
+        """Return the seconds until a step is due again; 0 when it can be taken now."""
         failure = self._failures.get(step)
         return max(0.0, failure.due_s - self.clock()) if failure else 0.0
 

@@ -1,8 +1,8 @@
 """Pure rules for gaps: records that were removed before anybody read them.
 
-The group's policy says where a shard goes on, for runs and plain clients alike. What a new gap
+The group's policy says where a shard continues, for runs and plain clients alike. What a new gap
 does to those that are recorded is carried out by every store: a gap that the shard holds at may
-grow while it waits, since retention goes on. One that somebody has acknowledged never grows: the
+grow while it waits, since retention continues. One that was acknowledged never grows: the
 rest is a gap of its own, which needs an answer of its own.
 """
 
@@ -26,7 +26,7 @@ class GapVerdict:
 
     Attributes:
         end: the end of the gap that is to be recorded.
-        passes: True if the shard goes on there; False if it holds until the loss is accepted.
+        passes: True if the shard continues there; False if it holds until the loss is accepted.
     """
 
     end: str
@@ -41,13 +41,13 @@ def position_behind(policy: GapPolicy) -> str:
 def judged_gap(
     start: str, *, policy: GapPolicy, behind: str, accepted_end: str | None, contradiction: str
 ) -> GapVerdict:
-    """Decide about the records from `start` on that are not there any more.
+    """Decide about records from `start` on that were removed.
 
     Args:
         start: the shard's checkpoint.
         policy: the group's.
         behind: the cursor at the position that `position_behind` names.
-        accepted_end: the end of the gap at `start` whose loss somebody has accepted, if any.
+        accepted_end: the end of the accepted gap at `start`, if any.
         contradiction: the sentence of the error, should the log contradict itself.
 
     Raises:
@@ -126,5 +126,5 @@ def gap_note(gap: Gap, tenure: Tenure) -> Note:
 
 
 def acknowledgement(gap: Gap) -> Note:
-    """Return the journal entry of a gap that somebody accepted."""
+    """Return the journal entry of an accepted gap."""
     return Note(kind="ack", reason=f"accepted [{gap.start}, {gap.end})", shard=gap.shard)

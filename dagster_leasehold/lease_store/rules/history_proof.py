@@ -10,9 +10,9 @@ Pure rules over rows in order. A proof begins where the shard's summary of its d
   Which files two batches list is found by hashes, in eight bytes for each path.
 * **The order**: an ordered group reads no shard before all that it comes from was finished. The
   journal says when a shard was over, when it was reopened, and when another one was free to start,
-  was claimed or was opened. A shard that became free while the group was unordered may go on; so
-  may one whose parent was reopened while the group was unordered, or whose parent was reopened by
-  somebody who accepted just that. A shard that was rolled forward to its table was not read by
+  was claimed or was opened. A shard that became free while the group was unordered can continue; so
+  can one whose parent was reopened while the group was unordered, or whose parent was reopened by
+  an operator who accepted just that. A shard that was rolled forward to its table was not read by
   that: the journal of its reading is lost.
 """
 
@@ -167,7 +167,7 @@ class Life:
         over: the last entry that finishes it; -1 for none.
         reopened: the last entry that reopens it; -1 for none.
         reopened_in_order: True if the group was ordered then.
-        free: the entry since which it may start, if there is one.
+        free: the entry since which it can start, if there is one.
         free_in_order: True if the group was ordered then.
         accepted: for each parent, the last entry that accepts its reopening.
         without: for each parent that was not listed yet when it started, the entry of its start.
@@ -217,7 +217,7 @@ class _Course:
         if entry.from_state is None:
             life.seen = entry.sequence
             for child in self.children.get(shard, ()):
-                # It came late: whatever its child has read since then was read out of order.
+                # It came late: all that its child has read since then was read out of order.
                 started = self.lives.get(child)
                 if started is not None and shard in started.without:
                     self._blame(child, started.without[shard], shard)
@@ -232,7 +232,7 @@ class _Course:
         for parent in self.parents.get(shard, ()):
             before = self.lives.get(parent)
             if before is None or before.seen is None:
-                # One that never comes is read by nobody: nothing was out of order.
+                # One that never comes is not read: nothing was out of order.
                 life.without.setdefault(parent, entry.sequence)
                 continue
             accepted = life.accepted.get(parent)
@@ -286,7 +286,7 @@ class OrderProof:
 
 
 def _excused(parent: Life, accepted: int | None) -> bool:
-    """Return True if a parent that is not over was reopened while that was nobody's concern.
+    """Return True if a parent that is not over was reopened while the order did not matter.
 
     The choice to accept is recorded just before the reopening that it is about.
     """
@@ -363,7 +363,7 @@ class LedgerProof:
         self._last = End(batch.last, batch.end, until_epoch(batch))
 
     def _check_join(self, batch: Batch) -> None:
-        """Only a recorded gap or a forced checkpoint may come between two batches."""
+        """Only a recorded gap or a forced checkpoint can come between two batches."""
         former = self._last
         if former is None:
             return
@@ -416,7 +416,7 @@ class LedgerProof:
             self._violated("checkpoint", detail)
 
     def _continuations(self, former: End, epoch: int | None) -> set[str]:
-        """Where a shard may go on after `former` and before a batch of an epoch, or now.
+        """Where a shard can continue after `former` and before a batch of an epoch, or now.
 
         A forced checkpoint that went back has withdrawn all that lay behind it, so that it
         excuses no batch that is left.
@@ -469,7 +469,7 @@ def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
 
 
 def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
-    """The cursors at which a batch after `cursor` may start, skipped gaps followed."""
+    """The cursors where a batch after `cursor` can start, skipped gaps followed."""
     reached: set[str] = set()
     pending = [cursor]
     while pending:

@@ -1,4 +1,4 @@
-"""Pure rules that find the record at which runs hang or crash, and say what becomes of it.
+"""Pure rules that find the record where runs hang or crash, and say what becomes of it.
 
 An intended range is made again as it is, so that sinks know its batch by its number. There is one
 exception, which this module decides:
@@ -6,7 +6,7 @@ exception, which this module decides:
 1. A run intends a range and hangs, or its worker is killed. Its tenure counts as a failed try.
 2. A second run makes the same range under the same number, and fails as well.
 3. The third abandons the number for good, and tries the first half of the range under the next
-   one. Before it tries, its suspicion is on the shard's row: the try may kill the run.
+   one. Before it tries, its suspicion is on the shard's row: the try can kill the run.
 4. A half that fails is halved again. One that commits moves the checkpoint, and the rest of what
    is known to block is halved. So the range shrinks to one record in about log2(n) tries.
 5. A record that stands alone and fails twice blocks the shard. It goes to quarantine, or the shard
@@ -39,17 +39,17 @@ OnPoison = Literal["hold", "quarantine"]
 class Suspicion:
     """The knowledge of the records behind a shard's checkpoint, after runs that failed.
 
-    The next commit clears it, unless the search for a bad record is still going on.
+    The next commit clears it, unless the search for a bad record is still continuing.
 
     Attributes:
         failure: how the last try failed; empty where its run was killed.
         records: among so many records from the checkpoint on is one that blocks; 0 if unknown.
         left: so many records from the checkpoint on are tried apart from other shards.
-        alone: the range that is tried cannot be cut any more.
+        alone: the range that is tried cannot be cut further.
         held: it failed as often as it may, and the shard waits there.
         quarantined: the records of the first range that went to quarantine.
         skip: an operator wants the held record in quarantine.
-        error: the error of the last run that failed with the shard, whatever its cause.
+        error: the error of the last run that failed with the shard.
         error_at: the time of that failure, for people.
     """
 
@@ -135,7 +135,7 @@ def tries_after(
 def goes_to_quarantine(on_poison: OnPoison, suspicion: Suspicion, *, quarantined_max: int) -> bool:
     """Return True if the record that stands alone goes to quarantine; otherwise it holds the shard.
 
-    More records of one range than a batch may quarantine look like a transform that fails for all.
+    More records of one range than a batch can quarantine look like a transform that fails for all.
     """
     if suspicion.skip:
         return True
@@ -156,7 +156,7 @@ def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion |
     if suspicion.held:
         return (
             f"Shard {shard} of {key} is held at {at}, because the record there stops every run "
-            f"({why}). Each run tries it again, so mend the transform, or send the record to "
+            f"({why}). Each run tries it again, so fix the transform, or send the record to "
             f"quarantine with `leasehold quarantine skip`."
         )
     if suspicion.alone:

@@ -3,7 +3,7 @@
 What two rewriters could break, and why they do not:
 
 1. A replay reads batch 7 and writes new files for it; its process is paused.
-2. Somebody who knows it to be dead takes its claim over and replays the batch.
+2. A run that knows it to be dead takes its claim over and replays the batch.
 3. The first wakes up and swaps: its run no longer holds the claim, so that nothing changes.
 4. Had its claim been given back and taken again in between, the batch's generation would differ.
 """
@@ -41,12 +41,12 @@ def group_of(tenures: Sequence[Tenure]) -> GroupKey:
     if len(keys) != 1:
         raise ValueError("All tenures of one call must belong to one group.")
     if len({tenure.shard for tenure in tenures}) != len(tenures):
-        raise ValueError("One call may name each shard once.")
+        raise ValueError("One call can name each shard once.")
     return tenures[0].key
 
 
 def raised(watermark: datetime | None, to: datetime | None) -> datetime | None:
-    """Return a shard's watermark after a commit: it never goes back, whatever comes late."""
+    """Return a shard's watermark after a commit: late records never move it back."""
     return max((time for time in (watermark, to) if time is not None), default=None)
 
 
@@ -206,7 +206,7 @@ def materialization_payload(commit: BatchCommit) -> dict[str, object]:
 
 
 def may_claim(claim: RewriteClaim, run: str, replaces: str) -> bool:
-    """Return True if a run may claim the output of a shard that has this claim now."""
+    """Return True if a run can claim the output of a shard that has this claim now."""
     return claim.run in ("", run, replaces)
 
 

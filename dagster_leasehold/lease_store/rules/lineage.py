@@ -112,7 +112,7 @@ def _listed(listing: ShardListing) -> dict[str, Any]:
 
 
 def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) -> list[Step]:
-    """Edge 2 for every waiting shard that may start now."""
+    """Edge 2 for every waiting shard that can start now."""
     rows = list(shards)
     states: dict[str, ShardState] = {row.shard: row.state for row in rows}
     freed = (

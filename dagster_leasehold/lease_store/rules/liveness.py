@@ -11,12 +11,12 @@ Why a verdict can never hurt a live node:
 3. T later it still sees the same value: the node has distrusted itself for at least 0.25 T.
 4. The eviction names the value. If the node beats between 3 and 4, the eviction fails.
 
-Why an outage of the store evicts nobody who lives:
+Why an outage of the store evicts no live node:
 
 1. The store is away for longer than T. No node can beat, and no observer can look.
 2. It comes back. The first observer to look sees counters that have not moved for longer than T.
-3. Time in which the observer could not look is not the others' silence: after a long one all
-   counts start anew, and each node has T from there to be heard again.
+3. Time when the observer could not look is not the others' silence: after a long one all
+   counts start over, and each node has T from there to be heard again.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Clock = Callable[[], float]
 """Seconds since some moment of the past; it never steps back."""
 REMEMBERED_TRANSFERS_MAX = 256
 LOOK_FRACTION = 0.6
-"""The part of T that one interval between two looks may count at most.
+"""The part of T that one interval between two looks can count at most.
 
 Less than two thirds: a node that beats every third of T and beat in time before its observer
-stood still, or slept with the whole machine, has not lapsed at the observer's first look after it.
+stalled, or slept with the whole machine, has not lapsed at the observer's first look after it.
 """
 
 REMEMBERED_CHARACTERS_MAX = 1_000_000
@@ -70,8 +70,8 @@ def parse_memory(text: str) -> dict[str, Any]:
 def recall_incarnations(text: str, place: str) -> dict[str, str]:
     """Return the incarnations that a predecessor in the same place remembered, by node.
 
-    In another place (after a reboot, in a new container) nobody can see what became of the runs
-    that were launched under them, so that the nodes begin anew there: their former incarnations
+    In another place (after a reboot, in a new container) no process can see what became of the runs
+    that were launched under them, so that the nodes start over there: their former incarnations
     fall silent, and what dead runs had open is freed.
     """
     memory = parse_memory(text)
@@ -88,7 +88,7 @@ def recall_incarnations(text: str, place: str) -> dict[str, str]:
 def entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
     """Return one part of remembered text as name, value, seconds unchanged, and incarnation.
 
-    Whatever is not of that form is left out.
+    All else is left out.
     """
     section = parse_memory(text).get(part)
     if not isinstance(section, dict):
@@ -110,7 +110,7 @@ def entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
 
 
 def steady_clock() -> float:
-    """Return seconds that go on while the machine sleeps: a woken holder knows what it missed."""
+    """Return seconds of a clock that counts while the machine sleeps."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
     return time.clock_gettime(clock)
 
@@ -118,9 +118,9 @@ def steady_clock() -> float:
 class Looks:
     """The looks of one observer, and how much of the time between two of them counts as silence.
 
-    Time in which the observer could not look is not the others' silence. After a look that failed
+    Time when the observer could not look is not the others' silence. After a look that failed
     nothing counts until the next one; of any other interval at most a given part counts, since an
-    observer that was frozen, perhaps with the whole machine, has heard nobody.
+    observer that was frozen, perhaps with the whole machine, has seen no beat.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -135,8 +135,8 @@ class Looks:
     def look(self, countable_s: float) -> tuple[float, float]:
         """Take note of a look now; return the seconds since the last that count, and the others.
 
-        `countable_s` is the most that may count. The others are infinite after failed looks that
-        lasted longer than that: whatever was counted before then is worth nothing any more.
+        `countable_s` is the most that can count. The others are infinite after failed looks that
+        lasted longer than that: all time counted before then is void.
         """
         now = self._clock()
         interval_s = now - self.last
@@ -169,7 +169,7 @@ class _Sight:
 
 
 class Observations:
-    """The time for which each node's counter and each transfer stood still for one observer."""
+    """How long each node's counter and each transfer has not moved, for one observer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -178,11 +178,11 @@ class Observations:
         self._looks = Looks(clock)
 
     def lose_sight(self) -> None:
-        """Take note that a look failed: the time until the next one is nobody's silence."""
+        """Record that a look failed: the time until the next one does not count."""
         self._looks.lose_sight()
 
     def see(self, nodes: Iterable[Node], timeout_s: float) -> None:
-        """Take note of the group's nodes; those that are no members any more are forgotten.
+        """Take note of the group's nodes; former members are forgotten.
 
         A first sight starts the count; a counter or an incarnation that changed restarts it.
         `timeout_s` is the group's T.
@@ -218,7 +218,7 @@ class Observations:
         }
 
     def unchanged_s(self, node: NodeName) -> float:
-        """Return the least number of seconds that a node's counter stood still; 0 if never seen."""
+        """Return the least seconds that a node's counter has not moved; 0 if never seen."""
         sight = self._nodes.get(node)
         return self._clock() - sight.since if sight else 0.0
 
@@ -228,7 +228,7 @@ class Observations:
         return self._clock() - sight.since if sight else 0.0
 
     def lapsed(self, timeout_s: float) -> dict[NodeName, int]:
-        """Return the nodes whose counter stood still for over `timeout_s`, each with its value."""
+        """Return the nodes whose counter did not move for over `timeout_s`, each with its value."""
         return {
             node: sight.value
             for node, sight in self._nodes.items()
@@ -262,7 +262,7 @@ class Observations:
 
     @classmethod
     def recall(cls, text: str, clock: Clock) -> Self:
-        """Go on from the observations of another process; from nothing if the text is no memory.
+        """Continue from the observations of another process; from nothing if the text is no memory.
 
         The time between the two processes counts as no time: what is lost makes this observer
         more patient, never less.
@@ -286,9 +286,9 @@ class Observations:
 class PlannerWatch:
     """Silence of the planner that launches a node's runs, by own memory and own monotonic clock.
 
-    A deployment may be unable to launch anything while its nodes beat: its daemon is down. Each
+    A deployment can be unable to launch anything while its nodes beat: its daemon is down. Each
     tick of its planner leaves a new mark, and what counts is how long the mark has not changed.
-    Time in which nobody could look does not count, except that marks which stay out of reach
+    Time when no observer could look does not count, except that marks which stay out of reach
     count like a silence of their own: a node that cannot read them cannot be sent a run either.
 
     Args:
@@ -306,7 +306,7 @@ class PlannerWatch:
 
     @property
     def silent_s(self) -> float:
-        """The number of seconds for which, at least, the planner has been silent."""
+        """The number of seconds that, at least, the planner has been silent."""
         return max(self._unchanged_s, self._unanswered_s)
 
     def lose_sight(self) -> None:
@@ -331,7 +331,7 @@ class PlannerWatch:
 
 
 def handoff_deadline_s(group: Group, lease: ShardLease) -> float:
-    """Return the seconds that a transfer may take: as announced, up to the group's limit."""
+    """Return the seconds that a transfer can take: as announced, up to the group's limit."""
     if lease.handoff_eta_s is None:
         return group.handoff_limit_s
     return min(lease.handoff_eta_s, group.handoff_limit_s)

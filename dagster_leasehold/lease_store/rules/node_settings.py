@@ -2,7 +2,7 @@
 
 A declaration is checked before anything runs: each mistake that can be seen in it alone is refused
 there. What only the group can tell (another deployment's node with the same number, a shard that
-somebody has) is refused by `lease_store.rules.assignment_modes`, with the same errors.
+another node has) is refused by `lease_store.rules.assignment_modes`, with the same errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.rules.assignment_modes import check_modulo
 SOURCE_COUNT_MAX = 1_000_000
 _OF_NODES = ("source_count", "node_id", "pinned")
 CONTINUE = -1
-"""In place of a bootstrap cursor: go on from the stored checkpoint."""
+"""In place of a bootstrap cursor: continue from the stored checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Pinned:
     """The node takes the shards that it names, and no others.
 
     Attributes:
-        shards: shard id to the cursor at which it begins, or -1 to continue from the checkpoint.
+        shards: shard id to the cursor where it begins, or -1 to continue from the checkpoint.
 
     Raises:
         InvalidIdentifier: a shard id is not of the grammar.

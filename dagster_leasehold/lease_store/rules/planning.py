@@ -1,8 +1,8 @@
 """Planning: from a snapshot to the smallest set of moves that gives every node its share.
 
-Pure: no clock, no I/O, no randomness. Whoever plans from the same snapshot computes the same
-plan, so that each process carries out the moves that concern the nodes it serves and needs to
-ask nobody. A plan that was made from a stale snapshot does no harm: every move names the
+Pure: no clock, no I/O, no randomness. All planners of one snapshot compute the same
+plan. Each process carries out the moves of the nodes that it serves, without asking another.
+A plan that was made from a stale snapshot does no harm: every move names the
 `lease_id` that it was planned from, and fails where that has moved on.
 
 By count, every node gets floor or ceil of the average, with the fewest moves. By load, every node
@@ -55,7 +55,7 @@ def balanced_quotas(
 ) -> dict[NodeName, int]:
     """Return the share of each node: floor or ceil of the average number, at most `cap`.
 
-    The larger shares go to nodes that hold more than the smaller one: each of them may then keep
+    The larger shares go to nodes that hold more than the smaller one: each of them can then keep
     one shard more, which is what makes the number of moves smallest. Among equals `tie_break`
     decides, and nothing that changes while a plan is carried out:
 
@@ -214,7 +214,7 @@ class _Moves:
             return plans.BeginTransfer(lease.shard, owner, taker, lease.lease_id, f"{why}; {share}")
         holder = lease.consumer_owner
         if holder is not None and holder in self.counts:
-            # Where `taker` is a third node, the shard goes on to it in the next round.
+            # Where `taker` is a third node, the shard continues to it in the next round.
             return plans.CancelTransfer(
                 lease.shard, holder, owner, lease.lease_id, f"{why}; {share}"
             )
@@ -266,7 +266,7 @@ def _proof(
                 f"{held[node] - moves.counts[node]} must leave it"
             )
     if holdings.free:
-        lines.append(f"{len(holdings.free)} are nobody's: each needs its claim")
+        lines.append(f"{len(holdings.free)} unassigned shards must be claimed")
     if holdings.homeless:
         lines.append(f"{len(holdings.homeless)} are held by nodes that take no runs: each must go")
     if holdings.returning:
@@ -340,14 +340,14 @@ class _Levelling:
             for lease in leases:
                 self.targets[lease.shard] = node
                 if lease.state is ShardState.TRANSFER:
-                    # It is on its way already: it may move on once it has arrived.
+                    # It is on its way already: it can move on once it has arrived.
                     self.shares[node].load += weights[lease.shard]
                     self.shares[node].count += 1
                 else:
                     self.shares[node].put(weights[lease.shard], _entry(lease.shard, owned=True))
 
     def place(self, leases: Iterable[ShardLease]) -> None:
-        """Give shards that nobody keeps to the nodes with the least load, heaviest first."""
+        """Give shards that no node keeps to the nodes with the least load, heaviest first."""
         heaviest_first = sorted(
             leases, key=lambda lease: (-self._weights[lease.shard], rank_key(lease.shard))
         )
@@ -388,7 +388,7 @@ class _Levelling:
                 self.targets[entry[2]] = giver.node
 
     def _pair(self, stuck: Collection[NodeName]) -> tuple[_Share, _Share] | None:
-        """Return the heaviest node that may give and the lightest that may take; None if level."""
+        """Return the heaviest node that can give and the lightest that can take; None if level."""
         givers = [share for share in self.shares.values() if share.node not in stuck]
         giver = max(givers, key=_Share.rank, default=None)
         taker = self._lightest(giver)
@@ -426,7 +426,7 @@ class _Levelling:
         return entry
 
     def _lightest(self, giver: _Share | None = None) -> _Share | None:
-        """Return the node with the least load that may take one shard more."""
+        """Return the node with the least load that can take one shard more."""
         able = (
             share
             for share in self.shares.values()
@@ -527,7 +527,7 @@ def _weighted_proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
     """Explain the moves: those that every load needs, and the purpose of the others."""
-    lines = [f"{needed} are nobody's, or with nodes that take no runs: each needs its move"]
+    lines = [f"{needed} shards are unassigned, or on nodes that take no runs: each must move"]
     if moves > needed:
         highest = max(before.values())
         after = max(share.load for share in levelling.shares.values())
@@ -660,9 +660,7 @@ def orphans(snapshot: Snapshot) -> list[str]:
         elif lease.state.held:
             gone = {lease.lease_owner, lease.consumer_owner} - members
             if gone:
-                reasons.append(
-                    f"{lease.shard} belongs to {min(map(str, gone))}, no member any more"
-                )
+                reasons.append(f"{lease.shard} belongs to {min(map(str, gone))}, which has left")
             elif lease.state is ShardState.TRANSFER and not lease.consumer_run:
                 reasons.append(f"{lease.shard} is in transfer, but no run has it open")
     return reasons

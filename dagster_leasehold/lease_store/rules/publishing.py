@@ -2,11 +2,11 @@
 
 Two ways for a batch to be in the table although the cursor is not behind it, or not at all:
 
-1. A publication was sent to another catalog, and its reply was lost. Its batches may be in the
+1. A publication was sent to another catalog, and its reply was lost. Its batches can be in the
    table, and the cursor is before them. So what happens to them becomes a change, as if they were
    published. If the publication is dropped, those changes are dropped with it.
-2. A batch is withdrawn before it is published: the next publication begins at its number and goes
-   on with the one that was committed instead, whose number is higher.
+2. A batch is withdrawn before it is published: the next publication begins at its number and
+    continues with the one that was committed instead, whose number is higher.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Border(NamedTuple):
 
     Attributes:
         published: batches with smaller numbers are in it.
-        reached: batches with smaller numbers may be in it.
+        reached: batches with smaller numbers can be in it.
     """
 
     published: int
@@ -47,7 +47,7 @@ class Border(NamedTuple):
 def shares(needs: Mapping[ShardId, int], limit: int) -> dict[ShardId, int]:
     """Divide a number of batches among shards that need so many each, one at least.
 
-    Nobody gets more than it needs; what is left of small needs goes to the large ones.
+    No shard gets more than it needs; what is left of small needs goes to the large ones.
     """
     left, divided = limit, dict[ShardId, int]()
     for place, shard in enumerate(sorted(needs, key=lambda each: (needs[each], each))):
@@ -131,7 +131,7 @@ def changes_of_removal(
     Args:
         kind: withdrawal or expiry.
         shard: theirs.
-        batches: those that may be in the table, in order; what was not committed is in none.
+        batches: those that can be in the table, in order; what was not committed is in none.
         published: the shard's cursor.
     """
     files = [

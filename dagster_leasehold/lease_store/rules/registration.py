@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.outcomes import NameTaken
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A name that may be answered to.
+    """A name that can be answered to.
 
     Attributes:
         before: the name's row, if it has one.
@@ -72,5 +72,5 @@ def departure_note(node: Node, kind: str, reason: str) -> Note:
 
 
 def displacement_reason(node: Node) -> str:
-    """Return the reason for which the node pushed another incarnation out."""
+    """Return the reason why the node pushed another incarnation out."""
     return f"displaced by {node.incarnation}: its beat had stopped"

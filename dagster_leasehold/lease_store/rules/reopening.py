@@ -27,7 +27,7 @@ class Reopening(StrEnum):
     """The fate of shards that began after one that is reopened, and were read already.
 
     `refuse`: nothing is done; `cascade`: they are read again too, each from its beginning, after
-    the reopened one where the group is ordered; `accept`: they go on out of order, as recorded.
+    the reopened one where the group is ordered; `accept`: they continue out of order, as recorded.
     """
 
     REFUSE = "refuse"
@@ -141,12 +141,12 @@ def _consumed(row: ShardLease, ledger: withdrawal.Ledger) -> bool:
 
 
 def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:
-    """Return the recorded choice that a child goes on although its parent is read again."""
+    """Return the recorded choice that a child continues although its parent is read again."""
     if child.state is ShardState.WAIT:
         return None
     return Note(
         kind="accept",
-        reason=f"goes on although its parent {parent} was reopened: {reason}",
+        reason=f"continues although its parent {parent} was reopened: {reason}",
         shard=child.shard,
         from_owner=child.consumer_owner,
         to_owner=child.lease_owner,

@@ -3,7 +3,7 @@
 The table has whole batches that the ledger has lost, or that it has since consumed once more. They
 come back as they are in the table: what the ledger says otherwise is withdrawn, and one committed
 batch takes its place, with the files of the table. It is committed under a tenure of its own, so
-that whatever had the shard open is fenced, and the proofs of journal and ledger hold.
+that a run which had the shard open is fenced, and the proofs of journal and ledger hold.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ BEGIN, END = "begin", "end"
 
 
 def resumption(check_point: str | None, intent: Batch | None) -> str | None:
-    """Return where a shard goes on; None if nothing of it was ever read.
+    """Return where a shard continues; None if nothing of it was ever read.
 
     A run that died within its first batch has stored no checkpoint, but the start of its range.
     """
@@ -23,11 +23,11 @@ def resumption(check_point: str | None, intent: Batch | None) -> str | None:
 
 
 def first_position(initial_position: str, *, child: bool) -> str | None:
-    """Return the position at which a shard begins that was never read; None for its first record.
+    """Return the position where a shard begins that was never read; None for its first record.
 
-    A child of a split or merge starts at the first record that it ever had: whatever a time or
-    `end` would skip was never read under its parents either, and what retention has removed of it
-    is a gap, as it is behind any checkpoint.
+    A child of a split or merge starts at the first record that it ever had: records that a time or
+    `end` would skip were not read under its parents either. What retention has removed of it is a
+    gap, as it is behind any checkpoint.
     """
     return None if child else initial_position
 

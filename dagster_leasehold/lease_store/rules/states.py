@@ -8,7 +8,7 @@
 | 3    | not_alloc                | already_alloc | claimed                                        |
 | 4    | already_alloc            | not_alloc     | the holder lapsed or left                      |
 | 5    | already_alloc            | transfer      | the plan gives it to another live node         |
-| 6    | transfer                 | already_alloc | the holder let go, or the next died            |
+| 6    | transfer                 | already_alloc | the holder released it, or the next died       |
 | 7    | over                     | not_alloc     | a forced checkpoint reopened it                |
 | 8    | already_alloc, transfer  | over          | a read-only shard's checkpoint reached its end |
 | 9    | transfer                 | not_alloc     | the holder lapsed during the transfer          |
@@ -32,7 +32,7 @@ class ShardState(StrEnum):
 
     @property
     def held(self) -> bool:
-        """True if a node may be consuming a shard in this state."""
+        """True if a node can be consuming a shard in this state."""
         return self in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
 
     @property
@@ -67,14 +67,14 @@ def first_state(
     """Edge 1: return the state in which a shard begins that was never seen before.
 
     `states` maps the shards of the group, those of the same listing included, to their states. A
-    parent that is not among them may be listed yet, and is waited for:
+    parent that is not among them can be listed yet, and is waited for:
 
     1. A merge is listed with one of its parents; the other one comes with a later listing.
     2. The parent of step 1 is over. Were the other one taken for trimmed, the child would start.
     3. The late parent would be read beside its child, whose records come after its own.
 
-    Only one that the source calls `gone` for good, and that this group never had, holds nobody
-    back: nobody can finish it any more.
+    Only one that the source calls `gone` for good, and that this group never had, holds no child
+    back: no run can finish it.
     """
     if not ordered:
         return ShardState.NOT_ALLOC
@@ -92,6 +92,6 @@ def may_start(
     states: Mapping[str, ShardState],
     gone: Collection[str] = (),
 ) -> bool:
-    """Edge 2: return True if a waiting shard may be claimed now."""
+    """Edge 2: return True if a waiting shard can be claimed now."""
     begins = first_state(ordered=ordered, parents=parents, states=states, gone=gone)
     return begins is ShardState.NOT_ALLOC

@@ -87,7 +87,7 @@ def _edge(before: ShardLease, after: ShardLease, reason: str, *, closes: bool) -
 
 
 def _given(shard: ShardLease, state: ShardState, owner: NodeName | None) -> ShardLease:
-    """Return a shard's row once it is an owner's, or nobody's, and no run has it open."""
+    """Return a shard's row once it is assigned or unassigned, and no run has it open."""
     return replace(
         shard,
         state=state,
@@ -125,7 +125,7 @@ def transfer_begun(shard: ShardLease, to: NodeName, reason: str) -> Step | None:
 
 
 def transfer_cancelled(shard: ShardLease, reason: str) -> Step | None:
-    """Edge 6, back to the holder, whose tenure goes on."""
+    """Edge 6, back to the holder, whose tenure continues."""
     if shard.state is not ShardState.TRANSFER:
         return None
     after = replace(shard, state=ShardState.ALREADY_ALLOC, lease_owner=shard.consumer_owner)
@@ -167,7 +167,7 @@ def departed(shards: Iterable[ShardLease], node: NodeName, reason: str) -> list[
 
 
 def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | None:
-    """Edges 4, 6 and 9 for a held shard whose holder or next node is no member any more."""
+    """Edges 4, 6 and 9 for a held shard whose holder or next node has left the group."""
     if not shard.state.held:
         return None
     if shard.consumer_owner not in members:
@@ -184,7 +184,7 @@ def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | Non
 def opened(shard: ShardLease, run: str, *, unfinished: bool = False) -> Step:
     """A new tenure: the next epoch; an open one, known to be dead, is closed.
 
-    If a range is `unfinished`, the tries of it go on being counted.
+    If a range is `unfinished`, its tries are still counted.
     """
     after = replace(
         shard,
@@ -282,7 +282,7 @@ def forced(
 
 
 def skipped(shard: ShardLease, cursor: str | None) -> Step | None:
-    """Send the record at which a shard is held to quarantine; None if it is not held there."""
+    """Send the record where a shard is held to quarantine; None if it is not held there."""
     suspicion = shard.suspicion
     if suspicion is None or not suspicion.held or shard.check_point != cursor:
         return None
@@ -316,7 +316,7 @@ def opening_refused(
     """Return why a run of a node may not open a shard; None if it may.
 
     `replaces` names a run that has ended, and may have left the shard open. Its tenure can be
-    replaced, and so closed, also while the source lets nobody subscribe to the shard.
+    replaced, and so closed, also while the source lets no consumer subscribe to the shard.
     """
     if not shard.state.held or shard.consumer_owner != node:
         return NotHeld(shard.state.value, shard.consumer_owner)

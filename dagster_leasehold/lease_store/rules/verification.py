@@ -4,7 +4,7 @@ The rules are pure (`prove_shard`, and `history_proof`), so that the same check 
 on a copy of one, and at every step of a simulation. A store is read shard by shard, in
 pages: memory grows with the tenures of one shard, and by eight bytes a file.
 
-Consumption goes on meanwhile, which must not look wrong:
+Consumption continues meanwhile, which must not look wrong:
 
 1. A shard's row and its head are read. What is committed later has a higher number: left out.
 2. Its journal is read: all tenures are in it that the batches below that number name.
@@ -207,7 +207,7 @@ def _read_order(store: Ledger, key: GroupKey, snapshot: Snapshot) -> list[Violat
     """Check the order of shards by the whole journal, which is read only where it can matter.
 
     Entries of transactions that overlap are numbered in another order than they appear in, so
-    that a page may lack one that the next page's entries follow from. What looks wrong is read
+    that a page can lack one that the next page's entries follow from. What looks wrong is read
     once more up to the same entry: by then, all of those transactions are over.
     """
     parents = {lease.shard: lease.parents for lease in snapshot.shards}

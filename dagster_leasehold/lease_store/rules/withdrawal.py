@@ -89,7 +89,7 @@ def number_behind(ledger: Ledger, cursor: str) -> int:
 
 
 def first_behind(ledger: Ledger, cursor: str) -> Batch | None:
-    """The first batch that ends behind a cursor, or starts at it: an empty one may do that."""
+    """The first batch that ends behind a cursor, or starts at it: an empty one can do that."""
 
     def behind(batch: Batch) -> bool:
         return batch.start == cursor or is_before(cursor, batch.end)

@@ -53,7 +53,7 @@ Value = TypeVar("Value")
 
 
 def optional(way: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the same way for a column that may be null."""
+    """Return the same way for a column that can be null."""
     return lambda stored: None if stored is None else way(stored)
 
 
@@ -75,7 +75,7 @@ def pairs(stored: list[list[str]]) -> tuple[tuple[str, ...], ...]:
 def file_values(files: Iterable[DataFile]) -> list[dict[str, Any]]:
     """Return files as the ledger's JSON holds them; what is not known of times is left out."""
     # An hour has thousands of files: pendulum would take longer for their times than the database
-    # for their rows, and nobody reads them here.
+    # for their rows, and they are not read here.
     values = [asdict(file) for file in files]
     for each in values:
         if each["untimed"] is None:
@@ -173,7 +173,7 @@ class Columns(Generic[Value]):
     Args:
         kind: the dataclass.
         key: its fields that belong to the row's key, behind the group.
-        without: its fields that have no column of their own; whoever reads gives them.
+        without: its fields that have no column of their own; the reader adds them.
         named: the columns of fields, where their names differ.
         reads: makes a field of what is in its column, where they differ.
         writes: makes what is in the column of a field, likewise.

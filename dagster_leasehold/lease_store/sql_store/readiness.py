@@ -46,7 +46,7 @@ class SqlReadiness:
     def _look_again(self, *_: object) -> None:
         """Check the schema with each new connection: a newer release may have upgraded it.
 
-        The pool renews its connections, so that a process which goes on for months finds out.
+        The pool renews its connections, so that a process which continues for months finds out.
         """
         self._ready = False
 

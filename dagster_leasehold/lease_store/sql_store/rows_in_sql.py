@@ -180,7 +180,7 @@ class RowsInSql:
         """Replace the rows, of one kind, that have the keys of these values.
 
         Raises:
-            Raced: a row of such a key has not the values seen in these fields any more.
+            Raced: a row of such a key no longer has the values seen in these fields.
         """
         if not values:
             return
@@ -282,7 +282,7 @@ class RowsInSql:
         """Send an update for each of some rows.
 
         Raises:
-            Raced: one of them is not there any more.
+            Raced: one of them was removed.
         """
         try:
             changed = self._tx.connection.execute(statement, rows).rowcount if rows else 0
@@ -297,7 +297,7 @@ class RowsInSql:
         """Read all shards by id, page by page.
 
         A process that takes a hundred thousand rows at once is busy for seconds, in which its
-        session stands still; the server ends a transaction that does so for too long.
+        session stalls; the server ends a transaction that does so for too long.
         """
         pages: list[Sequence[sa.RowMapping]] = []
         while not pages or len(pages[-1]) == SHARDS_PER_PAGE:
@@ -325,7 +325,7 @@ class RowsInSql:
         }
 
     def shards_of(self, node: NodeName) -> list[ShardId]:
-        """Return the shards that a node may consume or waits for."""
+        """Return the shards that a node can consume or waits for."""
         held, awaited = (
             sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), owner == node)
             for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
@@ -336,7 +336,7 @@ class RowsInSql:
         ]
 
     def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
-        """Read the checkpoint and tenure of each shard that one of these nodes may consume."""
+        """Read the checkpoint and tenure of each shard that one of these nodes can consume."""
         served = shard_lease.c.consumer_owner.in_(sorted(nodes))
         columns = (shard_lease.c[name] for name in PROGRESS.names)
         chosen = self._beside_group(served, *columns).order_by(shard_lease.c.shard_id)
@@ -378,7 +378,7 @@ class RowsInSql:
         that is evicted would hold the group's row for as long as they all take.
 
         Raises:
-            Raced: a row is not as it was read any more.
+            Raced: a row has changed since it was read.
         """
         for change, alike in _by_change(steps).items():
             for part in chunks(alike):
@@ -453,7 +453,7 @@ class RowsInSql:
     # -- nodes ----------------------------------------------------------------------------------
 
     def members(self) -> set[NodeName]:
-        """Return the names that somebody answers to."""
+        """Return the names that live processes have."""
         own = sa.and_(self._own(worker_instance), worker_instance.c.incarnation != "")
         names = sa.select(worker_instance.c.worker_instance).where(own)
         return {NodeName(name) for name in self._tx.connection.execute(names).scalars()}
@@ -589,7 +589,7 @@ class RowsInSql:
         )
         totals = {name: columns[name] + sa.bindparam(f"more_{name}") for name in _TOTALS}
         values = {name: sa.bindparam(name) for name in _MOVED}
-        # A list of states would be sent anew for each shard.
+        # A list of states would be sent again for each shard.
         held = sa.or_(*(columns.state == state for state in _HELD))
         statement = sa.update(shard_lease).where(own, held).values(values | totals)
         rows = [moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
@@ -662,7 +662,7 @@ class RowsInSql:
         """Set the cursors of shards, whose rows are locked.
 
         Raises:
-            Raced: one of them is not there any more.
+            Raced: one of them was removed.
         """
         published, shard = shard_lease.c.published_until, shard_lease.c.shard_id
         for part in portions(cursors):

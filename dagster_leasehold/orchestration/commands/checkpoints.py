@@ -70,7 +70,7 @@ def set_(
     ],
     *,
     force: Annotated[
-        bool, typer.Option("--force", help="Confirm that records may be skipped or read again.")
+        bool, typer.Option("--force", help="Confirm that records can be skipped or read again.")
     ] = False,
     reopen: Annotated[
         Reopening,

@@ -28,7 +28,7 @@ def dagster(
     Args:
         target: the deployment.
         now: the wall clock, in seconds.
-        environment: may name the instance of a project of its own.
+        environment: can name the instance of a project of its own.
         with_nodes: judge the launcher by the nodes in the lease store, too.
     """
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
@@ -131,7 +131,7 @@ def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding
     failing: defaultdict[str, list[str]] = defaultdict(list)
     for state in states:
         origin, selector = state.instigator_origin_id, state.selector_id
-        # The newest may be under way.
+        # The newest can be under way.
         ticks = instance.get_ticks(origin, selector, limit=2)
         ended = [tick for tick in ticks if tick.status.value != "STARTED"]
         if ended and ended[0].status.value == "FAILURE":
@@ -139,7 +139,7 @@ def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding
     for line, names in failing.items():
         text = (
             f"the last tick of {listed(sorted(names))} failed ({line}): see it in Dagster's pages, "
-            "and mend what it names."
+            "and fix what it names."
         )
         yield Finding("ticks", Health.WARNING, text)
     if not failing:

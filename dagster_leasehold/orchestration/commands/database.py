@@ -39,7 +39,7 @@ def _group() -> None:
 def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None) -> None:
     """Upgrade the schema of the lease store to this release; safe to repeat.
 
-    Nodes of a release that can use the new schema go on. Stop all others first.
+    Nodes of a release that can use the new schema continue. Stop all others first.
     """
     from dagster_leasehold.lease_store import open_store
 
@@ -181,7 +181,7 @@ def take_over(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Make this lease store the owner of a stream's output folder, whoever owned it.
+    """Make this lease store the owner of a stream's output folder.
 
     Only when the other store is gone for good: each removes files that it does not know. The other
     one is refused from then on.
@@ -200,13 +200,13 @@ def take_over(
 
 
 def url_in(option: str, variable: str) -> SecretStr:
-    """Return the URL in an environment variable; it may hold a password, so it is no option.
+    """Return the URL in an environment variable; it can hold a password, so it is no option.
 
     Raises:
         InvalidSetting: the name is not that of a variable, or the variable is not set.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        # What was given may be the URL itself, with its password, so it is not shown.
+        # What was given can be the URL itself, with its password, so it is not shown.
         raise InvalidSetting(
             f"{option} takes the name of an environment variable that holds the URL, not the URL "
             "itself: export it, and give the variable's name."

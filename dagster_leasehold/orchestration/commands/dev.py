@@ -206,5 +206,5 @@ def _make_instance(settings: Settings, nodes: int, *, mysql: bool) -> None:
     create_instance(settings, text if nodes else embedded_text(mysql=mysql))
     if nodes:
         with dagster_processes.opened_instance(settings) as instance:
-            # Made here, where nobody else can make another one at the same moment.
+            # Made here, where no other process can make one at the same moment.
             ensure_instance_address(instance)

@@ -87,7 +87,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 def not_looked_at(part: str) -> Finding:
     """Return the finding of a check that was left out, since it could have changed the store."""
-    text = "not looked at: mend the lease store first, as its database or schema says."
+    text = "not looked at: fix the lease store first, as its database or schema says."
     return Finding(part, Health.WARNING, text)
 
 
@@ -116,7 +116,7 @@ def database(target: Target) -> Iterator[Finding]:
         refused = f"the account may not do this: {listed(report.refused)}. Grant it."
         yield Finding("privileges", Health.FAILED, refused)
     elif report.refused is not None:
-        text = "the account may read and write all tables, and delete old history."
+        text = "the account can read and write all tables, and delete old history."
         yield Finding("privileges", Health.OK, text)
 
 
@@ -153,8 +153,8 @@ def output(target: Target) -> Iterator[Finding]:
         same = _comes_back(root, content)
     except OSError as error:
         text = (
-            f"{root} does not take a file, give it back and let it go ({sentence_of(error)}): name "
-            "another place, or mend this one."
+            f"{root} does not store, return and delete a file ({sentence_of(error)}): name "
+            "another place, or fix this one."
         )
         yield Finding("output", Health.FAILED, text)
         return
@@ -224,7 +224,7 @@ def nodes(target: Target) -> Iterator[Finding]:
         silent = [str(node.name) for node in members if not node.accepts_runs]
         part = f"nodes of {group.key}"
         if not members:
-            text = "nobody is a member: start `leasehold dev`, or an agent with `leasehold node`."
+            text = "no node is a member: start `leasehold dev`, or an agent with `leasehold node`."
             yield Finding(part, Health.FAILED, text)
         elif silent:
             text = f"these take no runs: {listed(silent)}. See their code servers and the daemon."

@@ -165,7 +165,7 @@ def tell_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
             "checkpoints are durable."
         )
     elif not draining.paused:
-        say(f"{key} was resumed by somebody else in the meantime: drain it again.")
+        say(f"{key} was resumed in the meantime: drain it again.")
     else:
         names = listed(shard.shard for shard in draining.open)
         say(

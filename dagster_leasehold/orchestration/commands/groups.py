@@ -56,7 +56,7 @@ Gaps = Annotated[
 ]
 NodeCap = Annotated[
     int | None,
-    typer.Option("--node-cap", help="The most shards that a node may hold; 0 removes the limit."),
+    typer.Option("--node-cap", help="The most shards that a node can hold; 0 removes the limit."),
 ]
 
 Weighted = Annotated[

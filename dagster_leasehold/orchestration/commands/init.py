@@ -38,7 +38,7 @@ DEPLOYMENT = """\
 # The days for which the history of shards and batches stays.
 # history_days = 30.0
 # The lease store is SQLite in the home. Name another database by the variable
-# LEASEHOLD_DATABASE_URL, since its address may hold a password.
+# LEASEHOLD_DATABASE_URL, since its address can hold a password.
 
 # The Python module that declares the streams, or the definitions of some.
 module = "streams"
@@ -118,7 +118,7 @@ def init(
     else:
         presentation.say(f"Wrote {presentation.listed(files)}.")
         show_findings(findings)
-        after = "leasehold doctor, once this is mended" if failed else "leasehold dev"
+        after = "leasehold doctor, once this is fixed" if failed else "leasehold dev"
         presentation.say(f"The next command: {after}.")
     if failed:
         raise typer.Exit(1)

@@ -76,7 +76,7 @@ def node(
         typer.Option(
             "--leave-timeout",
             min=0,
-            help="How long handing over and ending its runs may take, in seconds.",
+            help="How long handing over and ending its runs can take, in seconds.",
         ),
     ] = LEAVE_TIMEOUT_S,
 ) -> None:

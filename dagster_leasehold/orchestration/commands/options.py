@@ -38,7 +38,7 @@ AnyStream = Annotated[
     str | None,
     typer.Argument(
         metavar="STREAM",
-        help="The stream; it may be omitted if only one is declared.",
+        help="The stream; it can be omitted if only one is declared.",
         autocompletion=stream_names,
     ),
 ]

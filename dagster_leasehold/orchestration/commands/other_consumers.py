@@ -40,8 +40,8 @@ class ConsumersName:
     Attributes:
         kind: None for the first kind that the stream's source has.
         name: of the consumer group, of KCL's application, or the checkpoint location of a query.
-        stopped: True if somebody confirms that they do not run.
-        failover_s: the time for which the lease of a dead worker of KCL's stands still.
+        stopped: True if the user confirms that they do not run.
+        failover_s: the time that the lease of a dead worker of KCL's stalls.
     """
 
     kind: Kind | None
@@ -91,7 +91,7 @@ class SparkQuery:
     Args:
         source: the topic.
         location: a folder, or the URI of one in an object store.
-        stopped: True if somebody confirms that the query does not run.
+        stopped: True if the user confirms that the query does not run.
 
     Raises:
         InvalidSetting: the location is of no form that can be read.
@@ -105,7 +105,7 @@ class SparkQuery:
         self._stopped = stopped
 
     def progress(self) -> GroupProgress:
-        """Return the offsets at which the query's newest batch that is done ends.
+        """Return the offsets where the query's newest batch that is done ends.
 
         Raises:
             UnknownGroup: there is no such batch, or the query does not read the topic.

@@ -113,7 +113,7 @@ def skip(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Quarantine the record at which a shard is held; the next run continues after it."""
+    """Quarantine the record where a shard is held; the next run continues after it."""
     from dagster_leasehold.lease_store.outcomes import Changed
 
     target, key = Target.of_group(home, module, stream, group)

@@ -79,7 +79,7 @@ Failover = Annotated[
 Live = Annotated[
     bool,
     typer.Option(
-        "--live", help="Proceed even if one of the groups holds shards: records may come twice."
+        "--live", help="Proceed even if one of the groups holds shards: records can come twice."
     ),
 ]
 
@@ -92,7 +92,7 @@ class Taking:
         moved: those whose checkpoint is set, parents first.
         unchanged: those whose checkpoint is the same here.
         expired: those that are moved, and whose next record was removed.
-        gone: those that the log had once and has no more.
+        gone: the shards that the log had and that were removed.
     """
 
     moved: list[ShardId]
@@ -148,7 +148,7 @@ def import_(
     if taking.expired and not gaps:
         raise errors.CheckpointRefused(
             f"The records at the checkpoints of shards {listed(taking.expired)} in {shown(name)} "
-            "were removed before they were read: add --gaps to record what is missing and go on "
+            "were removed before they were read: add --gaps to record what is missing and continue "
             "behind it."
         )
     for shard in taking.moved if not force else ():
@@ -226,10 +226,10 @@ def export(
 
 
 def _refuse_live(key: GroupKey, progress: GroupProgress, target: Target) -> None:
-    """Refuse while either side may be at work.
+    """Refuse while either side can be at work.
 
     Raises:
-        GroupInUse: the other consumers may run, or a run here has a shard open.
+        GroupInUse: the other consumers can run, or a run here has a shard open.
     """
     if progress.at_work:
         raise errors.GroupInUse(progress.at_work)
@@ -250,7 +250,7 @@ def _taking(
         UnknownShard: the log never had a shard.
         CursorInvalid: a cursor is none of its shard's, or lies behind its end.
     """
-    # Parents first: what is forced on a parent may concern its children.
+    # Parents first: what is forced on a parent can concern its children.
     shards = sorted(cursors, key=rank_key)
     gone = [shard for shard in shards if shard not in leases]
     if gone:

@@ -87,7 +87,7 @@ def look_into_worker(session: object, modules: Sequence[str]) -> Versions:
     """
 
     def look(batches: Iterator[object]) -> Iterator[object]:
-        # It travels by itself, to a worker that may lack our modules.
+        # It travels by itself, to a worker that can lack our modules.
         import platform
         from importlib.util import find_spec
 

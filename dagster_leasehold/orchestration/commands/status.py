@@ -224,7 +224,7 @@ def _show_upkeep(upkeep: UpkeepReport) -> None:
 def not_joined(snapshot: Snapshot, declared: ShardStream, settings: Settings) -> list[Refusal]:
     """Return the declared nodes that are not members and that the group would refuse, by name.
 
-    The group's other nodes may belong to another deployment, whose settings are unknown here: the
+    The group's other nodes can belong to another deployment, whose settings are unknown here: the
     rows of the members count.
     """
     if declared.key != snapshot.group.key:

@@ -1,4 +1,4 @@
-"""`leasehold stop`: the end of whatever a home still has running, by the notes in it."""
+"""`leasehold stop`: ends all that a home still has running, by the notes in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ POLL_S = 0.1
 
 
 def stop(home: Home = None) -> None:
-    """Stop whatever runs on the home, also what a killed `leasehold dev` has left.
+    """Stop all processes of the home, also those that a killed `leasehold dev` has left.
 
     Runs end at once and are continued by the next start; agents hand their shards over first.
     """

@@ -91,7 +91,7 @@ def move(
     if (at := table.metadata.location.rstrip("/")) != io.location:
         raise TableUnavailable(
             f"The catalog says that the table is at {at}: remove it there without its files, and "
-            f"make it anew with `leasehold table create {stream} --adopt`."
+            f"recreate it with `leasehold table create {stream} --adopt`."
         )
     presentation.tell(
         {"moved": False}, f"The table of {key} is where its output is.", as_json=as_json
@@ -152,7 +152,7 @@ def _tell(sentence: str) -> None:
 
 
 def _turn(target: Target, name: TableName, publisher: Publisher) -> PublishTurn:
-    """Take the turn to publish, after whoever has it now.
+    """Take the publish lock, after its present holder.
 
     Raises:
         TableUnavailable: another node has it all the time.

@@ -1,4 +1,4 @@
-"""`leasehold vacuum`: forget output that has expired, and remove files that nobody needs."""
+"""`leasehold vacuum`: forget output that has expired, and remove unneeded files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def vacuum(
     folder = target.settings.output_folder(key.stream, key.group)
     days = target.declared(stream).retention.output_days if expire_days is None else expire_days
     forgotten = _expired(target, key, output_age(days), dry_run=dry_run)
-    with progress("looking for files that nobody needs"):
+    with progress("looking for unneeded files"):
         report = removed_by(
             target.store,
             key,

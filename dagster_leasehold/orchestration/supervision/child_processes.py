@@ -45,7 +45,7 @@ class ChildNote:
         name: of the child, with its article.
         process: the child, which leads its session.
         parent: the process that started it, and ends it.
-        stop_timeout_s: how long it may take to end when told to, in seconds.
+        stop_timeout_s: how long it can take to end when told to, in seconds.
     """
 
     name: str
@@ -97,7 +97,7 @@ def end_session(leader: ProcessIdentity, patience_s: float = 0.0) -> int:
 
     Args:
         leader: of the session.
-        patience_s: how long its processes may take to end when told to, before they are killed.
+        patience_s: how long its processes can take to end when told to, before they are killed.
     """
     session = session_of(leader)
     if patience_s:
@@ -145,7 +145,7 @@ class SupervisedChild:
     Args:
         child: the process, entered.
         clock: monotonic seconds.
-        explained: exit codes with which it says in its last line what a person has to put right.
+        explained: exit codes that say in its last line what a person has to put right.
             It is started again after the longest wait, and the same line is passed on once.
     """
 
@@ -217,7 +217,7 @@ class ChildProcess:
         log: the file that its output is appended to.
         environment: its environment.
         folder: its working directory.
-        stop_timeout_s: how long it may take to end when told to, in seconds.
+        stop_timeout_s: how long it can take to end when told to, in seconds.
     """
 
     def __init__(
@@ -298,8 +298,8 @@ class ChildProcess:
         """Wait until it answers; return nothing, or the reason why it does not.
 
         Args:
-            answers: asks it, which may take a moment.
-            timeout_s: the longest time that it may take, in seconds.
+            answers: asks it, which can take a moment.
+            timeout_s: the longest time that it can take, in seconds.
             poll_s: the pause between two questions, in seconds.
         """
         deadline = time.monotonic() + timeout_s
@@ -337,7 +337,7 @@ class ChildProcess:
         process = self._process
         if process is None:
             return
-        # Listed before the parent ends: afterwards nobody can tell whose children they were.
+        # Listed before the parent ends: afterwards their parent is unknown.
         family = self._descendants(process.pid)
         for number in (signal.SIGTERM, signal.SIGKILL):
             _signal_group(process.pid, number)

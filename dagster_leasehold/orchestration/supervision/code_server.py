@@ -1,6 +1,6 @@
 """A node's code server, and the note of it that an agent leaves for its successor.
 
-A server is started again when it ends, and ended when it answers no more. One that a killed agent
+A server is started again when it ends, and ended when it no longer answers. One that a killed agent
 left running is adopted, and so are runs: a restart of the agent alone interrupts nothing."""
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ LOCK_FILE = "agent.lock"
 class AgentState:
     """The note of an agent for its successor in the same place.
 
-    A successor goes on under the incarnation, so that a restart moves no shard: the file lock says
-    that the predecessor is dead. The note is as old as the last heartbeat of its code server.
+    A successor continues under the incarnation, so that a restart moves no shard: the file lock
+    says that the predecessor is dead. The note is as old as the last heartbeat of its code server.
 
     Attributes:
-        place: the boot and pid namespace in which it may be used: elsewhere the runs of the
-            predecessor could not be ended, and would go on beating for the incarnation.
+        place: the boot and pid namespace in which it can be used: elsewhere the runs of the
+            predecessor could not be ended, and would keep beating for the incarnation.
         incarnation: the one under which the node answers to its name.
         sessions: its code servers.
     """
@@ -96,7 +96,7 @@ class AgentState:
 
     @staticmethod
     def forget(folder: Path) -> None:
-        """Remove the note: whoever left needs no successor."""
+        """Remove the note: a node that has left needs no successor."""
         (folder / STATE_FILE).unlink(missing_ok=True)
 
 
@@ -120,7 +120,7 @@ def left_server(
 ) -> LeftServer | None:
     """Return the server that a killed agent left, if this one would start it just like that.
 
-    None as well if it was left for so long that it may take no runs any more.
+    None as well if it was left for so long that it can no longer take runs.
     """
     state = AgentState.read(folder)
     if state is None or not state.sessions or _age_s(folder) > LEFT_MAX_S:
@@ -196,7 +196,7 @@ def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
 class CodeServer:
     """The supervision of one code server; `look` has to be called every second or so.
 
-    Runs of a server that was killed go on, and so do their leases; they are ended by `stop`.
+    Runs of a server that was killed continue, and so do their leases; they are ended by `stop`.
 
     Args:
         module: of the definitions that it serves.
@@ -204,7 +204,7 @@ class CodeServer:
         folder: of its log and of the agent's note.
         environment: of its process.
         clock: monotonic seconds.
-        left: the server of a killed agent, to go on with.
+        left: the server of a killed agent, to continue with.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class CodeServer:
             self.sessions.append(left.process)
 
     def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
-        """Let a killed agent's runs go on, but end those that have another environment than ours.
+        """Let a killed agent's runs continue, but end those with another environment.
 
         Args:
             sessions: of its code servers, as it noted them.
@@ -256,7 +256,7 @@ class CodeServer:
             processes = session_of(leader)
             if processes and all(_started_in(each, self.environment) for each in processes):
                 if leader.existence() is Existence.ALIVE:
-                    # It may take no runs any more; those that it has started go on.
+                    # It can no longer take runs; those that it has started continue.
                     with suppress(psutil.Error):  # it has just ended by itself
                         psutil.Process(leader.pid).kill()
                 self.sessions.insert(0, leader)

@@ -1,7 +1,7 @@
 """The health of Dagster's daemon: whether its sensors tick, and whether tables follow what commits.
 
-`/healthz` tells what only a new process mends. A database that is away is none of that: the daemon
-goes on once it is back, and what waits for its table is published then.
+`/healthz` tells what only a new process fixes. A database that is away is none of that: the daemon
+continues once it is back, and what waits for its table is published then.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DaemonHealth:
         self._watch.see(mark)
         if self._first is None:
             self._first = mark
-        # The first mark may be of the daemon before this one.
+        # The first mark can be of the daemon before this one.
         if mark != self._first:
             self._trouble = self._behind()
 
@@ -100,7 +100,7 @@ class DaemonHealth:
         except LeaseholdError as error:
             return str(error)
         except Exception as error:
-            # It asks Dagster's storage, too, and whatever ended the looks would end the daemon.
+            # It asks Dagster's storage, too, and an error here would end the daemon.
             return _unanswered(error)
         late = self._late(lags)
         for key, waiting in lags.items():
@@ -126,7 +126,7 @@ class DaemonHealth:
 
 
 def _unanswered(error: Exception) -> str:
-    """Return the sentence for an error of whatever driver Dagster's storage has."""
+    """Return the sentence for an error of the driver of Dagster's storage."""
     return f"Dagster's storage did not answer: {type(error).__name__}."
 
 
@@ -135,7 +135,7 @@ def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
     """Serve the pages of this process's daemon within the block, and tell systemd's watchdog.
 
     Raises:
-        InvalidSetting: the settings are refused, or nobody can listen there.
+        InvalidSetting: the settings are refused, or the address cannot be listened on.
     """
     from dagster_leasehold.orchestration.resources import deployment_of
     from dagster_leasehold.orchestration.settings import load_settings

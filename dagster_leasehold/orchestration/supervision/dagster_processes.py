@@ -113,7 +113,7 @@ def opened_instance(settings: Settings, home: Path | None = None) -> Generator[D
     from dagster import DagsterInstance
 
     folder = str(home or settings.dagster_home)
-    # The configuration may name folders relative to DAGSTER_HOME.
+    # The configuration can name folders relative to DAGSTER_HOME.
     os.environ["DAGSTER_HOME"] = folder
     with DagsterInstance.from_config(folder) as instance:
         yield instance

@@ -30,11 +30,11 @@ def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoin
     """Answer at an endpoint within the block; yield it, with the port where that was 0.
 
     Args:
-        at: where to listen; whoever reaches it may read the pages.
+        at: where to listen; every client that reaches it can read the pages.
         checks: the check behind each path.
 
     Raises:
-        InvalidSetting: nobody can listen there.
+        InvalidSetting: the address cannot be listened on.
     """
 
     class Pages(BaseHTTPRequestHandler):

@@ -32,7 +32,7 @@ class Interruption(KeyboardInterrupt):
     """The exception that a signal raises in a block that it ends.
 
     Args:
-        dropped: called when nobody holds the interruption any more.
+        dropped: called when the last holder has released the interruption.
     """
 
     def __init__(self, dropped: Callable[[], None]) -> None:
@@ -48,7 +48,7 @@ def ended_by_signals() -> Generator[None]:
     """Have SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
 
     The first signal ends it; those that follow wait until its children have ended. Nothing in the
-    block may catch the interruption for good. Where Python itself drops it, as it drops whatever is
+    block can catch the interruption for good. Where Python itself drops it, as it drops all that is
     raised in a finalizer or in the callback of a weak reference, it is raised again.
     """
     over = False

@@ -54,7 +54,7 @@ TURN_MAX_S = 120.0
 Each beat of a group is a turn: a round takes as much longer as there are groups.
 """
 HAND_OVER_FRACTION = 0.5
-"""The part of the time for leaving in which other nodes may take the shards over."""
+"""The part of the time for leaving in which other nodes can take the shards over."""
 SILENT_MAX_S = 10.0
 """After how long without an answer of its code server a node gives its shards away, in seconds."""
 
@@ -68,10 +68,10 @@ class NodeAgent:
         store: the lease store.
         instance: Dagster's.
         server: the node's code server.
-        spark: keeps its Spark warm; None where somebody else does.
+        spark: keeps its Spark warm; None if another process does.
         folder: of its state.
         advertised: where Dagster's daemon reaches the code server.
-        leave_timeout_s: how long handing its shards over and ending its runs may take, in seconds.
+        leave_timeout_s: how long handing its shards over and ending its runs can take, in seconds.
         clock: monotonic seconds.
     """
 
@@ -272,7 +272,7 @@ class NodeAgent:
     # -- beats ----------------------------------------------------------------------------------
 
     def _keep_all(self) -> None:
-        """Beat in every group, on a thread of its own: nothing else may delay a beat."""
+        """Beat in every group, on a thread of its own: nothing else can delay a beat."""
         while not self._left.wait(KEEP_S):
             for member in self._members:
                 if self._left.is_set():
@@ -288,7 +288,7 @@ class NodeAgent:
                 except LeaseholdError as error:
                     say(f"A beat of node {self._node} got no answer: {error}")
                 except Exception as error:
-                    # An error of a driver's that nobody foresaw must not end the beating unseen.
+                    # An unforeseen error of a driver must not end the beating unseen.
                     say(f"A beat of node {self._node} failed: {type(error).__name__}: {error}")
 
     def _plan_all(self) -> None:
@@ -311,11 +311,11 @@ class NodeAgent:
                         say(f"Group {member.key}: {decision}.")
 
     def _beat(self, member: Member) -> str:
-        # Whoever gives it shards has to find it: only a published node joins.
+        # The launcher has to find it: only a published node joins.
         return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 
     def _tolerantly(self, work: Callable[[], None]) -> None:
-        """Do something with Dagster's storage or the leases, which may be away for a while."""
+        """Do something with Dagster's storage or the leases, which can be away for a while."""
         try:
             work()
         except StoreError as error:
@@ -328,8 +328,8 @@ class NodeAgent:
     def _leave(self) -> None:
         """Hand the shards over, let all runs reach the end of their batches, and free the rest.
 
-        1. No launcher finds the node any more, and its runs that still wait are canceled.
-        2. The group is told that the node takes no runs; while others do, its runs go on, and
+        1. Launchers no longer find the node, and its runs that still wait are canceled.
+        2. The group is told that the node takes no runs; while others do, its runs continue, and
            each shard has an owner until it is with the next one.
         3. The mark tells the runs that are still at work to stop at their next checkpoint.
         4. Once no run has a shard open, all shards that are left are freed in one transaction, so
@@ -374,7 +374,7 @@ class NodeAgent:
         self._runs.cancel_waiting()
 
     def _busy(self) -> bool:
-        """Return True if a run of the node is still at work, or if nobody can tell."""
+        """Return True if a run of the node is still at work, or if that is unknown."""
         try:
             if any(member.open_shards() for member in self._members):
                 return True

@@ -21,7 +21,7 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address at which a code server listens."""
+    """The address where a code server listens."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ def publish(instance: DagsterInstance, node: str, endpoint: Endpoint) -> None:
 
 
 def withdraw(instance: DagsterInstance, node: str) -> None:
-    """Let launchers find none: the node takes no more runs."""
+    """Hide the node from launchers: it takes no further runs."""
     instance.daemon_cursor_storage.set_cursor_values({_PREFIX + node: ""})
 
 
@@ -90,5 +90,5 @@ def server_id(endpoint: Endpoint, *, timeout_s: float = ANSWER_TIMEOUT_S) -> str
         # The client forwards the timeout to gRPC, which takes fractions as well.
         return client.get_server_id(timeout=cast("int", timeout_s))
     except Exception:
-        # Dagster wraps whatever gRPC raises, by kinds that change from release to release.
+        # Dagster wraps all errors of gRPC, by kinds that change from release to release.
         return None

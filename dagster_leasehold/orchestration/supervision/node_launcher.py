@@ -152,7 +152,7 @@ def in_home(ref: Any, home: str) -> Any:
     logs = Path(_base_dir(ref.compute_logs_data) or "/")
     moved = ref._replace(local_artifact_storage_data=_based(ref.local_artifact_storage_data, home))
     if not logs.is_relative_to(own):
-        return moved  # somebody chose a place for them
+        return moved  # they were launched for a chosen node
     logs_there = str(Path(home) / logs.relative_to(own))
     return moved._replace(compute_logs_data=_based(ref.compute_logs_data, logs_there))
 

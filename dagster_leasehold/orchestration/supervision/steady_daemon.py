@@ -9,7 +9,7 @@ the file `storage-ready` is there as well. With `--health HOST:PORT` it
 serves the pages by which an orchestrator knows how it does.
 
 Dagster waits by the wall clock. When that is set back by an hour, its daemon ticks no sensor and
-begins no run for an hour. So the daemon begins anew in its process then, and the times of the last
+begins no run for an hour. So the daemon starts over in its process then, and the times of the last
 ticks are forgotten before.
 """
 
@@ -122,7 +122,7 @@ class SteadyServer:
         try:
             code_server_client(socket=str(self._socket)).heartbeat("daemon")
         except Exception:
-            # Dagster wraps whatever gRPC raises, by kinds that change from release to release.
+            # Dagster wraps all errors of gRPC, by kinds that change from release to release.
             return False
         self._answered_at = steady_clock()
         return True
@@ -133,7 +133,7 @@ class ClockWatch:
 
     Args:
         wall: the wall clock, in seconds.
-        steady: a clock that nobody sets, in seconds.
+        steady: a monotonic clock, in seconds.
     """
 
     def __init__(self, wall: Clock, steady: Clock) -> None:
@@ -148,20 +148,20 @@ class ClockWatch:
 
 
 def _keep(server: SteadyServer, turned: Callable[[str], object], set_back: Event) -> NoReturn:
-    """Keep the server running, and have the daemon begin anew; to be called on its own thread."""
+    """Keep the server running, and have the daemon start over; to be called on its own thread."""
     watch = ClockWatch(time.time, steady_clock)
     while True:
         turned(SERVER)
         time.sleep(HEARTBEAT_S)
         server.look()
         if back_s := watch.set_back_s():
-            say(f"The clock was set back by {back_s:.0f} s: the daemon begins anew.")
+            say(f"The clock was set back by {back_s:.0f} s: the daemon starts over.")
             set_back.set()
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def run_anew(daemon: Callable[[], None], set_back: Event) -> None:
-    """Run Dagster's daemon, anew each time that the clock was set back."""
+    """Run Dagster's daemon, again each time that the clock was set back."""
     from dagster import DagsterInstance
 
     while True:

@@ -1,7 +1,7 @@
 """The watchdog of systemd: it starts a service again that has not said for long that it is well.
 
 A unit asks for it with `WatchdogSec=`; its process is told in the environment where to say so, and
-how often. Elsewhere nobody listens, and nothing is said.
+how often. Without systemd, nothing is sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Connections to a Kafka cluster: made when they are needed, and made anew with new credentials."""
+"""Connections to a Kafka cluster: made when they are needed, and replaced with new credentials."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Connection(Generic[Client]):
     reported: list[KafkaError]
 
     def refusal(self) -> KafkaError | None:
-        """Return the reason for which the brokers refuse this client; None where they do not."""
+        """Return the reason why the brokers refuse this client; None where they do not."""
         refused = (report for report in self.reported if re.fullmatch(REFUSED, report.name()))
         return next(refused, None)
 
@@ -64,7 +64,7 @@ class KafkaClient:
     """One process's connections to the cluster of a source; safe to use from several threads.
 
     A consumer that has read a range is kept for the next: making one takes it a second to find its
-    way. One that was refused or saw nobody is dropped, so that the next one connects anew, with
+    way. One that was refused or got no answer is dropped, so that the next one connects again, with
     the credentials that the environment has then.
     """
 
@@ -252,11 +252,11 @@ class KafkaClient:
     def stream(self, shard: ShardId, offset: int) -> Generator[list[Message]]:
         """Messages of a partition from an offset on, as they come, until the caller has enough.
 
-        An event `_PARTITION_EOF` tells that the end of what may be read was reached.
+        An event `_PARTITION_EOF` tells that the end of what can be read was reached.
 
         Raises:
             CursorExpired: the offset is out of range.
-            SourceUnavailable: nobody has answered in time.
+            SourceUnavailable: no broker has answered in time.
         """
         from confluent_kafka import TopicPartition
 

@@ -1,4 +1,4 @@
-"""Offsets of Kafka's own consumer groups: read, and committed for a group that nobody has joined.
+"""Offsets of Kafka's own consumer groups: read, and committed for a group without members.
 
 A committed offset is that of the next record to read, as a checkpoint is here.
 """
@@ -64,7 +64,7 @@ class KafkaConsumerGroup:
         return []
 
     def store(self, cursors: Mapping[ShardId, str], *, timeout_s: float, ordered: bool) -> None:
-        """Commit these offsets for the group, which nobody may have joined."""
+        """Commit these offsets for the group, which must have no members."""
         del timeout_s, ordered  # decided by the consumers that join a group of Kafka's
         offsets = {
             self._client.partition(shard): parse_offset(shard, cursor)
@@ -80,10 +80,10 @@ class KafkaConsumerGroup:
         """Commit the offset of the next record to read, for each of these partitions.
 
         Returns:
-            The reason for which Kafka refused, in its words; empty where it did not.
+            The reason why Kafka refused, in its words; empty where it did not.
 
         Raises:
-            SourceError: nobody answered, or the credentials were refused.
+            SourceError: no broker answered, or the credentials were refused.
         """
         from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 

@@ -31,7 +31,7 @@ class KafkaOptions(BaseModel):
         isolation: `read_committed` leaves out the records of open and aborted transactions.
         probe_records: the number of records of a batch that are looked at to find how many more
             of that size the byte limit allows; a number above the record limit makes it exact.
-        timeout_s: the time for which brokers may be silent, in seconds.
+        timeout_s: the time that brokers can be silent, in seconds.
         mirror_group: a consumer group of Kafka's that is told the checkpoints, for lag dashboards;
             nothing reads them back.
         client: properties of librdkafka (TLS, SASL, buffers), passed through.

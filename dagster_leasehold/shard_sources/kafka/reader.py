@@ -41,7 +41,7 @@ class KafkaReader:
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
         """The records whose offsets are in a range, in order.
 
-        Compaction and transactions leave holes, so they may be fewer than there are offsets. What
+        Compaction and transactions leave holes, so they can be fewer than there are offsets. What
         compaction removes between two reads of a range is missing from the second.
         """
         shard = range_.shard
@@ -63,7 +63,7 @@ class KafkaReader:
 
     def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
         """Refuse an offset outside of what a partition holds, `[begin, end]`."""
-        log, hint = f"Shard {shard} of topic {self.topic}", "; was the topic made anew?"
+        log, hint = f"Shard {shard} of topic {self.topic}", "; was the topic recreated?"
         check_within(log, offset, begin, end, hint=hint)
 
     def messages(self, shard: ShardId, start: int, end: int) -> Iterator[list[Message]]:
@@ -71,7 +71,7 @@ class KafkaReader:
 
         Raises:
             CursorExpired, CursorInvalid: `start` is out of the partition's range.
-            SourceUnavailable: the partition ended before `end`, or nobody answers.
+            SourceUnavailable: the partition ended before `end`, or no broker answers.
         """
         for messages in self._client.stream(shard, start):
             errors = [message.error() for message in messages]

@@ -168,7 +168,7 @@ class KafkaSource(KafkaReader):
         return self._client.topic_id()
 
     def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
-        """Cut a range by its offsets; holes between them may make parts unequal."""
+        """Cut a range by its offsets; holes between them can make parts unequal."""
         return divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int:

@@ -1,7 +1,7 @@
 """The offset log of a Structured Streaming query that reads Kafka: pure rules.
 
 Below its checkpoint location, Spark writes `offsets/N` before batch N begins, with the offsets at
-which the batch ends, and `commits/N` when it is done. So the query goes on at the offsets of the
+which the batch ends, and `commits/N` when it is done. So the query continues at the offsets of the
 newest batch that has both files; a batch without the second may have been written or not.
 
 An offset log has a line with its version, one with metadata, and one for each source, `-` where it

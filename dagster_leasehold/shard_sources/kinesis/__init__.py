@@ -8,12 +8,12 @@ deals with it:
   the records that it has read stay on the host (`planned_ranges`), so that Spark's workers there
   need not read them again out of the two megabytes that a shard gives in a second.
 * A sequence number that retention has removed is answered from the oldest record that is left,
-  without a word. Cursors therefore carry the second in which they were sure (`cursors`), and
+  without a word. Cursors therefore carry the second when they were sure (`cursors`), and
   `paging` proves from it, by the service's own clock, that nothing was jumped over.
-* A shard answers five reads and two megabytes a second, whoever asks: `pace` shares them among the
+* A shard answers five reads and two megabytes a second to all readers: `pace` shares them among the
   processes of one host.
 * The Kinesis Producer Library packs many records into one: `aggregation` unpacks them, and a
-  cursor may stand between two of them.
+  cursor can stand between two of them.
 """
 
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions

@@ -103,7 +103,7 @@ def _parts(body: bytes) -> list[Part] | None:
     try:
         message.ParseFromString(body)
         return [_part(message, record) for record in message.records]
-    # A body of the right digest that is no such message: somebody else's format.
+    # A body of the right digest that is no such message: another format.
     except (DecodeError, UnicodeDecodeError, IndexError, ValueError):
         return None
 

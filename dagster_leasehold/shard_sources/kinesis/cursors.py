@@ -124,7 +124,7 @@ def start(sure_s: int) -> Place:
 
 
 def created_s(starting_number: int) -> int | None:
-    """The second in which a shard was created, which its starting sequence number tells.
+    """The second when a shard was created, which its starting sequence number tells.
 
     Numbers of the present form have 186 bits: a 2, then 36 bits of seconds. The service does not
     document it, so that it is only used to rule out that records were removed from a young shard.

@@ -1,6 +1,6 @@
 """An application of the Kinesis Client Library (KCL), whose lease table in DynamoDB is only read.
 
-A lease is nobody's where its counter has stood still for the failover time: KCL itself judges so.
+A lease has expired when its counter has not moved for the failover time: KCL itself judges so.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class KclApplication:
     Args:
         source: the stream.
         table: the application's lease table, which has its name.
-        failover_s: the time for which the counter of a dead worker's lease stands still.
+        failover_s: the time that the counter of a dead worker's lease stalls.
         sleep: waits.
     """
 

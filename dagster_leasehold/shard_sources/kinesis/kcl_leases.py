@@ -2,7 +2,7 @@
 
 A row is a lease of one shard. Its checkpoint is the last record that was processed, where a cursor
 here is the next one to read. Versions 2 and 3 keep the same columns for that; version 3 adds some
-of its own, and may keep rows of other kinds in the table, which name their `entityType`.
+of its own, and can keep rows of other kinds in the table, which name their `entityType`.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _text(row: Mapping[str, Mapping[str, Any]], column: str) -> str:
 
 
 def leases_of(leases: Iterable[KclLease], table: str, stream: str) -> dict[ShardId, KclLease]:
-    """Return the leases of one stream by shard, from a table that may hold several streams.
+    """Return the leases of one stream by shard, from a table that can hold several streams.
 
     Args:
         leases: all of the table.

@@ -18,9 +18,9 @@ class KinesisOptions(BaseModel):
         region: by default what boto3 finds.
         profile: a profile of boto3's configuration files.
         endpoint_url: an interface endpoint, or a local server; by default the region's.
-        shard_calls_per_s: reads of one shard that this host may make in a second; lower it where
+        shard_calls_per_s: reads of one shard that this host can make in a second; lower it where
             other applications read the stream too.
-        shard_bytes_per_s: bytes of one shard that this host may read in a second.
+        shard_bytes_per_s: bytes of one shard that this host can read in a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

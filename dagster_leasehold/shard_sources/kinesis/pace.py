@@ -1,8 +1,8 @@
-"""The pace at which one host may read a shard, shared by all of its processes.
+"""The pace at which one host can read a shard, shared by all of its processes.
 
 A shard answers five reads and two megabytes a second, to all who ask together. Sensors, runs and
 Spark's workers of one host are processes of their own: for each shard they share a small file that
-says when the next read may be made, and take turns by its lock. The time in it is the monotonic
+says when the next read can be made, and take turns by its lock. The time in it is the monotonic
 clock's, which is one for all processes of a host; a value that a reboot has left is seen by being
 far ahead.
 

@@ -6,7 +6,7 @@ The service does some things without a word, and this is how each is noticed:
    that is left, as if nothing had been between.
 2. So a place at a record must begin with that record, or it has expired.
 3. A place after a record is sure for the retention period, counted from the second that the cursor
-   carries: whatever came later is still kept. Then the service is asked for what follows.
+   carries: records that came later are still kept. Then the service is asked for what follows.
 4. Later than that it is sure only while its record is still there: the service is asked for the
    record itself, which is left out again.
 5. A reader that is paused for so long between two pages stands where 3 and 4 apply as well.
@@ -35,7 +35,7 @@ VISIBLE_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record as the service stores it, which may hold many of a producer's.
+    """A record as the service stores it, which can hold many of a producer's.
 
     Attributes:
         number: its sequence number.
@@ -59,7 +59,7 @@ class Page:
     """The answer to one read of a shard.
 
     Attributes:
-        records: in order; there may be none although more follow.
+        records: in order; there can be none although more follow.
         at_tip: nothing followed it when it was read.
         closed: the shard is read-only and ends here.
         asked: the service's clock at the answer; None where it gave none.
@@ -74,9 +74,9 @@ class Page:
 
     @property
     def searched_s(self) -> int:
-        """The second up to which all records of the shard were delivered; 0 where nobody knows.
+        """The second up to which all records of the shard were delivered; 0 if unknown.
 
-        A little less than the service says: what was put just then may be visible a moment later.
+        A little less than the service says: what was put just then can be visible a moment later.
         """
         if self.asked is None or self.records:
             return 0
@@ -118,7 +118,7 @@ class ShardPages:
         return self._pages(shard, iterator, limit)
 
     def since(self, shard: str, time: datetime) -> Iterator[Page]:
-        """Pages from a time on, which is not after the service's; it may be rounded down."""
+        """Pages from a time on, which is not after the service's; it can be rounded down."""
         arguments = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": time}
         return self._pages(shard, self._iterator(shard, **arguments)[0])
 

@@ -118,6 +118,6 @@ class RangeWriter:
 
 
 def _name(start: str, end: str) -> str:
-    # After a reboot a file may hold less than was written: its name no longer fits then.
+    # After a reboot a file can hold less than was written: its name no longer fits then.
     text = f"{current_boot()} {start} {end}"
     return hashlib.sha256(text.encode()).hexdigest()[:32] + _SUFFIX

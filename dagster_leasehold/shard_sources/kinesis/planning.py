@@ -21,7 +21,7 @@ from dagster_leasehold.shard_sources.source import Limits, PlannedRange
 AHEAD_MAX = 16
 RENEWALS_PER_RETENTION = 4
 KEPT_FROM_RECORDS = 2
-"""A plan of a single record only asks whether the cursor is one: nobody reads it."""
+"""A plan of a single record only asks whether the cursor is one: it is not read."""
 FIRST_WINDOW = timedelta(seconds=10)
 WINDOW_GROWTH = 8
 CLOCK_STEP = timedelta(seconds=1)
@@ -60,7 +60,7 @@ class NewestRecords:
         # A time after its own clock's is refused by the service.
         for page in self._pages.since(shard, min(time, now)):
             for record in page.records:
-                # The service may round the time that it is asked for.
+                # The service can round the time that it is asked for.
                 if record.arrived >= time:
                     return at(record.number)
             if page.at_tip and not page.records:
@@ -102,7 +102,7 @@ class Step:
 
 @dataclass(slots=True)
 class Unread:
-    """The rest of a reading that a plan has begun: the shard's next plan goes on with it.
+    """The rest of a reading that a plan has begun: the shard's next plan continues with it.
 
     Attributes:
         steps: the steps that follow.
@@ -167,7 +167,7 @@ class Batch:
 
     @property
     def full(self) -> bool:
-        """True if no record fits any more."""
+        """True if no further record fits."""
         return self.records >= self.limits.records_max or self.size >= self.limits.bytes_max
 
     def add(self, record: UserRecord) -> None:
@@ -198,7 +198,7 @@ def fill(batch: Batch, rest: Unread) -> bool:
     """Read on until the batch is full or the shard has no more now.
 
     Returns:
-        True if reading may go on with the rest from the batch's end.
+        True if reading can continue with the rest from the batch's end.
     """
     looked_again = False
     while True:
@@ -222,7 +222,7 @@ def fill(batch: Batch, rest: Unread) -> bool:
         if batch.full:
             return True
         if step.page.at_tip:
-            # A read-only shard may say only at one more look that it ends.
+            # A read-only shard can say only at one more look that it ends.
             if looked_again or not batch.looks_again:
                 return bool(batch.records)
             looked_again = True
@@ -232,7 +232,7 @@ def renewed(start: Place, page: Page | None, retention_s: float) -> Place:
     """The start of an empty batch, or its renewal when a quarter of the retention has passed.
 
     A shard in which nothing happens would otherwise come to stand on a record that retention has
-    removed, and nobody could tell any more whether others were removed with it.
+    removed, and it would be unknown whether others were removed with it.
     """
     if page is None or page.searched_s - start.sure_s < retention_s / RENEWALS_PER_RETENTION:
         return start

@@ -93,7 +93,7 @@ class KinesisReader:
 
     def _users(self, shard: ShardId, page: Page) -> Iterator[UserRecord]:
         """A page's records as producers sent them."""
-        # The shard's hashes are asked for only where a record may be packed.
+        # The shard's hashes are asked for only where a record can be packed.
         packed = any(stored.data.startswith(MAGIC) for stored in page.records)
         hashes = self._shards.hashes(shard) if packed else None
         for stored in page.records:

@@ -44,7 +44,7 @@ _REFUSALS = (
         "readers do.",
         (429,),
     ),
-    # Its text may repeat the request's signature, so that the code alone is shown.
+    # Its text can repeat the request's signature, so that the code alone is shown.
     Refusal(
         "ExpiredToken(Exception)?|UnrecognizedClientException|InvalidClientTokenId"
         "|InvalidSignatureException|SignatureDoesNotMatch|IncompleteSignature(Exception)?"
@@ -93,7 +93,7 @@ class KinesisService:
             SourceThrottled, SourceUnavailable: repeating it did not help.
             SourceRefused: the credentials are not accepted, or may not do this.
             LogNotFound: there is no such stream or shard.
-            IteratorExpired, NumberRefused: an argument is not accepted any more, or at all.
+            IteratorExpired, NumberRefused: an argument is no longer accepted, or never was.
             SourceError: the service answers with another error.
         """
         # An iterator or a token names the stream itself, and a token takes no second name.

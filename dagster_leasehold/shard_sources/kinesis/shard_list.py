@@ -29,7 +29,7 @@ class KinesisShard:
     """A shard as the service lists it.
 
     Attributes:
-        created_s: the second in which it was created; None where its numbers do not tell.
+        created_s: the second when it was created; None where its numbers do not tell.
     """
 
     shard: ShardId
@@ -108,13 +108,13 @@ class Shards:
             arguments = {"NextToken": token}
 
     def hashes(self, shard: ShardId) -> HashRange | None:
-        """The hashes of a shard; None for one that the service knows no more."""
+        """The hashes of a shard; None for one that the service no longer knows."""
         if shard not in self._hashes:
             self.listed()
         return self._hashes.get(shard)
 
     def retention_s(self) -> float:
-        """Return the time for which the stream keeps records now, in seconds."""
+        """Return the time that the stream keeps records now, in seconds."""
         return self._stream().retention_s
 
     def untrimmed(self, shard: KinesisShard) -> bool:
@@ -141,7 +141,7 @@ class Shards:
 
 
 def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
-    """Return True if a shard was there once and is no more; raise UnknownShard if it never was."""
+    """Return True if the shard existed and was removed; raise UnknownShard if it never existed."""
     if shard in listed:
         return False
     match = _NUMBERED.fullmatch(shard)

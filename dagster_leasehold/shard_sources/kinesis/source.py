@@ -34,7 +34,7 @@ ONE_RECORD = Limits(records_max=1)
 
 
 class KinesisStream(KinesisReader):
-    """A stream of Amazon Kinesis Data Streams; calls may come from many threads."""
+    """A stream of Amazon Kinesis Data Streams; calls can come from many threads."""
 
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
         super().__init__(options, stream, folder)
@@ -65,14 +65,14 @@ class KinesisStream(KinesisReader):
                 planned = self.plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
             except CursorExpired:
                 return _behind(Place.parse(shard, cursor), self._bounds(shard, entry))
-            # That a closed shard has been read to its end, only the service may say.
+            # That a closed shard has been read to its end, only the service can say.
             finished = entry.closed and (planned.last or planned.end != cursor)
             return ShardBounds(cursor, planned.end, finished)
 
         return self._of_each(list(cursors), look)
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """The times at which the service took the first records at these cursors.
+        """The times when the service took the first records at these cursors.
 
         Each was read when the shard was last planned or looked at, as a rule: then nothing is asked
         again. How far a page ends behind the tip tells less: 0 for the page of the last record.
@@ -150,7 +150,7 @@ class KinesisStream(KinesisReader):
             for step in self._steps(shard, place, 1):
                 if step.record is None:
                     return str(step.reached)
-                # Parts of other shards are left out: the one that was asked for may be none.
+                # Parts of other shards are left out: the one that was asked for can be none.
                 same = step.record.place == place
                 return str(step.record.following if same else step.record.place)
         except CursorExpired:

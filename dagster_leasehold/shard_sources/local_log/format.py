@@ -173,7 +173,7 @@ def microseconds(moment: datetime) -> int:
 def _event_us(moment: datetime) -> int:
     """Return the time of a record as microseconds since 1970; raise RecordRefused if none can be.
 
-    Its own offset may put a time of the year 9999 into the year after, which cannot be read back.
+    Its own offset can put a time of the year 9999 into the year after, which cannot be read back.
     """
     time_us = microseconds(moment)
     if moment_of(time_us) is None:
@@ -274,7 +274,7 @@ def decode(encoded: bytes, entry: Entry, where: Path | str) -> pa.RecordBatch:
     if zlib.crc32(encoded) != entry.checksum:
         raise _damaged(entry, where, "is damaged")
     # A checksum does not keep anybody from writing a file of his own: nothing below may
-    # allocate more than a message can hold, or go on with other records than the footer counts.
+    # allocate more than a message can hold, or continue with other records than the footer counts.
     try:
         message = pa.ipc.read_message(pa.py_buffer(encoded))
         size = decoded_size(memoryview(message.metadata), memoryview(message.body or b""))

@@ -3,8 +3,8 @@
 The files of a shard cannot say by themselves that the last one is missing: it looks like one that
 was never written. So the file `heads` in the log's folder holds a record of fixed size for each
 shard. An append returns once its head is on the disk, after the file that the head speaks of;
-retention moves the beginning before it removes a file. Whatever lies below a head and is not there
-is damage, whatever lies above it was never acknowledged.
+retention moves the beginning before it removes a file. A file below a head that is not there
+is damage; files above it were never acknowledged.
 
 A record has two slots, written by turns, so that a torn write leaves the one before:
 
@@ -132,7 +132,7 @@ class HeadsFile:
     def read(self, shard: ShardId) -> Head:
         """Return the newest head of a shard; raise LogCorrupt if its record is damaged."""
         for _ in range(_READS_MAX):
-            # Again, since a reader may look while a slot is written, and then at the other one.
+            # Again, since a reader can look while a slot is written, and then at the other one.
             record = os.pread(self._file, RECORD_BYTES, int(shard) * RECORD_BYTES)
             head = Head.parse(shard, record)
             if head is not None:
@@ -147,7 +147,7 @@ class HeadsFile:
         os.fdatasync(self._file)
 
     def add(self, shards: Iterable[ShardId]) -> None:
-        """Write the heads of new shards, which nobody writes to or reads yet; durable."""
+        """Write the heads of new shards, which have no writer or reader yet; durable."""
         for shard in shards:
             os.pwrite(self._file, Head().record(shard), int(shard) * RECORD_BYTES)
         os.fsync(self._file)

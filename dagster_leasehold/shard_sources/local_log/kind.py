@@ -1,6 +1,6 @@
 """The local log as a kind of source, with its options.
 
-Apart from what reads it, because Spark's workers may lack pydantic.
+Apart from what reads it, because Spark's workers can lack pydantic.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class LocalLog(LocalLogSource):
     """A sharded log in a folder: a source that can be written to, split, merged and retained.
 
     Opening it touches nothing: a folder without a log is reported by the first call that needs
-    it. Many processes may read at once; each shard takes one writer at a time.
+    it. Many processes can read at once; each shard takes one writer at a time.
 
     Args:
         root: the log's folder.
@@ -167,7 +167,7 @@ class LocalLog(LocalLogSource):
         """Remove whole files whose records all lie before a time or a cursor of the shard.
 
         Returns:
-            The cursor at which the shard now begins.
+            The cursor where the shard now begins.
         """
         entry = catalog.load_catalog(self.root).find(shard)
         return retain(self._folder(entry.shard), before)

@@ -191,7 +191,7 @@ class ShardFolder:
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
         """Stored columns with the shard and the cursors added."""
         count = rows.num_rows
-        # Without numpy, which Spark's workers may lack.
+        # Without numpy, which Spark's workers can lack.
         numbers = _FUNCTIONS.cumulative_sum(pa.repeat(pa.scalar(1), count), start=offset - 1)
         cursors = numbers.cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]

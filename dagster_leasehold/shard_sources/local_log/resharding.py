@@ -1,6 +1,6 @@
 """Split and merge: parents become read-only and children appear, in one step.
 
-1. the parents' writer locks are taken, so that nobody appends any more; their tails are repaired;
+1. the parents' writer locks are taken, so that no writer appends; their tails are repaired;
 2. the children's folders and heads are made; a crash here leaves both empty, and the next split
    reuses them;
 3. the catalog is replaced: from now on the parents are read-only and the children exist;
@@ -48,7 +48,7 @@ def reshard(
 
     Raises:
         UnknownShard, ShardReadOnly, ReshardingRefused: these parents cannot be replaced.
-        ShardBusy: somebody is writing to a parent, or resharding the same log.
+        ShardBusy: another process is writing to a parent, or resharding the same log.
     """
     load_catalog(root)  # without a log, no folder is made for the lock
     try:

@@ -2,7 +2,7 @@
 
 The order of an append, and what a crash at each point leaves:
 
-1. a draft is written and flushed to the disk: a file that nobody reads, which the next writer
+1. a draft is written and flushed to the disk: a file without readers, which the next writer
    removes;
 2. it gets its name, which is flushed, too: a whole file that the next writer takes over; readers
    look no further than the head;
@@ -80,7 +80,7 @@ class ShardWriter:
     Raises:
         LogNotFound, UnknownShard: on entry: there is no such log or shard.
         ShardReadOnly: on entry: the shard was split or merged.
-        ShardBusy: on entry: somebody else is writing to the shard.
+        ShardBusy: on entry: another process is writing to the shard.
         LogCorrupt: on entry: acknowledged records are missing, or the last ones are damaged.
         SourceUnavailable: on entry: the folder cannot be written to.
     """
@@ -179,7 +179,7 @@ class ShardWriter:
             write_file(name, (message.encoded for message in messages), entries)
             self._acknowledge(offset)
         except OSError as error:
-            # The file may be there: another one from the same offset must not stand beside it.
+            # The file can be there: another one from the same offset must not stand beside it.
             self._broken = True
             raise self._unwritable(error) from error
         self._time_max = time_max
@@ -282,10 +282,10 @@ def retain(folder: ShardFolder, before: datetime | str) -> str:
     """Remove the files whose records all lie before a time or a cursor.
 
     The beginning moves first, and only then what lies before it is removed: a crash in between
-    leaves files that nobody reads, and that the next retention removes.
+    leaves files without readers, which the next retention removes.
 
     Returns:
-        The cursor at which the shard now begins.
+        The cursor where the shard now begins.
     """
     extent = folder.extent()
     limit_us = microseconds(before) if isinstance(before, datetime) else None

@@ -205,7 +205,7 @@ class LogHubClient:
         self._ask(lambda wire: wire.create_consumer_group(*self._place, group, timeout_s, ordered))
 
     def set_checkpoint(self, group: str, shard: str, cursor: str) -> None:
-        """Move a checkpoint of a consumer group, whoever holds the shard."""
+        """Move a checkpoint of a consumer group, held or not."""
         self._ask(
             lambda wire: wire.update_check_point(*self._place, group, shard, cursor),
             shard=shard,
@@ -245,7 +245,7 @@ def _groups(body: bytes, answered: Mapping[str, str]) -> tuple[Any, ...]:
     if size == 0 and count == 0:
         return ()
     codec = _CODECS[answered.get("x-log-compresstype", "").lower()]
-    # Values are bytes in the raw form of the messages: a log may hold any.
+    # Values are bytes in the raw form of the messages: a log can hold any.
     message = _MESSAGES.LogGroupListRaw()
     message.ParseFromString(decompress(body, codec, BODY_BYTES_MAX, size=size))
     if len(message.LogGroups) != count:

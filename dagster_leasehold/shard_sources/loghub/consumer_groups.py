@@ -23,8 +23,8 @@ class ServiceConsumerGroup:
     Args:
         source: the logstore.
         name: of the group.
-        stopped: True if somebody confirms that its consumers do not run: the service names the
-            holders of shards, and may go on doing so after they were stopped.
+        stopped: True if the user confirms that its consumers do not run: the service names the
+            holders of shards, and can keep doing so after they were stopped.
     """
 
     def __init__(self, source: LogHub, name: str, *, stopped: bool) -> None:
@@ -74,7 +74,7 @@ class ServiceConsumerGroup:
         return [each for each, cursor in cursors.items() if GroupCursor.parse(each, cursor).index]
 
     def store(self, cursors: Mapping[ShardId, str], *, timeout_s: float, ordered: bool) -> None:
-        """Set the service's checkpoints of shards, whoever holds them there.
+        """Set the service's checkpoints of shards, held or not.
 
         One within a LogGroup becomes the group's beginning.
         """

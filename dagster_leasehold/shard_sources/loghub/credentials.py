@@ -129,7 +129,7 @@ def _fetch(uri: str) -> AccessKey:
             str(answer.get("SecurityToken") or ""),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        # The answer is not shown: it may hold what should stay secret.
+        # The answer is not shown: it can hold what should stay secret.
         raise SourceRefused(
             "The address of the credentials does not answer with AccessKeyId, AccessKeySecret "
             "and SecurityToken as JSON."

@@ -19,7 +19,7 @@ _REFUSALS = (
         errors.SourceRefused,
         "{service} does not accept the credentials for {log} ({code}): check "
         "ALIBABA_CLOUD_ACCESS_KEY_ID, ALIBABA_CLOUD_ACCESS_KEY_SECRET and "
-        "ALIBABA_CLOUD_SECURITY_TOKEN, and that they may read this logstore.",
+        "ALIBABA_CLOUD_SECURITY_TOKEN, and that they can read this logstore.",
     ),
     Refusal(
         "RequestTimeExpired|InvalidRequestTime|RequestTimeTooSkewed",
@@ -30,7 +30,7 @@ _REFUSALS = (
     Refusal(
         "(ShardRead|Read|Project)QuotaExceed|ExceedQuota|QpsLimitExceeded|ShardReadQpsExceed",
         errors.SourceThrottled,
-        "{service} asks for fewer reads{of_shard} of {log} ({code}), and went on asking while they "
+        "{service} asks for fewer reads{of_shard} of {log} ({code}), and kept asking while they "
         "were repeated.",
         (429,),
     ),
@@ -62,7 +62,7 @@ class ServiceRefusal(Exception):
     Attributes:
         code: the service's error code.
         status: the HTTP status; 200 where there was no response.
-        message: the service's sentence, which may hold anything.
+        message: the service's sentence, which can hold anything.
     """
 
     def __init__(self, code: str, status: int = 200, message: str = "") -> None:

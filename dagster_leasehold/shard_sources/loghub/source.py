@@ -77,7 +77,7 @@ class LogHub(LogHubReader):
             return positions.GONE
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """The times at which the service received the LogGroups at these cursors: a request each.
+        """The times when the service received the LogGroups at these cursors: a request each.
 
         The service knows whole seconds.
         """
@@ -134,7 +134,7 @@ class LogHub(LogHubReader):
 
     def _is_last(self, shard: ShardId, cursor: GroupCursor) -> bool:
         # 1. nothing more was there to read; 2. a writer appends; 3. the shard is split. Only an
-        # end that is asked for after the shard was found read-only does not move any more.
+        # end that is asked for after the shard was found read-only no longer moves.
         listed = {str(each.number): each for each in self.client.shards()}
         return self._listed(listed, shard).read_only and cursor >= self._end(shard)
 

@@ -1,4 +1,4 @@
-"""Many small batches end as files of the target size while consumption goes on, on SQLite."""
+"""Many small batches end as files of the target size while consumption continues, on SQLite."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_the_sink_holds_each_record_once(
     assert {report.stopped for report in reports.values()} == {StopReason.CAUGHT_UP}
     for shard in reports:
         ledger = store.batches(stream.key, shard)
-        assert (ledger[0].start, ledger[0].end) == ("0", "12"), "not planned anew"
+        assert (ledger[0].start, ledger[0].end) == ("0", "12"), "not planned again"
         assert [batch.sequence for batch in ledger] == list(range(len(ledger)))
         held = [json.loads((home / "sink" / b.batch_id).read_text()) for b in ledger]
         assert [value[:2] for value in held] == [[b.start, b.end] for b in ledger]

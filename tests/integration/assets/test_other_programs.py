@@ -2,7 +2,7 @@
 
 Each step at which a publisher may die, or its request be lost or late, meets each of them. What the
 table shows afterwards has each committed record once, or publication has stopped with a sentence,
-and an adoption mends it.
+and an adoption fixes it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Scene(CatalogScene):
         table.manage_snapshots().rollback_to_snapshot(parent).commit()
 
     def expired(self) -> None:
-        """All snapshots but the newest are let go of."""
+        """Expire all snapshots but the newest."""
         table = self.table()
         newest = table.metadata.current_snapshot_id
         old = [each.snapshot_id for each in table.metadata.snapshots if each.snapshot_id != newest]
@@ -192,7 +192,7 @@ def arrives(late: Callable[[], object]) -> None:
         return
 
 
-def mended(scene: Scene) -> None:
+def fixed(scene: Scene) -> None:
     """Publish; where that stops with a sentence, adopt the table first."""
     try:
         scene.publish_all()
@@ -220,11 +220,11 @@ def test_at_each_step_another_program_may_change_the_table(
         except PublicationRefused:
             scene.publish_all()
     else:
-        mended(scene)
+        fixed(scene)
     if arrival != NOW:
         arrives(late)
     scene.more("run-4")
-    mended(scene)
+    fixed(scene)
     assert scene.values() == scene.committed()
     assert len(scene.committed()) == 29
     outcome = scene.publisher().comparison.compare()

@@ -153,9 +153,9 @@ class Runs:
 def runs_of(home: Path, spark_folder: Path, fault: Any, way: str, on_poison: OnPoison) -> Runs:
     """Runs whose Spark is at work already, since its slow start is no stall."""
     declared = replace(stream_of(home), on_poison=on_poison, limits=Limits(records_max=8))
-    mended = poisoned(functools.partial(int), way)
+    fixed = poisoned(functools.partial(int), way)
     runs = Runs(
-        home, spark_folder, replace(declared, transform=mended, pace=Pace(run_budget_s=1e-3))
+        home, spark_folder, replace(declared, transform=fixed, pace=Pace(run_budget_s=1e-3))
     )
     runs.run()
     assert {runs.row(shard).check_point for shard in SHARDS} == {"8"}
@@ -217,8 +217,8 @@ def test_a_record_that_hangs_holds_its_shard_until_the_transform_is_mended(
     assert f"Shard 0 of orders/default is held at cursor {AT}" in reason.sentence
     assert "This run made no progress for 15 s while it waited for Spark" in reason.sentence
     assert runs.committed("1") == runs.expected("1")
-    mended = poisoned(functools.partial(int), way)
-    runs.stream = replace(runs.stream, transform=mended)
+    fixed = poisoned(functools.partial(int), way)
+    runs.stream = replace(runs.stream, transform=fixed)
     runs.until(runs.at_end, runs.number + 1)
     assert runs.committed("0") == runs.expected("0")
     assert verify(runs.store, runs.stream.key) == []

@@ -89,7 +89,7 @@ def todays_tables(records: pa.Table) -> pa.Table:
 def test_the_poison_of_one_shard_stops_it_alone(
     todays: AnyTransform, home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
-    """More bad records in a batch than the stream allows: that shard waits, the others go on."""
+    """More bad records in a batch than the stream allows: that shard waits, the others continue."""
     stream = replace(stream_of(home), checks=Checks(quarantined_max=3))
     for shard in (ZERO, ONE, TWO):
         stream.source.append(shard, [b"1,a"] * 6)
@@ -118,8 +118,8 @@ def mended_frames(records: DataFrame) -> DataFrame:
 @arrow_transform
 def mended_tables(records: pa.Table) -> pa.Table:
     numbers = [int(value.split(b":")[1]) for value in records["value"].to_pylist()]
-    mended = records.append_column("n", pa.array(numbers, pa.int32()))
-    return mended.append_column("quarantine_error", pa.nulls(records.num_rows, pa.string()))
+    fixed = records.append_column("n", pa.array(numbers, pa.int32()))
+    return fixed.append_column("quarantine_error", pa.nulls(records.num_rows, pa.string()))
 
 
 @pytest.mark.parametrize("todays", [mended_frames, mended_tables], ids=["frames", "arrow"])

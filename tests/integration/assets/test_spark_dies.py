@@ -105,7 +105,7 @@ def test_a_run_outlives_its_spark_once_in_a_batch_and_each_record_is_committed_o
         assert "\n" not in error
     assert {row.consumer_run for row in store.snapshot(key).shards} == {""}, "it let go"
 
-    # One that dies once: the run starts another and goes on.
+    # One that dies once: the run starts another and continues.
     second = start(home, folder, "run-2")
     try:
         kill_in_the_middle(home, folder, second)

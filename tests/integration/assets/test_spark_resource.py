@@ -63,7 +63,7 @@ def test_a_run_leaves_no_token_in_dagster(
 
 
 def test_workers_load_the_installed_pyspark(connect_session: Any) -> None:
-    """An archive keeps no compiled code: each worker would compile pyspark anew."""
+    """An archive keeps no compiled code: each worker would compile pyspark again."""
     import pyarrow as pa
     import pyspark
 

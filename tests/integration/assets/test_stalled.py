@@ -1,6 +1,6 @@
-"""A run whose Spark stands still gives its shards up, and the next one goes on.
+"""A run whose Spark stalls gives its shards up, and the next one continues.
 
-A process of its own consumes, as Dagster has it. What stands still is, in turn, the user's code,
+A process of its own consumes, as Dagster has it. What stalls is, in turn, the user's code,
 Spark's Python workers, and the whole server.
 """
 
@@ -69,7 +69,7 @@ class Home:
         return json.loads(out.strip().splitlines()[-1])
 
     def stall(self, way: str, freeze: Callable[[], None] | None = None) -> None:
-        """A run that stands still in the middle of its batch, and so does what `freeze` stops."""
+        """A run that stalls in the middle of its batch, and so does what `freeze` stops."""
         (self.home / "hold").touch()
         process = self.start(way, ABANDON_S) if freeze else self.start(way)
         try:

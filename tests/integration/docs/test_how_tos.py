@@ -141,7 +141,7 @@ def test_an_upgrade(home: ConsumedHome, printed: Printed) -> None:
 def test_a_move_to_mysql(
     home: ConsumedHome, printed: Printed, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Consumption goes on in the new store, and every record is in the output once."""
+    """Consumption continues in the new store, and every record is in the output once."""
     upgrade, drain, copy, verify, status, resume = commands("operations.md", "Move to MySQL")
     exported = "".join(fences(DOCS / "how-to/operations.md", "console", "Move to MySQL"))
     assert "export NEW_DATABASE_URL=" in exported
@@ -206,7 +206,7 @@ def test_a_store_that_is_away(
     home.append(2)
     home.consume("run-2")
     assert main(shlex.split(create)) != 0
-    assert "output goes on being committed" in joined(capsys.readouterr().err)
+    assert "output is still committed" in joined(capsys.readouterr().err)
     assert "16 committed batches with 48 records wait since" in joined(printed(status))
     away.unlink()
     assert "the ledger names the same" in joined(printed(create))

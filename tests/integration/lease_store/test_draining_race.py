@@ -43,7 +43,7 @@ def test_an_opening_that_overtakes_the_pause_is_waited_for(
 ) -> None:
     """1. A run finds the group not paused. 2. It is paused. 3. The drain must see the run.
 
-    The opening stands still between its last look and its write until the pause is committed; the
+    The opening stalls between its last look and its write until the pause is committed; the
     drain is asked for while it still does.
     """
     runner, operator = stores

@@ -1,4 +1,4 @@
-"""An upgrade that is cut off after any of its statements, or refused, goes on when it is repeated.
+"""An upgrade that is cut off after any statement, or refused, continues when it is repeated.
 
 Method: an upgrade is killed after its first statement that changes something, repeated and killed
 after the next one, and so on to the end. What the database commits by itself stays, so that every
@@ -136,11 +136,11 @@ def test_an_account_that_may_make_no_trigger_is_told_so_and_goes_on(
         store.upgrade()
     assert str(refused.value) == (
         f"The lease store's account may not create triggers in {database}: grant it TRIGGER there "
-        "as well, and run `leasehold db upgrade` again, which goes on where it stopped."
+        "as well, and run `leasehold db upgrade` again, which continues where it stopped."
     )
     assert isinstance(refused.value.__cause__, DBAPIError)
     assert error_number(refused.value.__cause__) == 1142
-    store.close()  # a session goes on with the privileges that it began with
+    store.close()  # a session continues with the privileges that it began with
     server.grant(database, "TRIGGER", user="maker")
     store.upgrade()
     assert store.schema_revision() == HEAD

@@ -2,7 +2,7 @@
 
 Method: for each step a group of its own, and a process of its own that serves a node of it and dies
 at the failpoint, all at the same time on a real database. Another node, which knows nothing of the
-dead one, goes on; in the end the living share all shards, and the journal proves the promises.
+dead one, continues; in the end the living share all shards, and the journal proves the promises.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def test_the_next_node_goes_on(mariadb_url: str) -> None:
 
 
 def kill_at_every_step(url: str, living: Groups) -> None:
-    """Start and lose a process for each failpoint, while the living holders go on."""
+    """Start and lose a process for each failpoint, while the living holders continue."""
     with ExitStack() as stack:
         started = {point: stack.enter_context(doomed(url, point)) for point in POINTS}
         tick_until(lambda: all(each.poll() is not None for each in started.values()), living)

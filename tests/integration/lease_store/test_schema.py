@@ -138,7 +138,7 @@ def test_nobody_goes_on_while_a_newer_release_changes_tables(url: str, engine: E
 
 
 def test_a_newer_schema_that_was_only_added_to_is_used(url: str, engine: Engine) -> None:
-    """Nodes of this release go on while others are of the next one; an upgrade is not undone."""
+    """Nodes of this release continue while others are of the next one; an upgrade is not undone."""
     store = open_store(url, upgrade=True)
     store.close()
     execute(engine, f"UPDATE {VERSION_TABLE} SET version_num = '9999'")

@@ -180,7 +180,7 @@ def test_a_store_in_memory_is_refused() -> None:
 
 
 def test_a_process_that_dies_in_a_transaction_leaves_nothing(path: Path) -> None:
-    """SQLite rolls the dead writer back: the next one goes on at once."""
+    """SQLite rolls the dead writer back: the next one continues at once."""
     import os
 
     store = open_store(f"sqlite:///{path}")

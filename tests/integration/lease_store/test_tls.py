@@ -144,6 +144,6 @@ def test_another_host_is_refused(
 def test_a_server_without_tls_is_refused(
     mariadb: MariaDB, mariadb_url: str, certificates: dict[str, Certificates]
 ) -> None:
-    """Older drivers would go on in the clear; newer ones refuse by themselves."""
+    """Older drivers would continue in the clear; newer ones refuse by themselves."""
     with pytest.raises(StoreError, match="TLS"):
         open_store(f"{mariadb_url}?ssl_ca={certificates['right'].authority}", upgrade=True)

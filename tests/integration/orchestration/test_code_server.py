@@ -54,7 +54,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def environment_of(home: Path) -> dict[str, str]:
-    """The environment of a server; pytest changes its own variable as a test goes on."""
+    """The environment of a server; pytest changes its own variable as a test continues."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return child_environment(Settings(home=home), own)
 
@@ -168,7 +168,7 @@ def test_a_server_that_was_left_for_long_or_started_otherwise_is_not_adopted(
     listen = Endpoint("127.0.0.1", free_port())
     like = left.successor(listen)
     like.succeed([process])
-    assert like.sessions == [process], "its runs go on, if there are any"
+    assert like.sessions == [process], "its runs continue, if there are any"
     until(lambda: process.existence() is Existence.GONE)  # a killed process takes a moment to end
     assert not capsys.readouterr().out
     until(lambda: not server.look())

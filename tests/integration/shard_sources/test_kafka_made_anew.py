@@ -1,4 +1,4 @@
-"""A topic that was deleted and made anew is not consumed from the checkpoints of the former one."""
+"""A topic that was deleted and recreated is not consumed from the checkpoints of the former one."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def end_of(log: LocalLog) -> int:
 
 
 def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    """kill -9 at a random moment, twelve times; each next writer goes on after whole records."""
+    """kill -9 at a random moment, twelve times; each next writer continues after whole records."""
     log = LocalLog.create(tmp_path / "log", 1)
     seed = random.randrange(2**32)
     moments = random.Random(seed)

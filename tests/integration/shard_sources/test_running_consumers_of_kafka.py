@@ -204,7 +204,7 @@ def test_a_running_group_is_stopped_and_taken_over_and_goes_on_later(
     do_as_the_page_says(capsys, "A consumer group of Kafka")
     topic.consume("run-1")
     assert_each_once(output.read_text().splitlines(), committed(capsys, TOPIC), topic.log)
-    # And back: the same consumers go on where the runs here have stopped.
+    # And back: the same consumers continue where the runs here have stopped.
     do_as_the_page_says(capsys, "A consumer group of Kafka", block=1)
     topic.append(10)
     before = len(output.read_text().splitlines())

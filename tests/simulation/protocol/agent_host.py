@@ -107,7 +107,7 @@ class AgentHost(Host):
 
     @override
     def start_server(self) -> None:
-        # It ends its predecessor's runs, and goes on under the same incarnation. Where the note
+        # It ends its predecessor's runs, and continues under the same incarnation. Where the note
         # of that was lost, it can do neither.
         stage = self._stage
         forgotten = stage.chance.random() < stage.rates.forgotten_cursor

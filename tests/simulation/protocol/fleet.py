@@ -126,7 +126,7 @@ class Fleet(Members):
     # -- questions ------------------------------------------------------------------------------
 
     def alive(self) -> list[Host]:
-        """Return the hosts that are up and do not stand still."""
+        """Return the hosts that are up and do not stall."""
         return [host for host in self.hosts if host.alive]
 
     def host_of(self, node: NodeName) -> Host:

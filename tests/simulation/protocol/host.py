@@ -121,13 +121,13 @@ class Host:
         self.start_server()
 
     def start_server(self) -> None:
-        """Start only the process that rebalances; runs of a former one go on."""
+        """Start only the process that rebalances; runs of a former one continue."""
         server = Process(f"{self.name}.server")
         self.rebalancer = self.new_rebalancer(server)
         self.begin(server, lambda: self._serve(server))
 
     def begin(self, server: Process, function: Callable[[], None]) -> None:
-        """Have a process be the host's server, and go on with a function within a tick."""
+        """Have a process be the host's server, and continue with a function within a tick."""
         self.server, stage = server, self._stage
         delay_s = stage.chance.uniform(0.1, TICK_S) * stage.unit_s
         stage.schedule.spawn(server, function, delay_s)
@@ -231,7 +231,7 @@ class Host:
         return all(other._ready_to_leave for other in self.leaves_with if other.up)
 
     def _leave(self, server: Process) -> None:
-        """Wait until the runs have let go and all who leave together are ready, then leave."""
+        """Wait until the runs have released and all who leave together are ready, then leave."""
         stage = self._stage
         assert self.rebalancer is not None
         store = self._world.connect(server)

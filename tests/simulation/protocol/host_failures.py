@@ -55,7 +55,7 @@ class HostFailures:
         self._measures.lost(host.settings.keys())
 
     def pause(self, host: Host, seconds: float) -> None:
-        """Have a host stand still, and go on later as if nothing had been."""
+        """Have a host stall, and continue later as if nothing had been."""
         stage, nodes = self._stage, host.settings.keys()
         host.paused_until = stage.now + seconds
         for process in host.processes():
@@ -65,7 +65,7 @@ class HostFailures:
             stage.schedule.call(seconds, lambda: self._measures.returned(nodes))
 
     def stall(self, process: Process) -> None:
-        """Have a process, or the whole host under it, stand still before it sees a reply."""
+        """Have a process, or the whole host under it, stall before it sees a reply."""
         chance = self._stage.chance
         seconds = chance.uniform(0.1, 3.0) * self._stage.config.timeout_s
         hosts = [host for host in self._fleet.hosts if process in host.processes()]
@@ -119,7 +119,7 @@ class HostFailures:
             host.cursor = chance.choice(["", "{", host.cursor[: len(host.cursor) // 2]])
 
     def _crash_server(self, host: Host) -> None:
-        """Kill the process that rebalances alone; the runs go on without it."""
+        """Kill the process that rebalances alone; the runs continue without it."""
         if host.server is not None:
             self.kill(host.server)
 
@@ -133,7 +133,7 @@ class HostFailures:
         self.pause(host, timeouts * self._stage.config.timeout_s)
 
     def _pause_run(self) -> None:
-        """Have one process stand still while the rest of its host goes on."""
+        """Have one process stall while the rest of its host continues."""
         if any(not run.dead for run in self._runs.values()):
             seconds = self._stage.chance.uniform(0.1, 3.0) * self._stage.config.timeout_s
             run = self._some_run()

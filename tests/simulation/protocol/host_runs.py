@@ -113,7 +113,7 @@ class HostRuns:
         return False
 
     def ask_back(self, shard: ShardId) -> None:
-        """Ask runs that follow to let a shard go, as whoever materializes it by hand does."""
+        """Ask runs that follow to release a shard, as whoever materializes it by hand does."""
         for run in self.alive():
             if run.waits is not None:
                 run.waits.ask_back(shard)
@@ -181,7 +181,7 @@ class HostRuns:
             self._stage.schedule.spawn(run.process, lambda: self._beat(run), pause_s)
             world.parts.consume(run)
         except StoreError as error:
-            world.watch.hear(str(error))  # A run that cannot go on ends; its launcher sees that.
+            world.watch.hear(str(error))  # A run that cannot continue ends; its launcher sees that.
         finally:
             world.watch.hear(run.heartbeat.reason)
             run.process.dead = True

@@ -53,7 +53,7 @@ class FewestMoves:
         return f"a change of members or shards took {made} moves, and needs at least {needed}"
 
     def restart(self, snapshot: Snapshot, moves: int) -> None:
-        """Go on from this state, settled or not, without asking how it was reached."""
+        """Continue from this state, settled or not, without asking how it was reached."""
         self._moves = moves
         self._owners = {
             lease.shard: lease.consumer_owner

@@ -86,7 +86,7 @@ class Run:
         return self.process.dead
 
     def will_open(self, shard: ShardId) -> bool:
-        """Return True if it has yet to open a shard; one that follows may have let it go again."""
+        """Return True if it has yet to open a shard; one that follows may have release it again."""
         return shard in (self.shards if self.waits is None else self.waits.awaited)
 
 

@@ -1,6 +1,6 @@
 """Virtual time: who runs next is decided by the clock and, among equals, by the seed.
 
-Real code that blocks has to let others go on, so each function under way has a stack of its own:
+Real code that blocks has to let others continue, so each function under way has a stack of its own:
 greenlets, which wait for each other in one thread.
 """
 
@@ -25,7 +25,7 @@ class Process:
     Attributes:
         name: for messages.
         dead: True once it was killed, or has ended.
-        paused_until: virtual time before which none of its strands goes on.
+        paused_until: virtual time before which none of its strands continues.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Schedule:
             raise Crashed
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Go on until a condition is met or nothing is left to do."""
+        """Continue until a condition is met or nothing is left to do."""
         while self._queue and not until():
             time, _, _, entry = heapq.heappop(self._queue)
             if not isinstance(entry, _Task):

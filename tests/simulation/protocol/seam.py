@@ -42,7 +42,7 @@ class Network(Protocol):
         ...
 
     def stall(self, process: Process) -> None:
-        """Have the calling process stand still before it sees the reply."""
+        """Have the calling process stall before it sees the reply."""
         ...
 
 

@@ -23,7 +23,7 @@ WISH_RATE = 0.002
 """The probability that somebody asks a run to end, per store call."""
 ANSWER_S = 1.0
 LOOKS_MAX = 6
-"""The looks that a run may take to let a shard go, where replies get lost."""
+"""The looks that a run may take to release a shard, where replies get lost."""
 LEAST_WAIT_S = 0.001
 """The shortest sleep: a timer is never early."""
 
@@ -108,7 +108,7 @@ class Waits:
         self.awaited |= set(shards)
 
     def ask_back(self, shard: ShardId) -> None:
-        """Ask the run to let a shard go."""
+        """Ask the run to release a shard."""
         self._let_go.add(shard)
 
     def look(self) -> Wishes:
@@ -150,7 +150,7 @@ class Waits:
         self.sleep(max(seconds, LEAST_WAIT_S))
 
     def _look_at_shards(self) -> None:
-        """Count for each shard the looks in a row at which the run should have let it go."""
+        """Count for each shard the looks in a row at which the run should have release it."""
         stage = self.stage
         snapshot = stage.store.snapshot(stage.key)
         rows = [lease for lease in snapshot.shards if lease.consumer_run == self.run.name]

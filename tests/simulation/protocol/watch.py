@@ -46,7 +46,7 @@ class NodeWatch:
 
     def restored(self, snapshot: Snapshot) -> None:
         """Take the rows that a store has which lost its last commits."""
-        # Counters repeat after such a loss, so that one of them may look as if it had stood still.
+        # Counters repeat after such a loss, so that one of them may look as if it had stalled.
         for node in self._nodes.values():
             highest = max(node.lease_id, self._repeated_until.get(node.name, 0))
             self._repeated_until[node.name] = highest

@@ -71,7 +71,7 @@ class Convergence:
                 yield f"{name} is dead, but still a member"
         for host in hosts.values():
             if self._not_heard_of(host):
-                yield f"{host.name} stands still, or has just gone on"
+                yield f"{host.name} stalls, or has just continued"
         for name, host in hosts.items():
             # Who has a number that the count leaves out stays outside for good.
             outside = host.refused and name not in members and not _fits(host.settings[name])
@@ -110,9 +110,9 @@ class Convergence:
     def _not_heard_of(self, host: Host) -> bool:
         """Return True if others may still take the host for dead.
 
-        1. A host stands still for almost T, goes on, and the group looks settled.
+        1. A host stalls for almost T, continues, and the group looks settled.
         2. Its own tick comes a moment later, and an eviction that is right comes before it.
-        3. So the group is settled only T after the last of its processes went on.
+        3. So the group is settled only T after the last of its processes continued.
         """
         since = max(self._stage.now - self._stage.config.timeout_s, 0.0)
         return any(process.paused_until > since for process in host.processes())
@@ -126,7 +126,7 @@ def _fits(node: Node) -> bool:
 class World(Network):
     """Everything of one seed, and the port through which hosts and their calls reach the rest.
 
-    A safety phase goes on for a number of store calls; then everything heals, and the group has
+    A safety phase continues for a number of store calls; then everything heals, and the group has
     to converge within a bound and stay as it is.
     """
 
@@ -202,7 +202,7 @@ class World(Network):
         self._fleet.return_or_stay_away()
 
     def _run_by_ticks(self, done: Callable[[], bool]) -> None:
-        """Go on until a condition holds; it is costly to check, so that it is checked each tick."""
+        """Continue until a condition holds, which is checked once a tick because it is costly."""
         stage = self.stage
         while True:
             asked_at = stage.now + TICK_S * stage.unit_s

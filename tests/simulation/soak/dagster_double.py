@@ -318,4 +318,4 @@ class _Launcher:
         return True
 
     def dispose(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""

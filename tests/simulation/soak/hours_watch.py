@@ -81,7 +81,7 @@ class HoursWatch:
             words = world.watch.progress.last_words(name)[:100]
             self._findings.find(
                 ("hour", hour),
-                f"the hour {hour.isoformat()} has stood still for {waited_s:.0f} s: complete, and "
+                f"the hour {hour.isoformat()} has not moved for {waited_s:.0f} s: complete, and "
                 f"not made; its sensor says: {words}",
             )
         return excused

@@ -1,4 +1,4 @@
-"""Mutants for the soak: each takes one remedy out of the code, and something stands still again.
+"""Mutants for the soak: each takes one remedy out of the code, and something stalls again.
 
 As the mutants of `tests.simulation.mutants` do for the protocol, these show that the soak can
 fail: each names the scene that notices it, and what its finding has to say.
@@ -135,7 +135,7 @@ MUTANTS = [
         "a failed hour is not asked for again",
         "hours fail",
         {"dagster_leasehold.sensors.asked_hours.AskedHours.due": lambda *_: []},
-        "has stood still for",
+        "has not moved for",
     ),
     Mutant(
         "late records of hours that failed are read at every tick",

@@ -106,7 +106,7 @@ class ProgressWatch:
         if excuse.rstrip(".") not in self._sayings(name):
             self._findings.find(
                 ("silent", place, excuse),
-                f"shard {shard} of {key} stands still and nobody says why ({excuse}); its sensors "
+                f"shard {shard} of {key} stalls and nobody says why ({excuse}); its sensors "
                 f"say: {self.last_words(name)}",
             )
         if untried_s > RETRY_LIMIT_S + self._world.quiet_s:

@@ -163,7 +163,7 @@ def _accept_gaps(world: World) -> None:
 
 
 def daemon_down(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """A deployment's daemon is down for a day; its agents, where it has any, go on."""
+    """A deployment's daemon is down for a day; its agents, where it has any, continue."""
 
     def down(world: World) -> None:
         world.deployments[number % len(world.deployments)].daemon_up = False
@@ -252,7 +252,7 @@ def waiting_run_asked(at_s: float, lengths: Lengths, number: int) -> list[Incide
 
 
 def run_hangs(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
-    """A Spark job never returns; the node of its run goes on beating."""
+    """A Spark job never returns; the node of its run keeps beating."""
 
     def hang(world: World) -> None:
         _append(world)
@@ -277,10 +277,10 @@ def hook_fails(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
         world.hook_fails = True
         _append(world)
 
-    def mend(world: World) -> None:
+    def fix(world: World) -> None:
         world.hook_fails = False
 
-    return [Incident(at_s, "the hook fails", fail), Incident(at_s + HOUR_S, "it works", mend)]
+    return [Incident(at_s, "the hook fails", fail), Incident(at_s + HOUR_S, "it works", fix)]
 
 
 def hours_fail(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
@@ -295,13 +295,13 @@ def hours_fail(at_s: float, lengths: Lengths, number: int) -> list[Incident]:
         log = world.logs[STREAM]
         log.append(log.open_shards()[0], 1, hour, late=True)
 
-    def mend(world: World) -> None:
+    def fix(world: World) -> None:
         world.moods(STREAM).failing_hours = lambda _: False
 
     return [
         Incident(at_s, "hours fail", fail),
         Incident(at_s + seconds / 2, "a late record comes for an hour that failed", late),
-        Incident(at_s + seconds, "hours work", mend),
+        Incident(at_s + seconds, "hours work", fix),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The soak in a small form: every incident once in each shape, and nothing stands still."""
+"""The soak in a small form: every incident once in each shape, and nothing stalls."""
 
 from __future__ import annotations
 

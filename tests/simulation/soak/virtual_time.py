@@ -92,7 +92,7 @@ class VirtualTime:
         raise AssertionError("a strand waits for no time at all, again and again")
 
     def sleep(self, seconds: float) -> None:
-        """Put the current strand to sleep; outside of one, time stands still."""
+        """Put the current strand to sleep; outside of one, time stalls."""
         if self._current is not None:
             self.suspend_until(self.now_s + seconds)
 
@@ -126,7 +126,7 @@ class VirtualTime:
         return self._current.process if self._current else None
 
     def wake(self, strand: _Strand) -> None:
-        """Let a strand go on at the next look."""
+        """Let a strand continue at the next look."""
         strand.due_s = min(strand.due_s, self.now_s)
 
     @property

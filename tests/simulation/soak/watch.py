@@ -96,7 +96,7 @@ class Watch:
         if start != before:
             self._findings.find(
                 ("once", place),
-                f"shard {place[1]} of {place[0]} went on at {start} after {before}: records were "
+                f"shard {place[1]} of {place[0]} continued at {start} after {before}: records were "
                 "skipped or read twice",
             )
         self._covered[place] = end
@@ -160,7 +160,7 @@ class Watch:
             self._findings.find(
                 "hook",
                 f"on_commit was not called for {len(self._unhooked)} batches: the oldest, "
-                f"{oldest}, has stood still for {waited_s:.0f} s",
+                f"{oldest}, has not moved for {waited_s:.0f} s",
             )
 
     def _look_at_outbox(self) -> None:

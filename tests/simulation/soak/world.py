@@ -241,7 +241,7 @@ class World:
     def run(
         self, until_s: float, incidents: Sequence[Incident] = (), *, first: bool = False
     ) -> None:
-        """Go on until a moment, or with `first` until there is a finding."""
+        """Continue until a moment, or with `first` until there is a finding."""
         waiting = sorted(incidents, key=lambda each: each.at_s)
         while self.time.now_s < until_s and not (first and self.watch.findings):
             while waiting and waiting[0].at_s <= self.time.now_s:

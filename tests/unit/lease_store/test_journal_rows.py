@@ -22,8 +22,8 @@ KEY = GroupKey.parse("group", "stream")
 OTHER_WORDS = (
     "",
     "said otherwise",
-    "ordered: True → False; goes on although its parent s0 was reopened",
-    "ordered: False → True; goes on although its parent s1 was reopened",
+    "ordered: True → False; continues although its parent s0 was reopened",
+    "ordered: False → True; continues although its parent s1 was reopened",
 )
 SEEDS = (60, 73, 163, 173, 273, 311)
 """Histories with changes of the order, reopened parents and children that were accepted."""

@@ -12,7 +12,7 @@ KEY = GroupKey.parse("group", "stream")
 
 
 class Scene:
-    """A journal whose entries can be held back, as by a transaction that goes on."""
+    """A journal whose entries can be held back, as by a transaction that continues."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -357,7 +357,7 @@ def test_a_member_that_has_to_leave_lets_its_runs_end_first() -> None:
 def test_a_member_that_has_to_leave_does_not_wait_for_ever_for_runs_that_died() -> None:
     """No run is launched for it that would take their place, and nobody else may be there.
 
-    A run that lives beats for the node; once the counter has stood still for T, none does.
+    A run that lives beats for the node; once the counter has not moved for T, none does.
     """
     scene = Scene(shards=2, assignment=AssignmentMode.MODULO)
     b = scene.rebalancer("b", settings=modulo_settings(2, "a", "b"))

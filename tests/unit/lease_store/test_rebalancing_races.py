@@ -196,7 +196,7 @@ def test_stale_outcomes_are_planned_again() -> None:
 
 
 def test_moves_that_take_too_long_are_left_to_the_next_tick() -> None:
-    """A node that gains hundreds of shards from a slow store goes on beating meanwhile."""
+    """A node that gains hundreds of shards from a slow store keeps beating meanwhile."""
     scene = Scene(shards=5 * 2 * TRANSFERS_PER_STEP)
     a, b = scene.rebalancer("a"), scene.rebalancer("b")
     scene.tick(a)

@@ -1,4 +1,4 @@
-"""Weights from the ledger: rates that stand still under noise."""
+"""Weights from the ledger: rates that stall under noise."""
 
 from __future__ import annotations
 

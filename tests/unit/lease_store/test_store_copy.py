@@ -1,4 +1,4 @@
-"""A lease store is copied whole, or not at all, and only while nothing in it can go on."""
+"""A lease store is copied whole, or not at all, and only while nothing in it can continue."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_metrics_do_not_fall(home: ConsumedHome) -> None:
 
 def test_a_reader_of_what_expired_is_refused(home: ConsumedHome) -> None:
     forget(home)
-    with pytest.raises(OutputUnreadable, match="cannot be read whole any more"):
+    with pytest.raises(OutputUnreadable, match="can no longer be read whole"):
         refuse_expired_times(home.store, KEY, None, None)
 
 

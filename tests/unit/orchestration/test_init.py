@@ -125,7 +125,7 @@ def test_a_broker_that_is_away_is_one_line(folder: Path, capfd: pytest.CaptureFi
     assert main(["init", "orders", "--source", "kafka", *given(options)]) == 1
     printed = capfd.readouterr()
     assert "failed   source of orders: Kafka does not answer" in printed.out
-    assert printed.out.endswith("The next command: leasehold doctor, once this is mended.\n")
+    assert printed.out.endswith("The next command: leasehold doctor, once this is fixed.\n")
     assert printed.err == ""
 
 

@@ -1,4 +1,4 @@
-"""A home is moved or copied: its table follows by one command, and both copies go on."""
+"""A home is moved or copied: its table follows by one command, and both copies continue."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def scene(instance: dg.DagsterInstance, request: pytest.FixtureRequest) -> Scene
 
 
 def test_a_quiet_round_says_that_there_was_nothing_to_do(scene: Scene) -> None:
-    assert scene.clean() == "No run is dead, and none goes on without a lease."
+    assert scene.clean() == "No run is dead, and none continues without a lease."
 
 
 def test_what_a_killed_run_left_open_is_freed(scene: Scene) -> None:
@@ -254,4 +254,4 @@ def test_a_shard_that_cannot_be_freed_keeps_no_run_from_being_ended(
     scene.now_s += 121
     cleaned = scene.clean()
     assert "shard 0 failed (ZeroDivisionError: unforeseen)" in cleaned
-    assert f"run {lost} holds no shard any more" in cleaned
+    assert f"run {lost} no longer holds a shard" in cleaned

@@ -230,7 +230,7 @@ def test_two_deployments_make_one_snapshot_an_interval(scene: Scene) -> None:
     assert 10 <= published <= 60 / 5 + 2
     scene.rounds[OTHER].nodes = dict
     scene.now_s += 10.0
-    assert scene.tick().startswith("Published"), "whoever is left goes on"
+    assert scene.tick().startswith("Published"), "whoever is left continues"
     assert scene.publishing.published() == scene.publishing.committed()
 
 

@@ -221,7 +221,7 @@ class TestDisk:
     def test_a_writer_stops_at_the_first_failure(
         self, log: LocalLog, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
-        """A disk that is full for a moment: the next writer goes on after what is whole."""
+        """A disk that is full for a moment: the next writer continues after what is whole."""
 
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")

@@ -153,7 +153,7 @@ def test_the_last_records_cut_emptied_or_removed(tmp_path: Path) -> None:
         file = tmp_path / "lines"
         file.write_bytes(b"a\nb\n")
         assert outcome(lambda log=log, file=file: log.append_lines(file)) is LogCorrupt, way
-        assert read(log, ONE) == expected[ONE], "the other shard goes on"
+        assert read(log, ONE) == expected[ONE], "the other shard continues"
 
 
 def test_what_lies_before_the_damage_is_read(tmp_path: Path) -> None:

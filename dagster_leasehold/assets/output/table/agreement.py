@@ -1,7 +1,7 @@
 """The agreement of all runs of a group on the columns of its table, before anything is committed.
 
-Two runs may bring a new column at the same moment: the store takes one set of columns after
-another, and whoever comes second adds to what the first has brought, or is refused.
+Two runs can bring a new column at the same moment: the store takes one set of columns after
+another, and the second adds to what the first has brought, or is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ColumnAgreement:
             if columns == before:
                 self._agreed = agreed
                 return agreed
-            # Read anew where another run was faster, or had brought them before this one looked.
+            # Read again where another run was faster, or had brought them before this one looked.
             outcome = self._store.agree_columns(self._key, columns, seen_version=agreed.version)
             agreed = (
                 TableColumns(agreed.version + 1, tuple[Any, ...](columns))

@@ -4,7 +4,7 @@ PyIceberg sets no limit for REST, Hive and SQL, and Glue's is 10 times 60 s. Beh
 dropped the connection, or with a service that hangs, a publisher would keep the publish lock until
 its process ended.
 
-Every request runs in a thread of its own, which its caller leaves after `ANSWER_S`, whatever the
+Every request runs in a thread of its own, which its caller leaves after `ANSWER_S`, whichever the
 catalog is waiting for: a connection, a token, a lock, or the metadata file that it reads. Sockets
 of REST, Hive and MySQL have the same limit, so that those threads end. A request that was left can
 still arrive: `other_catalog` counts on that.
@@ -121,7 +121,7 @@ def _rest(name: str, conf: dict[str, Any]) -> Catalog:
         @override
         def _config_headers(self, session: Session) -> None:
             super()._config_headers(session)
-            # Before its first request, which may be for a token.
+            # Before its first request, which can be for a token.
             cast("Any", session).request = partial(session.request, timeout=ANSWER_S)
 
     return RestInTime(name, **conf)

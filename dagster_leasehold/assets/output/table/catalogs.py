@@ -73,7 +73,7 @@ class TableCatalog(Protocol):
     def create(
         self, turn: PublishTurn, name: TableName, metadata: TableMetadata
     ) -> OpenTable | TurnOver:
-        """Enter a table without snapshots; return the one that is there, whoever entered it.
+        """Enter a table without snapshots; return the one that is there.
 
         Raises:
             TableUnavailable: the catalog does not answer.
@@ -92,8 +92,8 @@ class TableCatalog(Protocol):
 
         Raises:
             PublicationRefused: another writer committed to the table first.
-            TableUnavailable: the catalog did not answer; the publication may be in the table.
-            StoreError: the lease store did not answer; the publication may be in the table.
+            TableUnavailable: the catalog did not answer; the publication might be in the table.
+            StoreError: the lease store did not answer; the publication might be in the table.
         """
         ...
 
@@ -114,7 +114,7 @@ class TableCatalog(Protocol):
 
         Raises:
             PublicationRefused: the catalog refused the request.
-            TableUnavailable: the catalog did not answer; the publication may be in the table.
+            TableUnavailable: the catalog did not answer; the publication might be in the table.
             StoreError: the lease store did not answer.
         """
         ...
@@ -151,8 +151,8 @@ class LeaseDatabaseCatalog(TableCatalog):
         """Look at the metadata files that are not older than the one that the pointer names.
 
         Of files with the same number of publications, the one of the highest epoch was committed,
-        if any was: an earlier turn stages nothing that counts after it. A group that goes on with
-        a restored pointer writes newer files, so that those of before are not considered any more.
+        if any was: an earlier turn stages nothing that counts after it. A group that continues with
+        a restored pointer writes newer files, so that older ones are no longer considered.
         """
         pointer = None if name is None else self.store.table_pointer(name)
         dated = self.io.dated(METADATA_FOLDER)

@@ -1,8 +1,8 @@
-"""Waiting until the table shows what was committed, by publishing it if nobody else does.
+"""Waiting until the table shows what was committed, by publishing it if no other process does.
 
-Whoever waits may publish by itself, with a turn of no node, which a live node's turn fences at any
-time. So nothing that was committed is out of sight where no daemon runs, and a reader that dies in
-the middle of it, or is frozen, holds nobody up.
+A waiting reader publishes by itself. It takes the publish lock without a node, and a live node can
+take the lock over at any time. So nothing that was committed is out of sight where no daemon runs,
+and a reader that dies in the middle of it, or is frozen, delays no other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 PATIENCE_S = 60.0
-"""The time for which a reader waits while nothing is published, in seconds."""
+"""The time that a reader waits while nothing is published, in seconds."""
 LOOK_EVERY_S = 0.5
 REFUSED_WAIT_MAX_S = 15.0
 
@@ -79,7 +79,7 @@ def catch_up(
         store: the lease store.
         key: the group.
         place: holds the group's output.
-        table: the stream's; with it, this process publishes what nobody else is publishing.
+        table: the stream's; with it, this process publishes what no other is publishing.
         catalog: of the table.
         patience_s: gives up when nothing was published for so long, in seconds.
         clock: monotonic seconds.
@@ -87,8 +87,8 @@ def catch_up(
         jitter: gives the part in [0, 1) by which a wait after a refusal is shortened.
 
     Raises:
-        TableUnavailable: the table or its catalog cannot be reached, or nobody publishes, and this
-            process may not.
+        TableUnavailable: the table or its catalog cannot be reached, or no process publishes, and
+            this process may not.
     """
     committed = Committed.now(store, key)
     reason = "no publisher has taken them up"
@@ -125,7 +125,7 @@ def _publish(
     settings: TableSettings,
     catalog: CatalogSettings,
 ) -> str:
-    """Publish what waits if nobody has the turn; return a reason why something may be left."""
+    """Publish what waits if the publish lock is free; return a reason why something can be left."""
     from dagster_leasehold.assets.output.table.group_table import build_publisher
     from dagster_leasehold.assets.output.table.publish_turns import elsewhere
 
@@ -133,7 +133,7 @@ def _publish(
     try:
         turn = store.take_publish_turn(key, None, "", name)
     except StoreError as error:
-        # An account that may only read waits for whoever may write.
+        # An account that can only read waits for a process that can write.
         return f"this account cannot publish: {one_line(str(error)).rstrip('.')}"
     if isinstance(turn, PublishesElsewhere):
         raise TableUnavailable(elsewhere(key, name, turn))

@@ -96,7 +96,7 @@ def columns_of(schema: pa.Schema) -> Columns:
 def merged(agreed: Columns, file: Columns) -> Columns:
     """Return the agreed columns, widened and added to so that a file's columns fit.
 
-    Columns of a file that lacks some are null there, whatever the order. The result equals
+    Columns of a file that lacks some are null there, in any order. The result equals
     `agreed` where the file brings nothing new.
 
     Raises:

@@ -4,7 +4,7 @@ Both sides are read as streams. Each file adds its hash to one of many sums on t
 takes it off on the other; only files whose sums are not level are looked at by their names. So
 memory grows by a number for each file that exists, and not by the names of files.
 
-Consumption, publishing and rewriting go on meanwhile, which must not look like a difference:
+Consumption, publishing and rewriting continue meanwhile, which must not look like a difference:
 
 1. A cut: cursors and snapshot belong together, since no publication came between the reads of them.
    A snapshot stays as it is, and batches that are committed later are behind the cursors.
@@ -126,7 +126,7 @@ class TableComparison:
     files_max: int | None = None
 
     def compare(self) -> Comparison:
-        """Compare them while both go on.
+        """Compare them while both continue.
 
         Raises:
             TooManyFiles: there are more than `files_max`.

@@ -33,7 +33,7 @@ class FileForm:
 
     Attributes:
         schema: the table's newest.
-        specs: those that files go under, in the order in which they are tried.
+        specs: those that files go under, in the order that they are tried.
         root: the location of the stream's output, in front of the paths of the ledger.
     """
 

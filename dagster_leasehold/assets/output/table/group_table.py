@@ -69,8 +69,8 @@ def find_table(
     if table is None and publication.number:
         raise TableUnavailable(
             f"Catalog {name.catalog} does not show the table {name.namespace}.{name.name} to which "
-            f"{key} publishes: name that catalog with its properties, or look if somebody has "
-            "removed the table."
+            f"{key} publishes: name that catalog with its properties, or check whether the table "
+            "was removed."
         )
     return None if table is None else (table, io)
 
@@ -78,7 +78,7 @@ def find_table(
 def comparison_of(
     store: LedgerAndRewrites, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
 ) -> TableComparison | None:
-    """Return the comparison of a group's table with its ledger; None where nobody publishes.
+    """Return the comparison of a group's table with its ledger; None if it is not published.
 
     Raises:
         TableUnavailable: the catalog cannot be opened.
@@ -108,7 +108,7 @@ def files_of_table(
     if name is None and catalog.properties:
         raise TableUnavailable(
             f"The output of {key} has metadata of a table, and its ledger knows of no table: it "
-            "was made anew, or restored from a backup. Publish it with `leasehold table create "
+            "was recreated, or restored from a backup. Publish it with `leasehold table create "
             "--adopt` first, lest files of the table be removed."
         )
     newest = opened.newest_state(name)

@@ -5,15 +5,15 @@ or its publication never came about. It goes when it is old enough for every rea
 turn to publish alone:
 
 1. Publisher A has staged a snapshot, and is frozen for longer than that age.
-2. Whoever removes orphans has taken the turn, with a higher epoch.
+2. The process that removes orphans has taken the turn, with a higher epoch.
 3. A wakes up and commits: its epoch is over. Without the turn, the table would now name files that
    are gone.
 
-Who removes may be frozen as well, between any two of its steps, while others publish for days:
+Who removes can be frozen as well, between any two of its steps, while others publish for days:
 
 1. It lists the old files, then looks at the table, then whether the turn is still its own.
 2. It was at that third look: all that others staged came later, and is not in the list.
-3. It was not: it removes nothing. Its look at the table may be older than the listed files.
+3. It was not: it removes nothing. Its look at the table can be older than the listed files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) ->
 def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
     """Return the data files that a snapshot of the table names, as the ledger names them.
 
-    The ledger is ahead of the table: what it has replaced may still be read there.
+    The ledger is ahead of the table: what it has replaced can still be read there.
     """
     root = f"{table.metadata.location}/"
     return {

@@ -1,7 +1,7 @@
 """The manifests of a snapshot that is being made: written, thinned out, and merged.
 
 A manifest is of one spec. What a snapshot adds goes into one new manifest of each spec. A manifest
-with a file that is taken out is written anew.
+with a file that is taken out is rewritten.
 
 Merges keep entries of a shard together, so that the bounds in the manifest list tell a reader which
 few manifests can name files of its shards. Manifests have levels, as in a log-structured merge
@@ -65,7 +65,7 @@ class Manifests:
     Attributes:
         io: reads and writes them.
         metadata: of the table, with its newest schema.
-        specs: those that files go under, in the order in which they are tried.
+        specs: those that files go under, in the order that they are tried.
         snapshot: the id of the snapshot that is being made.
         new_path: gives a location that was never used, for a manifest of a level.
         written: the locations of the manifests that were written.
@@ -322,7 +322,7 @@ def _chunks(entries: list[ManifestEntry]) -> list[list[ManifestEntry]]:
 
 
 def _deletes(manifest: ManifestFile) -> bool:
-    """Return True for a manifest of somebody else's delete files, which stay as they are."""
+    """Return True for a manifest of another writer's delete files, which stay as they are."""
     from pyiceberg.manifest import ManifestContent
 
     return manifest.content != ManifestContent.DATA

@@ -4,12 +4,12 @@ A property survives the expiry of snapshots, and the ancestry of the newest snap
 roll-back. Together they tell one from the other:
 
 1. The mark names another publication than the lease store: one of the two was restored or made
-   anew, or another deployment publishes to the table.
+   recreated, or another deployment publishes to the table.
 2. The snapshot of the mark is behind the newest one, and not among its ancestors: the table was
    rolled back.
 3. It is gone, as snapshots expire: the number of records decides.
 
-Whatever others did after it, the number of records has to be what was published. So a rewrite that
+After any change by others, the number of records has to be what was published. So a rewrite that
 keeps the records needs no operator, and one that adds or deletes some stops publication.
 """
 
@@ -109,7 +109,7 @@ def table_trouble(
         newest = mark.publication if mark else "there is none"
         return (
             f"The newest publication in {table} ({newest}) is not one of this lease store, or not "
-            "its last: one of the two was restored or made anew, or another deployment publishes "
+            "its last: one of the two was restored or recreated, or another deployment publishes "
             f"to it; {REMEDY}, or give the stream another table name."
         )
     if mark is not None and _rolled_back(metadata, mark, publication.snapshot):

@@ -195,7 +195,7 @@ def _reached(location: str, done: str) -> Generator[None]:
         yield
     except OSError as error:
         raise TableUnavailable(
-            f"The table's metadata {location} cannot be {done} ({one_line(str(error))}): see that "
-            "the output can be reached; output goes on being committed where it can be written, "
+            f"The table's metadata {location} cannot be {done} ({one_line(str(error))}): make sure "
+            "that the output can be reached; output is still committed where it can be written, "
             "and the table follows."
         ) from error

@@ -2,13 +2,13 @@
 
 1. The request is written beside the metadata, and the publication is recorded in the lease store
    as the only pending one.
-2. The request is sent. It requires the snapshot that it follows to be the newest. The reply may be
-   lost, or the catalog may refuse it.
+2. The request is sent. It requires the snapshot that it follows to be the newest. The reply can be
+   lost, or the catalog can refuse it.
 3. The publication is settled by this turn, or by the next one: the mark of the table shows if it
    arrived. Until it does, each turn sends the same request, and no other. A request whose
    requirements no longer hold can never arrive, and is dropped.
 
-A table that another program rolls back to the snapshot of a dropped request may take it after all.
+A table that another program rolls back to the snapshot of a dropped request can take it after all.
 Then its mark names no publication of the lease store, and nothing is published until an operator
 adopts the table.
 """
@@ -97,7 +97,7 @@ class OtherCatalog(TableCatalog):
         if table is None:
             raise TableUnavailable(
                 f"Catalog {name.catalog} does not show the table {name.namespace}.{name.name}, "
-                "which was made a moment ago: look whether somebody removes it."
+                "which was made a moment ago: check whether another program removes it."
             )
         return table
 
@@ -248,7 +248,7 @@ def open_catalog(
     except Exception as error:
         raise TableUnavailable(
             f"Catalog {name} cannot be opened ({_reason(error, name)}): check that it runs, "
-            "catalog_properties and its secrets; output goes on being committed."
+            "catalog_properties and its secrets; output is still committed."
         ) from error
 
 
@@ -278,7 +278,7 @@ def _request(
 
 
 def _can_arrive(request: CommitTableRequest, metadata: TableMetadata) -> bool:
-    """Return True if a table may still take a request: all that it requires holds."""
+    """Return True if a table can still take a request: all that it requires holds."""
     from pyiceberg.exceptions import CommitFailedException
     from pyiceberg.table.update import update_table_metadata
 
@@ -302,7 +302,7 @@ def _shown(name: TableName) -> str:
 
 
 def _reason(error: Exception, name: str) -> str:
-    """Return an error of a catalog without its secrets, which a service's replies may repeat."""
+    """Return an error of a catalog without its secrets, which a service's replies can repeat."""
     from pyiceberg.utils.config import Config
 
     text = str(error)

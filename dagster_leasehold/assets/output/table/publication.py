@@ -106,7 +106,7 @@ def plan_publication(
     Args:
         backlog: committed batches behind the cursors.
         changes: the oldest ones that are not published, in order.
-        changes_max: so many were asked for; where there are as many there may be more, and batches
+        changes_max: so many were asked for; where there are as many there can be more, and batches
             wait until all changes are in.
         missing: paths that changes take out, and that the table lacks.
 
@@ -160,7 +160,7 @@ def _possible(
         if change.kind is ChangeKind.EXPIRY:
             left = tuple(path for path in change.removed if path not in lacking)
             possible.append(replace(change, removed=left))
-            rejected.append(f"Expired records may stay in the table, since {what}.")
+            rejected.append(f"Expired records can stay in the table, since {what}.")
         else:
             lacking.update(file.path for file in change.added)
             rejected.append(f"A replacement was rejected, since {what}.")

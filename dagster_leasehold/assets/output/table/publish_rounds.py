@@ -1,11 +1,11 @@
-"""The publishing of a stream's committed output: at most once an interval, whoever does it.
+"""The publishing of a stream's committed output: at most once an interval for all processes.
 
 Runs publish what was committed as soon as the interval is over, each in a thread of its own, and
-the sensor what they leave. They know of each other by the number of publications: whoever sees
-that it has risen waits for the rest of the interval. So a table gets one snapshot an interval,
+the sensor what they leave. They know of each other by the number of publications: a process that
+sees that it has risen waits for the rest of the interval. So a table gets one snapshot an interval,
 however many nodes commit to it.
 
-Nothing waits for it: runs go on committing while the catalog or the store of the table is away, and
+Nothing waits for it: runs keep committing while the catalog or the store of the table is away, and
 what was committed meanwhile is published afterwards.
 """
 
@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__name__)
 TURN_BUDGET_S = 20.0
 """The time in seconds after which a publisher gives the turn back, even if more is left."""
 CLEANING_EVERY_S = 3_600.0
-"""The time between two looks for metadata that nothing names any more, in seconds."""
+"""The time between two removals of metadata that nothing names, in seconds."""
 HELD_MAX_S = 300.0
 """The time after which a turn of one's own node counts as left behind, in seconds."""
 LOOK_AGAIN_S = 1.0
@@ -51,7 +51,7 @@ LEAVE_S = 5.0
 PUBLISHING = "publishing"
 
 Nodes = Callable[[], Mapping[NodeName, str]]
-"""Returns the nodes in whose name a process may publish, each with its incarnation."""
+"""Returns the nodes in whose name a process can publish, each with its incarnation."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class PublishRounds:
         run: that publishes; empty for the sensor, which also removes metadata that nothing names.
         ended: tells if another run is known to have ended.
         now: the wall clock, by which the interval counts since another process published.
-        early_s: a tick may come so much early: left to the next one, the interval would double.
+        early_s: a tick can come so much early: left to the next one, the interval would double.
         jitter: gives the part in [0, 1) by which a wait after a failure is shortened, so that
             publishers that were refused together are not refused together again.
         steps: what fails, and when it is tried again.
@@ -179,7 +179,7 @@ class PublishRounds:
         if not isinstance(turn, PublishTurn):
             return turn
         began_s, interval_s = self.clock(), settings.publish_interval_s
-        # Counted from when it was due: after a tick that came late, the next one may be in time.
+        # Counted from when it was due: after a tick that came late, the next one can be in time.
         in_time = began_s - self._due_s < interval_s
         self._due_s = (self._due_s if in_time else began_s) + interval_s
         try:
@@ -197,7 +197,7 @@ class PublishRounds:
         return report
 
     def _left_behind(self, before: Publication) -> bool:
-        """Return True if nobody is at a turn that one of the own nodes has."""
+        """Return True if no process works in a turn that one of the own nodes has."""
         if before.run == self.run or (before.run and self.ended(before.run)):
             return True
         epoch, since_s = self._held
@@ -253,7 +253,7 @@ class PublishingRun:
                 try:
                     line, trouble = rounds.tick()
                 except Exception as error:
-                    # Whatever it is, the run goes on, and so does its publishing.
+                    # The run continues, and so does its publishing.
                     line, trouble = sentence_of(error), True
                     log_frames(PUBLISHING, error)
                 if trouble and line != last_line:

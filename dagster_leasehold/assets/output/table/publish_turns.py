@@ -57,10 +57,11 @@ class PublishReport:
 
 LOST = PublishReport(explanation="Another node has taken over.")
 STALE = PublishReport(
-    explanation="The ledger has changed meanwhile: what waits is planned anew.", more=True
+    explanation="The ledger has changed meanwhile: what waits is planned again.", more=True
 )
 MADE = PublishReport(
-    explanation="Somebody else has made the table meanwhile: what waits is planned anew.", more=True
+    explanation="Another writer has made the table meanwhile: what waits is planned again.",
+    more=True,
 )
 
 

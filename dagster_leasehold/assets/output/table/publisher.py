@@ -1,8 +1,8 @@
 """One turn of publishing: what was committed goes from the ledger into the group's table.
 
 1. Look: is anything committed, or changed, that the table does not show? If not, that is all.
-2. Take the turn. Settle the pending publication, if there is one, and see that nobody has changed
-   the records of the table.
+2. Take the turn. Settle the pending publication, if there is one, and check that no other program
+   has changed the records of the table.
 3. Agree on the columns of files whose writer did not (those of versions before tables).
 4. Stage: columns, snapshots, expiry; all of it in files that nothing names yet.
 5. Publish: the catalog takes the staged state, and cursors and changes move with it.
@@ -82,7 +82,7 @@ GROUP_KEY = "leasehold.group"
 ADOPTION_TAG = "before-adoption"
 """The beginning of the name under which the snapshot before an adoption is kept."""
 NEW_TABLE_PROPERTIES = {
-    # Metadata files are removed by whoever publishes; these are for engines that commit as well.
+    # The publisher removes metadata files; these are for engines that commit as well.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
@@ -185,11 +185,11 @@ class Publisher:
     def adopt(
         self, turn: PublishTurn, tell: Callable[[str], None] = lambda _: None
     ) -> PublishReport:
-        """Have the table show what counts as published, whoever changed it, in one snapshot.
+        """Have the table show what counts as published, in one snapshot.
 
         A ledger that was restored from a backup is rolled forward to the table first. What the
         table lacks then is put in, and what the ledger does not name is taken out; the snapshot
-        before is kept under a tag. A table that is gone, or whose metadata is, is made anew. No
+        before is kept under a tag. A table that is gone, or whose metadata is, is recreated. No
         file of records is written or removed.
 
         Args:
@@ -292,7 +292,7 @@ class Publisher:
             plan: the next publication.
             more: True if there is more to publish than the plan.
             adopts: True if the table is made to follow the ledger in all of its shards.
-            instead_of: where the pointer is, if the metadata there is gone; the table begins anew.
+            instead_of: where the pointer is, if the metadata there is gone; the table starts over.
         """
         owned(self._store, self._place)
         plan = self._with_columns(plan)
@@ -408,7 +408,7 @@ class Publisher:
         staging.written.append(at)
         staging.set_properties({MARK_PROPERTY: str(mark)})
         if before and any(each.without_deletes and each.removed for each in plan.snapshots):
-            # What an adoption takes out may be nowhere else.
+            # What an adoption takes out can be nowhere else.
             staging.tag(f"{ADOPTION_TAG}-{current.snapshot_id}", before.snapshot_id)
         staging.expire(settings.snapshots_kept)
         base = None if before is None else before.snapshot_id

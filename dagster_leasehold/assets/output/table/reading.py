@@ -82,7 +82,7 @@ class PlannedFile:
 
     Attributes:
         numbers: of the batches whose records it holds; None for a file of a version before tables
-            that the ledger names no more.
+            that the ledger no longer names.
         records: their number.
     """
 
@@ -94,7 +94,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The files of one snapshot that may hold what a reader wants, by shard and batch.
+    """The files of one snapshot that can hold what a reader wants, by shard and batch.
 
     Attributes:
         schema: the table's columns, in the types of Arrow; a file lacks those that came later.
@@ -162,7 +162,7 @@ def plan_table(
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.
-        OutputUnreadable: the table has no such snapshot, or somebody else has written to it.
+        OutputUnreadable: the table has no such snapshot, or another writer has written to it.
     """
     # It loads PyIceberg.
     from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -193,9 +193,9 @@ def plan_table(
         bound = (task.file.lower_bounds or {}).get(own.field_id) if own is not None else None
         if task.delete_files or (named is None and bound is None):
             raise OutputUnreadable(
-                f"Somebody else has changed {path} in the table of {key}: read it with an engine."
+                f"Another program has changed {path} in the table of {key}: read it with an engine."
             )
-        # A shard may be called as if numbers followed: what the table says of it counts.
+        # A shard can be called as if numbers followed: what the table says of it counts.
         shard = ShardId(bound.decode()) if bound is not None else named[0] if named else None
         assert shard is not None
         if shards is None or shard in shards:

@@ -236,5 +236,5 @@ class RollingForward:
 
     def _publication(self) -> Publication:
         publication = self.comparison.store.publication(self.comparison.key)
-        assert publication is not None, "Whoever has the turn has a publication."
+        assert publication is not None, "A publisher in its turn has a publication."
         return publication

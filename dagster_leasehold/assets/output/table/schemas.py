@@ -70,7 +70,7 @@ def name_mapping(schema: Schema) -> str:
 
 
 def file_specs(metadata: TableMetadata, partitioning: Sequence[str]) -> list[PartitionSpec]:
-    """Return the specs that files go under, in the order in which they are tried for a file.
+    """Return the specs that files go under, in the order that they are tried for a file.
 
     The first has all fields of a partitioning, if the table has their columns; the second has only
     those that every file has one value of, for files across midnight or without an event time. A
@@ -206,7 +206,7 @@ def _fields(
 def _evolved_type(before: IcebergType | None, kind: ColumnType, ids: Iterator[int]) -> IcebergType:
     """Return the type of a field: widened or added to, where it had one before.
 
-    A type that no agreed one fits (somebody else widened it) stays as it is.
+    A type that no agreed one fits (another writer widened it) stays as it is.
     """
     from pyiceberg.types import ListType, MapType, StructType
 
@@ -219,7 +219,7 @@ def _evolved_type(before: IcebergType | None, kind: ColumnType, ids: Iterator[in
     if form == "list":
         if isinstance(before, ListType):
             element = _evolved_type(before.element_type, inner, ids)
-            # A copy would keep the field of the old type, once somebody has looked at it.
+            # A copy would keep the field of the old type, once it was looked up.
             return ListType(before.element_id, element, before.element_required)
         return ListType(next(ids), _evolved_type(None, inner, ids), element_required=False)
     if isinstance(before, MapType):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 METADATA_FOLDER = "metadata"
 MAPPING_PROPERTY = "schema.name-mapping.default"
 EXPIRED_AT_ONCE = 10
-"""A publication lets go of at most so many snapshots, lest one after a long pause takes long."""
+"""The most snapshots that one publication expires, so that none takes long."""
 
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -209,7 +209,7 @@ class Staging:
         return snapshot_id
 
     def tag(self, name: str, snapshot_id: int) -> None:
-        """Name a snapshot, which then stays until somebody drops the name."""
+        """Name a snapshot, which then stays until the name is dropped."""
         from pyiceberg.table.refs import SnapshotRefType
         from pyiceberg.table.update import SetSnapshotRefUpdate
 
@@ -234,7 +234,7 @@ class Staging:
     def _next_ms(self) -> int:
         """Return a time after all that the metadata names.
 
-        This host's clock may be behind that of the publisher before, and PyIceberg dates a change
+        This host's clock can be behind that of the publisher before, and PyIceberg dates a change
         by the host's clock where a snapshot's own time is not a new one. Engines in Java refuse
         metadata that is older than the newest snapshot in its log.
         """

@@ -46,7 +46,7 @@ def upgrade() -> None:
     """Create the tables, and a trigger that keeps fencing numbers from going down even by hand.
 
     MySQL commits every statement that changes a table by itself. An upgrade that was cut off, or
-    refused because a privilege was missing, goes on where it stopped.
+    refused because a privilege was missing, continues where it stopped.
 
     Raises:
         StoreError: the account may not create triggers.
@@ -100,6 +100,6 @@ def _guard(connection: sa.Connection) -> None:
             raise
         raise StoreError(
             f"The lease store's account may not create triggers in {connection.engine.url.database}"
-            ": grant it TRIGGER there as well, and run `leasehold db upgrade` again, which goes on "
+            ": grant it TRIGGER there, and run `leasehold db upgrade` again, which continues "
             "where it stopped."
         ) from error

@@ -55,7 +55,7 @@ def test_a_group_holds_by_default_and_says_how_to_go_on(world: World) -> None:
     assert reports[ZERO].stopped is StopReason.FAILED
     assert "from 10 to 15 of shard 0 of orders/default" in reports[ZERO].error
     assert "`leasehold gap ack orders 0`" in reports[ZERO].error
-    assert reports[ONE].stopped is StopReason.CAUGHT_UP, "other shards go on"
+    assert reports[ONE].stopped is StopReason.CAUGHT_UP, "other shards continue"
     assert spans(world) == [("10", "15", False, False)]
     assert world.lease(ZERO).check_point == "10"
     assert world.lease(ZERO).consumer_run == ""
@@ -222,7 +222,7 @@ def remove(world: World, shard: ShardId) -> None:
 def test_a_shard_that_retention_removed_is_over_behind_a_gap(
     tmp_path: Path, wanted: GapPolicy, read_before: bool
 ) -> None:
-    """Goal: its children go on, the other shards never stop, and nothing is skipped silently."""
+    """Goal: its children continue, the other shards never stop, and nothing is skipped silently."""
     world = World(tmp_path)
     policy(world, wanted)
     if read_before:

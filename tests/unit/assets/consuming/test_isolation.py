@@ -242,7 +242,7 @@ def test_a_whole_search_takes_as_many_tries_as_the_range_has_bits_and_their_ids_
 def test_a_neighbour_is_committed_by_the_run_after_the_first_that_hangs(tmp_path: Path) -> None:
     """Goal: it waits for one stall alone; the shard that hangs has a job of its own from then on.
 
-    Method: the search goes on beside new records of the neighbour, which each run commits.
+    Method: the search continues beside new records of the neighbour, which each run commits.
     """
     scene = Scene(tmp_path, {13}, "hangs", on_poison="quarantine")
     world = scene.world
@@ -312,7 +312,7 @@ def test_a_source_whose_cursors_have_no_order_is_halved_by_counting(tmp_path: Pa
 
 
 def test_neighbours_go_on_while_a_shard_hangs_that_is_given_up_alone(tmp_path: Path) -> None:
-    """Method: the guard's clock stands still until the neighbour has come to its end."""
+    """Method: the guard's clock stalls until the neighbour has come to its end."""
     scene = Scene(tmp_path, {0}, "hangs")
     world = scene.world
     world.stream = replace(world.stream, limits=Limits(records_max=2))

@@ -1,4 +1,4 @@
-"""A log that was deleted and made anew under its name is not consumed from the old checkpoints."""
+"""A log that was deleted and recreated under its name is not consumed from the old checkpoints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_log_that_was_made_anew_is_not_consumed(world: World, records: int) ->
     made_anew(world, records)
     for report in world.consume("run-2").values():
         assert report.stopped is StopReason.FAILED
-        assert "was deleted and made anew" in report.error
+        assert "was deleted and recreated" in report.error
         assert "leasehold group accept-log" in report.error
     assert world.committed(ZERO) == world.expected(ZERO, 10)
     assert world.lease(ZERO).check_point == "10"

@@ -91,7 +91,7 @@ def test_a_free_shard_goes_to_the_node_with_its_rank_in_a_group_by_modulo():
     assert (claims(store, "0"), claims(store, "1")) == (B, A)
     assert claims(store, "0", wanted="b") == B
     text = sentence(standing(store, "0", wanted="a"))
-    assert text.startswith("Shard 0 of orders/default falls to node b, not to a")
+    assert text.startswith("Shard 0 of orders/default is planned for node b, not to a")
 
 
 def test_a_rank_that_no_node_has_is_left_to_nobody():
@@ -125,12 +125,13 @@ def test_a_free_shard_that_falls_to_another_deployment_is_left_to_it():
     store = store_with_members(A, C)
     claim(store, ZERO, A)
     text = sentence(standing(store, "1"))
-    assert "falls to node c, which another deployment serves" in text
+    assert "is planned for node c, which another deployment serves" in text
     elsewhere = node_row(B, Pinned({"0": -1}), address="elsewhere")
     store = free_shards_of(
         AssignmentMode.PINNED, node_row(A, Pinned({}), address="here"), elsewhere
     )
-    assert "falls to node b, which another deployment serves" in sentence(standing(store, "0"))
+    said = sentence(standing(store, "0"))
+    assert "is planned for node b, which another deployment serves" in said
 
 
 def test_a_node_that_takes_no_runs_claims_nothing():
@@ -143,7 +144,7 @@ def test_a_node_that_takes_no_runs_claims_nothing():
 def test_a_shard_that_its_source_closed_for_now_is_left():
     store = store_with_members(A)
     store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
-    assert "lets nobody subscribe" in sentence(standing(store, "1"))
+    assert "lets no consumer subscribe" in sentence(standing(store, "1"))
 
 
 def test_a_free_shard_without_any_member_is_refused():
@@ -185,7 +186,7 @@ def test_a_shard_that_its_source_lets_nobody_read_is_not_consumed_by_its_holder_
     store = store_with_members(A)
     claim(store, ONE, A)
     store.sync_shards(KEY, [ShardListing(ONE, subscribable=False)], observer="test")
-    assert "lets nobody subscribe" in sentence(standing(store, "1"))
+    assert "lets no consumer subscribe" in sentence(standing(store, "1"))
 
 
 def test_a_finished_shard_has_nothing_to_read_even_in_a_paused_group():

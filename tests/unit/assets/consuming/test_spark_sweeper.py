@@ -61,7 +61,7 @@ def test_a_cluster_that_loses_its_executors_is_not_asked_once_for_each_shard(
 def test_the_tasks_of_a_sweep_follow_what_its_session_says_at_that_time(
     transform: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Goal: executors that come while a run goes on are used by its next sweep."""
+    """Goal: executors that come while a run continues are used by its next sweep."""
     most: list[int] = []
 
     def attempt(_: object, job: SweepJob, *__: object) -> Mapping[Any, Any]:

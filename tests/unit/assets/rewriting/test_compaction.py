@@ -266,7 +266,7 @@ def test_damaged_output_is_one_sentence_and_stays(scene: Scene, damage: str) -> 
     reports = scene.compact()
     assert str(path) in reports[ZERO].error
     assert "\n" not in reports[ZERO].error
-    assert reports[ONE].error == "", "the other shard goes on"
+    assert reports[ONE].error == "", "the other shard continues"
     assert scene.ledger() == before
     assert [*scene.output.rglob("0.merged*")] == [], "nothing is left behind"
 

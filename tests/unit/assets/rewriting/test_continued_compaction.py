@@ -1,4 +1,4 @@
-"""Compaction that goes on where the last one ended, beside live consumption."""
+"""Compaction that continues where the last one ended, beside live consumption."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_batches_without_output_do_not_hold_it_up(
 
 
 def test_a_commit_meanwhile_is_left_for_the_next_one(scene: Scene) -> None:
-    """Method: a batch is committed at each question whether to go on."""
+    """Method: a batch is committed at each question whether to continue."""
     scene.go_on(5)
 
     def stopped(_: ShardId) -> str:

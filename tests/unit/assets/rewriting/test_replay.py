@@ -174,7 +174,7 @@ def test_a_shard_that_fails_keeps_its_old_output(scene: Scene, failing: int) -> 
     scene.today.before = fail
     reports = scene.replay()
     assert (reports[ZERO].error, reports[ZERO].batches) == ("boom.", 0)
-    assert reports[ONE].batches == 3, "the other shard goes on"
+    assert reports[ONE].batches == 3, "the other shard continues"
     assert ledger_paths(scene.store, scene.key, scene.place, ZERO) == old
     assert scene.generations() == [0, 0, 0]
     assert scene.store.rewrites(scene.key) == []
@@ -234,7 +234,7 @@ def test_the_second_replay_of_a_shard_is_refused(scene: Scene) -> None:
 
 
 def test_a_dead_replay_is_taken_over_and_a_late_one_swaps_nothing(scene: Scene) -> None:
-    """1. replay-1 claims and stands still; 2. replay-2 takes over and swaps; 3. replay-1 wakes."""
+    """1. replay-1 claims and stalls; 2. replay-2 takes over and swaps; 3. replay-1 wakes."""
     done: list[ReplayReport] = []
 
     def stand_still() -> None:

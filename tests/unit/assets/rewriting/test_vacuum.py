@@ -133,7 +133,7 @@ def test_the_hour_that_is_being_made_stays_however_old(scene: Scene) -> None:
 
 
 def test_swapped_files_are_kept_for_readers_that_began_before(scene: Scene) -> None:
-    """1. a reader lists old files; 2. compaction swaps; 3. vacuum runs; 4. the reader goes on."""
+    """1. a reader lists old files; 2. compaction swaps; 3. vacuum runs; 4. the reader continues."""
     age_all(scene)
     reading = ledger_records(scene.store, scene.key, scene.place)
     seen = next(reading).column("value").to_pylist()

@@ -78,7 +78,7 @@ def test_when_all_are_finished_the_last_hour_is_complete() -> None:
 
 
 def test_when_all_are_idle_the_newest_record_decides() -> None:
-    """The hour of the newest record stays open: its shard may go on where it stopped."""
+    """The hour of the newest record stays open: its shard may continue where it stopped."""
     shards = [ShardTime(A, NOON, idle=True), ShardTime(B, NOON + 61 * MINUTE, finished=True)]
     assert frontier(shards).until == NOON + 61 * MINUTE
 

@@ -101,7 +101,7 @@ def test_an_hour_whose_output_expired_stays_as_it_was_made(hour: Hour) -> None:
     window = hour.make().window
     hour.world.deliver()
     assert expire(hour.store, hour.key, OutputExpiry(timedelta(days=-1), list)).expired
-    with pytest.raises(OutputUnreadable, match=r"at cursor .* cannot be read whole any more"):
+    with pytest.raises(OutputUnreadable, match=r"at cursor .* can no longer be read whole"):
         hour.make("run-2")
     assert hour.store.windows(hour.key) == [window]
     assert hour.attempts() == []
@@ -119,7 +119,7 @@ def test_vacuum_leaves_an_hour_alone_while_it_is_made(hour: Hour) -> None:
 
 
 def test_a_run_that_was_taken_for_dead_writes_no_row_over_removed_files(hour: Hour) -> None:
-    """1. files are written; 2. somebody ends the attempt; 3. vacuum removes; 4. the run goes on."""
+    """1. files are written; 2. another run ends it; 3. vacuum removes; 4. the run continues."""
 
     def taken_for_dead() -> None:
         hour.meanwhile = lambda: None
@@ -222,7 +222,7 @@ def test_an_hour_without_progress_is_given_up_and_stays_as_it_was(
         "for stall_limit_s at most."
     ]
     assert attempts_at_interruption == [(run_tag("run-2"), [])]
-    assert hour.watch.doomed(), "what is at work in this process goes on being interrupted"
+    assert hour.watch.doomed(), "what is at work in this process continues being interrupted"
     hung.set()
     assert woken.wait(PATIENCE_S)
     assert hour.store.windows(hour.key) == [before]

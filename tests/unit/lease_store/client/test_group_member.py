@@ -385,7 +385,7 @@ def test_a_save_whose_reply_was_lost_does_not_end_the_saving(clock: ManualClock)
 
 
 def test_a_client_whose_save_the_store_lost_reads_again_from_what_it_has(clock: ManualClock):
-    """Otherwise every later heartbeat would be refused, and the shard stand still for good."""
+    """Otherwise every later heartbeat would be refused, and the shard stall for good."""
     store = memory_store()
     plain = with_a_ledger(store, clock)
     backup = store.backup()

@@ -1,4 +1,4 @@
-"""A member whose beats were not confirmed in time: it goes on only if nobody else did."""
+"""A member whose beats were not confirmed in time: it continues only if nobody else did."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_tenure_that_ended_in_the_lapse_is_found_by_looking(clock: ManualClock
     store.force_checkpoint(KEY, S0, "7", observer="operator", reason="test")
     with pytest.raises(LeaseLost, match="tenure 1 is over"):
         a.require(S0)
-    assert a.trusted, "its other shards go on"
+    assert a.trusted, "its other shards continue"
     assert store.statements["save_checkpoint"] == 0
     assert checkpoint(store) == "7"
 

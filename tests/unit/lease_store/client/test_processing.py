@@ -402,7 +402,7 @@ def test_run_says_why_it_cannot_join(fleet: Fleet):
 
 
 def test_a_processor_that_hangs_costs_the_worker_its_place_and_nobody_a_record(fleet: Fleet):
-    """Its beats go on on another thread, here the test's; its own thread is in the call."""
+    """Its beats continue on another thread, here the test's; its own thread is in the call."""
     first = fleet.worker("a")
     first.step()
     hanging, woken = threading.Event(), threading.Event()

@@ -70,7 +70,7 @@ class FaultyStore(MemoryStore):
 
 @dataclass
 class Actor:
-    """A client, the batches that it has not confirmed, and until when it stands still."""
+    """A client, the batches that it has not confirmed, and until when it stalls."""
 
     client: PullClient
     batches: list[PulledBatch] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Where a shard goes on behind records that were removed, for runs and plain clients alike."""
+"""Where a shard continues behind records that were removed, for runs and plain clients alike."""
 
 from __future__ import annotations
 

@@ -117,6 +117,6 @@ def test_people_read_the_shard_the_cursor_and_the_reason() -> None:
     assert sentence("orders/default", "3", "17", held) == (
         "Shard 3 of orders/default is held at cursor 17, because the record there stops every run "
         "(the run that tried it ended without a word, as if it was killed). Each run tries it "
-        "again, so mend the transform, or send the record to quarantine with `leasehold "
+        "again, so fix the transform, or send the record to quarantine with `leasehold "
         "quarantine skip`."
     )

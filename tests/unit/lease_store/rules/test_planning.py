@@ -388,7 +388,7 @@ def test_the_proof_counts_each_reason_to_move() -> None:
     decided = plan(snapshot(nodes, leases), live=[*NODES, "node-y", "node-z"])
     assert decided.proof == (
         "node-a holds 4 and its share is 3: 1 must leave it",
-        "1 are nobody's: each needs its claim",
+        "1 unassigned shards must be claimed",
         "1 are held by nodes that take no runs: each must go",
         "1 are promised to nodes that take no runs",
         "the larger shares are where most can stay, so that no fewer can move",

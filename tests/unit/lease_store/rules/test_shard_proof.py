@@ -1,4 +1,4 @@
-"""A proof goes on from what an earlier one covered, and reads what moves meanwhile again."""
+"""A proof continues from what an earlier one covered, and reads what moves meanwhile again."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ def test_order_is_owed_from_when_the_group_asked_for_it() -> None:
     opened(store, CHILD, "run-1")
     assert verify(store, KEY) == []
     store.update_group(replace(unordered, ordered=True), observer="test")
-    assert verify(store, KEY) == [], "what ran before goes on"
+    assert verify(store, KEY) == [], "what ran before continues"
     grandchild = ShardListing(OTHER, parents=(CHILD,))
     store.sync_shards(KEY, [grandchild], observer="test")
     history = true_history(store)

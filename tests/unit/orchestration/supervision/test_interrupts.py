@@ -85,7 +85,7 @@ def within_code_that_forgets_it() -> None:
 def test_an_interrupt_that_python_drops_is_raised_again(
     drop: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Real: imports and collections run such code, and a demo went on after Ctrl-C there."""
+    """Real: imports and collections run such code, and a demo continued after Ctrl-C there."""
 
     def work() -> None:
         with ended_by_signals():

@@ -311,7 +311,7 @@ def test_told_to_end_it_waits_for_open_shards_and_frees_everything_at_once(scene
 def test_told_to_end_it_hands_its_shards_to_a_node_that_takes_runs(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No shard is without an owner, and the run goes on with its own until the next one has it."""
+    """No shard is without an owner, and the run continues until the next one has it."""
     monkeypatch.setattr(node_agent, "LOOK_S", 0.1)
     planner = Rebalancer(
         scene.store,
@@ -346,7 +346,7 @@ def test_told_to_end_it_hands_its_shards_to_a_node_that_takes_runs(
 def test_told_to_end_it_waits_for_a_store_that_cannot_say_who_takes_its_shards(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its runs go on meanwhile; told to stop, they would leave their shards without an owner."""
+    """Its runs continue meanwhile; told to stop, they would leave their shards without an owner."""
     monkeypatch.setattr(node_agent, "LOOK_S", 0.02)
     monkeypatch.setattr(node_agent, "KEEP_S", 0.02)
     asked, progress = Counter[str](), scene.store.progress
@@ -457,7 +457,7 @@ def test_a_node_whose_old_incarnation_still_beats_is_not_found_and_gets_no_runs_
 
 
 def test_what_was_noted_in_another_place_is_not_used(tmp_path: Path) -> None:
-    """Two containers of one host name, say: the runs of the first go on beating, unseen."""
+    """Two containers of one host name, say: the runs of the first keep beating, unseen."""
     boot = current_place().rpartition(".")[0]
     AgentState(f"{boot}.1", "first").write(tmp_path)
     assert AgentState.read(tmp_path) is None

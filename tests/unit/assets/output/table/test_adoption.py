@@ -1,7 +1,7 @@
 """A table whose newest publication the lease store does not know is left alone until it is adopted.
 
 The lease store is restored from an older copy, made anew, or another deployment's; or the table is
-gone. What the table shows stays as it is meanwhile, and runs go on committing.
+gone. What the table shows stays as it is meanwhile, and runs keep committing.
 """
 
 from __future__ import annotations

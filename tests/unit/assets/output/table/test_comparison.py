@@ -1,4 +1,4 @@
-"""Table and ledger are compared while both go on: each lasting difference is told, and no other."""
+"""Table and ledger are compared while both continue: lasting differences alone are told."""
 
 from __future__ import annotations
 

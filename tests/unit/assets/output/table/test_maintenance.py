@@ -52,7 +52,7 @@ def consume_and_publish(scene: Publishing, run: str) -> None:
 def test_a_remover_that_was_frozen_leaves_what_others_published_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """1. It looks at the table. 2. Another node publishes. 3. An hour later it goes on."""
+    """1. It looks at the table. 2. Another node publishes. 3. An hour later it continues."""
     scene = Publishing(tmp_path, TableSettings(snapshots_kept=2))
     for number in range(3):
         consume_and_publish(scene, f"run-{number}")

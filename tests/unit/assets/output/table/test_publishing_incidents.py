@@ -75,7 +75,7 @@ class Incidents:
         self.publishing.store.end_publish_turn(turn)
 
     def freeze(self) -> None:
-        """A publisher stands at a step while its node's next one works, and goes on then."""
+        """A publisher stands at a step while its node's next one works, and continues then."""
         turn = self.publishing.turn(NODE)
         if not isinstance(turn, PublishTurn):
             return

@@ -1,7 +1,7 @@
 """A ledger that was restored from a backup follows its table: nothing is lost, and nothing doubled.
 
 Records that the source has trimmed since the backup are in the table alone. They are committed
-output again afterwards, and consumption goes on behind them.
+output again afterwards, and consumption continues behind them.
 """
 
 from __future__ import annotations
