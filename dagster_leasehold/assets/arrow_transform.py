@@ -52,6 +52,13 @@ def arrow_transform(function: TableFunction) -> ArrowTransform:
 
     Args:
         function: takes a `pyarrow.Table` and returns one, with the same columns in every call.
+
+    Examples:
+        >>> @arrow_transform
+        ... def visits(records):
+        ...     return parse_json(records, "path string, status int")
+        >>> ShardStream("visits", LocalLog("log"), transform=visits).name
+        'visits'
     """
     return ArrowTransform(function)
 

@@ -30,6 +30,10 @@ class CommittedBatch:
         files: the Parquet files of the batch as it was committed: paths, or URIs on an object
             store. A later replay or compaction replaces them, and vacuum then removes them.
         attempt: 1 for the first delivery, and one more after each that failed.
+
+    Examples:
+        >>> def announce(batch: CommittedBatch) -> None:
+        ...     print(f"{batch.batch_id}: {batch.written} rows of shard {batch.shard}")
     """
 
     key: GroupKey

@@ -31,7 +31,12 @@ REST_FRACTION = 0.25
 
 @declared
 class Pace(Declared):
-    """The pace of a stream's runs: when they commit, and when they end."""
+    """The pace of a stream's runs: when they commit, and when they end.
+
+    Examples:
+        >>> Pace(commit_interval_s=60).idle_limit_s
+        120.0
+    """
 
     commit_interval_s: Annotated[float, NOT_NEGATIVE] = 10.0
     """The longest time that a record waits at the head of the log before it is committed, in

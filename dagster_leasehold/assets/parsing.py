@@ -40,6 +40,12 @@ def parse_json(records: Records, schema: str | StructType, column: str = "value"
     Raises:
         TransformError: a field has the name of a column that records already have, or, for an Arrow
             table, the schema or the column cannot be read.
+
+    Examples:
+        >>> records = pa.table({"value": [b'{"path": "/cart"}', b"no JSON"]})
+        >>> parsed = parse_json(records, "path string")
+        >>> parsed["path"].to_pylist(), parsed["quarantine_error"].is_null().to_pylist()
+        (['/cart', None], [True, False])
     """
     return _with_fields(records, schema, column, "parse_json", "")
 
@@ -65,6 +71,12 @@ def parse_csv(
     Raises:
         TransformError: a field has the name of a column that records already have, the separator is
             no single character, or, for an Arrow table, the schema or the column cannot be read.
+
+    Examples:
+        >>> records = pa.table({"value": [b"/cart;200", b"/pay;none"]})
+        >>> parsed = parse_csv(records, "path string, status int", separator=";")
+        >>> parsed["path"].to_pylist(), parsed["quarantine_error"].is_null().to_pylist()
+        (['/cart', None], [True, False])
     """
     if len(separator) != 1 or separator in '"\r\n':
         raise TransformError(
@@ -111,8 +123,8 @@ class _Parsing:
             form = _format(self.fields, self.separator)
         except ModuleNotFoundError as missing:
             raise TransformError(
-                f"{self.function} needs the library {missing.name}, and Spark's workers have it "
-                "not: let them have numpy and msgspec."
+                f"{self.function} needs the library {missing.name}, which Spark's workers lack: "
+                "install numpy and msgspec on them."
             ) from missing
         columns, errors = parse_column(records, self.column, form)
         names = [*self.fields.names, ERROR_COLUMN]

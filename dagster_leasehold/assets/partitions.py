@@ -32,7 +32,12 @@ def asset_key(stream: ShardStream) -> dg.AssetKey:
 
 
 def shard_partitions(stream: ShardStream) -> dg.DynamicPartitionsDefinition:
-    """Return the partitions of a stream's asset: one per shard, finished shards included."""
+    """Return the partitions of a stream's asset: one per shard, finished shards included.
+
+    Examples:
+        >>> shard_partitions(ShardStream("visits", LocalLog("log"))).name
+        'visits'
+    """
     return dg.DynamicPartitionsDefinition(name=stream.name)
 
 

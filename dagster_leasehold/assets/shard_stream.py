@@ -99,6 +99,11 @@ class WatermarkOf(StrEnum):
     `source`: those of the records as they were read; right where the transform leaves the column
     `event_time` alone. `output`: those that the transform wrote; for one that makes `event_time`
     out of the record itself. A batch without output then moves no watermark.
+
+    Examples:
+        >>> stream = ShardStream("visits", LocalLog("log"), watermark_of=WatermarkOf.OUTPUT)
+        >>> stream.watermark_of.value
+        'output'
     """
 
     SOURCE = "source"
@@ -107,7 +112,12 @@ class WatermarkOf(StrEnum):
 
 @declared
 class Checks(Declared):
-    """Limits that a stream's batches and shards have to meet."""
+    """Limits that a stream's batches and shards have to meet.
+
+    Examples:
+        >>> Checks(quarantined_max=100).lag_max
+        1000000
+    """
 
     quarantined_max: Annotated[int, NOT_NEGATIVE] = 1_000
     """The most records of one batch that can go to quarantine."""
@@ -120,7 +130,12 @@ class Checks(Declared):
 
 @declared
 class Retention(Declared):
-    """How long a stream's output stays, and when its files are merged and removed."""
+    """How long a stream's output stays, and when its files are merged and removed.
+
+    Examples:
+        >>> Retention(output_days=365).compact
+        True
+    """
 
     output_days: Annotated[float | None, DAYS_OF_HISTORY] = None
     """The age in days at which committed output expires, from 1 to 36,500; without it, output is
@@ -225,6 +240,11 @@ class ShardStream(Declared):
         InvalidIdentifier: the name, the group or a node is not of the grammar.
         InvalidSetting: a value is of the wrong form, or nodes have settings of another assignment.
         AssignmentConflict, ShardOccupied: the settings of two nodes contradict each other.
+
+    Examples:
+        >>> stream = ShardStream("visits", LocalLog("visits-log"), pace=Pace(commit_interval_s=60))
+        >>> str(stream.key)
+        'visits/default'
     """
 
     called: ClassVar[str] = "Stream"

@@ -30,7 +30,12 @@ _NAME = re.compile(rf"(?:({_LEVEL}(?:\.{_LEVEL})*)\.)?({_LEVEL})")
 
 @declared
 class TableSettings(Declared):
-    """The name and layout of a stream's published table."""
+    """The name and layout of a stream's published table.
+
+    Examples:
+        >>> TableSettings(name="web.visits", partitioning=["shard_id"]).snapshots_kept
+        50
+    """
 
     name: Annotated[str | None, Field(examples=["web.visits"])] = None
     """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default the stream's, and

@@ -20,7 +20,12 @@ GROUPS_PER_STREAM_MAX = 5
 
 
 class AssignmentMode(StrEnum):
-    """The rule by which a group shares its shards among its nodes."""
+    """The rule by which a group shares its shards among its nodes.
+
+    Examples:
+        >>> AssignmentMode("modulo") is AssignmentMode.MODULO
+        True
+    """
 
     BALANCED = "balanced"
     MODULO = "modulo"
@@ -32,6 +37,10 @@ class GapPolicy(StrEnum):
 
     `hold`: nothing moves until an operator acknowledges the loss; `begin`: continue with the first
     record that is still there; `end`: continue behind the last one. Every such range is recorded.
+
+    Examples:
+        >>> ShardStream("visits", LocalLog("log"), gap_policy=GapPolicy.BEGIN).gap_policy.value
+        'begin'
     """
 
     HOLD = "hold"
@@ -85,6 +94,10 @@ class Group:
         paused: nothing is claimed or opened; holders stop at their next batch boundary.
         gap_policy: what becomes of records that were removed before they were read.
         generation: rises on any change of membership, shard list or ownership.
+
+    Examples:
+        >>> Group(GroupKey.parse("counting", "visits"), timeout_s=10).ordered
+        True
     """
 
     key: GroupKey

@@ -38,7 +38,12 @@ class Identifier(str):
 
 
 class StreamName(Identifier):
-    """A stream: a logstore, a topic. Column `logstream_sig`."""
+    """A stream: a logstore, a topic. Column `logstream_sig`.
+
+    Examples:
+        >>> StreamName("visits")
+        'visits'
+    """
 
     __slots__ = ()
     kind = "stream"
@@ -52,14 +57,24 @@ class GroupName(Identifier):
 
 
 class ShardId(Identifier):
-    """A shard of a stream; also its Dagster partition key. Column `shard_id`."""
+    """A shard of a stream; also its Dagster partition key. Column `shard_id`.
+
+    Examples:
+        >>> ShardId("shardId-000000000001")
+        'shardId-000000000001'
+    """
 
     __slots__ = ()
     kind = "shard"
 
 
 class NodeName(Identifier):
-    """A node: one host that runs code for the shards it holds. Column `worker_instance`."""
+    """A node: one host that runs code for the shards it holds. Column `worker_instance`.
+
+    Examples:
+        >>> NodeName("east")
+        'east'
+    """
 
     __slots__ = ()
     kind = "node"
@@ -67,7 +82,12 @@ class NodeName(Identifier):
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupKey:
-    """A consumer group within its stream: the first two columns of every key."""
+    """A consumer group within its stream: the first two columns of every key.
+
+    Examples:
+        >>> str(GroupKey.parse("counting", "visits"))
+        'visits/counting'
+    """
 
     group: GroupName
     stream: StreamName

@@ -35,6 +35,11 @@ def open_store(
     Raises:
         InvalidSetting: the URL is not of a supported database.
         StoreError: with `upgrade`, the database refuses or does not answer.
+
+    Examples:
+        >>> store = open_store("sqlite:///leases.db")
+        >>> store.groups()
+        []
     """
     from dagster_leasehold.lease_store.sql_store import SqlStore
 

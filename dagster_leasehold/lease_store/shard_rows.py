@@ -77,6 +77,10 @@ class ShardListing:
             those that were not listed yet.
         gone_parents: those of them that the source has removed for good and will not list again:
             one that the group never had cannot be finished, so that it is not waited for.
+
+    Examples:
+        >>> ShardListing(ShardId("2"), parents=(ShardId("0"), ShardId("1"))).read_only
+        False
     """
 
     shard: ShardId

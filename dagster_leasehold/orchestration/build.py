@@ -72,6 +72,11 @@ def build_definitions(
             name is taken or its stream is not among `streams`; a setting is not valid.
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
         SourceLibraryMissing: the client library of a stream's source is not installed.
+
+    Examples:
+        >>> defs = build_definitions([ShardStream("visits", LocalLog("visits-log"))])
+        >>> sorted(sensor.name for sensor in defs.sensors)
+        ['visits_housekeeping', 'visits_rebalance']
     """
     _check_names(streams)
     _check_hourly(streams, hourly)

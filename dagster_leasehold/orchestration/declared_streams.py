@@ -49,6 +49,10 @@ def named_source(
         UnknownSource: there is no source of this kind.
         InvalidSetting: an option is missing, unknown or of the wrong form.
         InvalidIdentifier: the stream's name is not of the grammar.
+
+    Examples:
+        >>> type(named_source("local_log", "visits")).__name__
+        'LocalLog'
     """
     name = StreamName(stream)
     settings = settings or load_settings()

@@ -147,6 +147,13 @@ def declared_stream(name: str | None = None, settings: Settings | None = None) -
         UnknownStream: no stream of this name is declared, or None was given and there are several
             or none.
         SourceLibraryMissing: the client library of the stream's source is not installed.
+
+    Examples:
+        >>> try:
+        ...     table = declared_stream("visits").table()
+        ... except UnknownStream:
+        ...     print("Run this in the folder of your project.")
+        Run this in the folder of your project.
     """
     settings = settings or load_settings()
     return DeployedStream.of(DeclaredStreams(settings).opened(name), settings)

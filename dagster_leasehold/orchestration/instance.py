@@ -162,6 +162,10 @@ def production_text() -> str:
     Runs go to the nodes' agents, if there are any. A new node needs no change of the file.
 
     The variables are `DAGSTER_MYSQL_HOSTNAME`, `_PORT`, `_USERNAME`, `_PASSWORD`, `_DATABASE`.
+
+    Examples:
+        >>> "run_launcher:" in production_text()
+        True
     """
     return f"{_limited(32, BACKFILL_RUNS_MAX)}{_RETRIES}{_LAUNCHER}{_MYSQL}"
 

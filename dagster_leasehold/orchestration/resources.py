@@ -40,7 +40,7 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
         nodes: the nodes that this deployment keeps alive by itself.
         lease_timeout_s: T of new consumer groups, in seconds.
 
-    Example:
+    Examples:
         >>> import dagster as dg
         >>> from dagster_leasehold import LeaseholdResource, build_definitions
         >>> branch = LeaseholdResource(

@@ -73,6 +73,10 @@ class Settings(pydantic.BaseModel):
             secrets come from the environment (`PYICEBERG_CATALOG__NAME__…`).
         module: the Python module that declares streams, or has the definitions of some; without
             it, commands look for it in the current folder's project.
+
+    Examples:
+        >>> Settings(nodes=("east", "west")).lease_timeout_s
+        20.0
     """
 
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
@@ -246,6 +250,10 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
 
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
+
+    Examples:
+        >>> load_settings(nodes=["east"]).nodes
+        ('east',)
     """
     arguments = {name: value for name, value in overrides.items() if value is not None}
     variables = _from_environment(os.environ)

@@ -46,7 +46,12 @@ def parse_position(text: str) -> Position | datetime | None:
 
 
 def parse_offset(shard: ShardId, cursor: str) -> int:
-    """Return the offset that a cursor is; raise CursorInvalid if it is none."""
+    """Return the offset that a cursor is; raise CursorInvalid if it is none.
+
+    Examples:
+        >>> parse_offset(ShardId("0"), "1000")
+        1000
+    """
     if cursor.isascii() and cursor.isdecimal() and len(cursor) <= _DIGITS_MAX:
         offset = int(cursor)
         if offset <= OFFSET_MAX:
@@ -59,6 +64,10 @@ def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
 
     Raises:
         CursorInvalid: an end of the range is no offset.
+
+    Examples:
+        >>> [part.end for part in divide_offsets(ReadRange(ShardId("0"), "0", "10", records=10), 2)]
+        ['5', '10']
     """
     shard = range_.shard
     start, end = parse_offset(shard, range_.start), parse_offset(shard, range_.end)

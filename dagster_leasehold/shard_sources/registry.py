@@ -48,6 +48,10 @@ class StreamPlace:
         stream: its name; a source takes it for the name in the service where no option says
             otherwise.
         folder: a folder of the stream's own in the home; it may not exist yet.
+
+    Examples:
+        >>> str(StreamPlace(StreamName("visits"), Path("logs/visits")).folder)
+        'logs/visits'
     """
 
     stream: StreamName

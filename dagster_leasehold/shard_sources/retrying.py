@@ -44,6 +44,10 @@ def ask(
 
     Raises:
         SourceThrottled, SourceUnavailable: the last attempt's, as it was.
+
+    Examples:
+        >>> ask(lambda: "an answer")
+        'an answer'
     """
     jitter = tenacity.wait_random_exponential(multiplier=first_pause_s, max=pause_max_s)
 

@@ -19,7 +19,12 @@ _JOINED_BYTES = 4 * 1024 * 1024
 
 
 class Position(StrEnum):
-    """A place in a shard that needs no cursor."""
+    """A place in a shard that needs no cursor.
+
+    Examples:
+        >>> Position("begin") is Position.BEGIN
+        True
+    """
 
     BEGIN = "begin"
     END = "end"
@@ -32,6 +37,10 @@ class Limits:
     Attributes:
         records_max: the most records.
         bytes_max: the most bytes of keys and values.
+
+    Examples:
+        >>> Limits(records_max=50_000).bytes_max
+        268435456
     """
 
     records_max: int = 1_000_000
@@ -48,6 +57,10 @@ class ShardBounds:
         finished: the shard is read-only, so that `end` no longer moves.
         origin: the cursor of the first record that the shard ever had, where the source knows it.
         removed: True if retention has removed the shard as a whole.
+
+    Examples:
+        >>> ShardBounds(begin="0", end="1000", finished=False).removed
+        False
     """
 
     begin: str
@@ -66,6 +79,10 @@ class PlannedRange:
         records: the number of records in it; where the service numbers records with holes, the
             most that it can hold.
         last: a read-only shard ends here.
+
+    Examples:
+        >>> PlannedRange("1000", records=1_000, last=False).end
+        '1000'
     """
 
     end: str
@@ -75,7 +92,12 @@ class PlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """The records `[start, end)` of one shard; plain and picklable, it travels to Spark."""
+    """The records `[start, end)` of one shard; plain and picklable, it travels to Spark.
+
+    Examples:
+        >>> ReadRange(ShardId("0"), "0", "1000", records=1_000).end
+        '1000'
+    """
 
     shard: ShardId
     start: str
@@ -253,6 +275,10 @@ def record_schema() -> pa.Schema:
 
     `shard_id` string, `cursor` string, `event_time` timestamp[us, UTC], `key` binary, `value`
     binary, `attributes` map<string, string>.
+
+    Examples:
+        >>> record_schema().names
+        ['shard_id', 'cursor', 'event_time', 'key', 'value', 'attributes']
     """
     import pyarrow as pa
 

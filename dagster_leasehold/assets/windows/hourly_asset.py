@@ -42,6 +42,10 @@ class LateAction(StrEnum):
 
     `drop`: they are counted, and the hour stays as it is. `rerun`: they are counted, and the hour
     is made again, with them.
+
+    Examples:
+        >>> LatePolicy(LateAction.RERUN).action.value
+        'rerun'
     """
 
     DROP = "drop"
@@ -50,7 +54,12 @@ class LateAction(StrEnum):
 
 @declared
 class LatePolicy(Declared):
-    """The treatment of late records: those whose hour was made before they were committed."""
+    """The treatment of late records: those whose hour was made before they were committed.
+
+    Examples:
+        >>> LatePolicy(LateAction.RERUN, wait_s=300).wait_s
+        300.0
+    """
 
     action: LateAction = LateAction.DROP
     """The treatment of records that come after their hour was made: `drop` them, or `rerun` the
@@ -99,6 +108,12 @@ class HourlyAsset(Declared):
     Raises:
         InvalidSetting: a value is of the wrong form, the name is not of letters, digits and
             underscores, or `since` is not the beginning of an hour or has no time zone.
+
+    Examples:
+        >>> since = datetime(2026, 3, 1, tzinfo=timezone.utc)
+        >>> visits = ShardStream("visits", LocalLog("log"))
+        >>> HourlyAsset("visits_per_hour", visits, lambda hour: hour, since=since).name
+        'visits_per_hour'
     """
 
     called: ClassVar[str] = "Hourly asset"

@@ -302,7 +302,17 @@ def window_paths(
     *,
     hours: Collection[datetime] | None = None,
 ) -> list[str]:
-    """Return the files of a downstream asset's output by hour, of some hours or of all."""
+    """Return the files of a downstream asset's output by hour, of some hours or of all.
+
+    Examples:
+        >>> store = open_store("sqlite:///leases.db")
+        >>> visits = ShardStream("visits", LocalLog("log"))
+        >>> try:
+        ...     window_paths(store, visits, "output", "visits_per_hour")
+        ... except UnknownGroup:
+        ...     print("Nothing has consumed this stream yet.")
+        Nothing has consumed this stream yet.
+    """
     folder = output_place(output_root)
     return [
         str(folder / file.path)

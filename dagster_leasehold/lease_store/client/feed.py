@@ -21,6 +21,10 @@ class Record:
     Attributes:
         cursor: its place.
         next_cursor: the place of the record after it, to be confirmed when this one is done.
+
+    Examples:
+        >>> Record(ShardId("0"), "10", "11", event_time=None, key=None, value=b"one").attributes
+        {}
     """
 
     shard: ShardId
@@ -40,6 +44,10 @@ class Fetched:
         start: the cursor of the first one.
         end: the cursor after the last one; equal to `start` when there is none.
         last: a read-only shard ends here.
+
+    Examples:
+        >>> Fetched("0", "2").records
+        ()
     """
 
     start: str

@@ -57,6 +57,10 @@ class PulledBatch:
         number: tells the batches of one client apart.
         start: the cursor of the first record.
         end: the cursor after the last record.
+
+    Examples:
+        >>> PulledBatch(1, ShardId("0"), "0", "2", ()).end
+        '2'
     """
 
     number: int
@@ -74,6 +78,10 @@ class Offsets:
         polled: the end of the records that were delivered.
         confirmed: the end of those that were confirmed.
         persisted: the checkpoint that the store confirmed, or None.
+
+    Examples:
+        >>> Offsets(polled="12", confirmed="10", persisted="8").confirmed
+        '10'
     """
 
     polled: str

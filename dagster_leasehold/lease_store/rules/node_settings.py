@@ -33,6 +33,13 @@ class Modulo:
     Raises:
         ModuloSettingMissing: a count without an id.
         ModuloIdOutOfRange: the id is not one of 0 … count - 1, or the count is 0 or too large.
+
+    Examples:
+        >>> nodes = {"east": Modulo(2, 0), "west": Modulo(2, 1)}
+        >>> ShardStream(
+        ...     "visits", LocalLog("log"), assignment=AssignmentMode.MODULO, nodes=nodes
+        ... ).nodes["west"].node_id
+        1
     """
 
     source_count: int
@@ -66,6 +73,10 @@ class Pinned:
     Raises:
         InvalidIdentifier: a shard id is not of the grammar.
         InvalidSetting: a bootstrap cursor is no cursor.
+
+    Examples:
+        >>> Pinned({"0": -1, "1": "25000"}).shards["1"]
+        '25000'
     """
 
     shards: Mapping[str, str | int] = field(hash=False)

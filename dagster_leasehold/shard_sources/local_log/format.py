@@ -57,6 +57,10 @@ class Record:
         key: its key, or None.
         event_time: when it happened, with a time zone; None takes the time of the append.
         attributes: names and texts that travel with it.
+
+    Examples:
+        >>> Record(b"one", key=b"k").attributes
+        {}
     """
 
     value: bytes

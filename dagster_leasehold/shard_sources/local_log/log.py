@@ -39,6 +39,13 @@ class LocalLog(LocalLogSource):
     Args:
         root: the log's folder.
         clock: gives the event time of records that have none; returns an aware time.
+
+    Examples:
+        >>> log = LocalLog.create("visits-log", shards=2)
+        >>> log.append("0", [b"one", b"two"]).end
+        '2'
+        >>> [str(listing.shard) for listing in log.list_shards()]
+        ['0', '1']
     """
 
     def __init__(self, root: Path | str, *, clock: Callable[[], datetime] = utc_now) -> None:

@@ -43,6 +43,11 @@ class EventSpan:
 
     Raises:
         InvalidSetting: a time has no zone.
+
+    Examples:
+        >>> noon = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+        >>> EventSpan(since=noon).until is None
+        True
     """
 
     since: datetime | None = None

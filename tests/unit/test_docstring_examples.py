@@ -1,0 +1,60 @@
+"""The examples in the docstrings of public names: each runs, and all but errors have one."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.environment import forget_settings
+
+DOORS = (
+    "dagster_leasehold",
+    "dagster_leasehold.reading",
+    "dagster_leasehold.clients",
+    "dagster_leasehold.sources",
+)
+ON_A_PAGE = {
+    "Chosen", "GroupMember", "HourlyAssetComponent", "Processor",
+    "ProcessorWorker", "PullClient", "ShardFeed", "ShardStreamComponent", "SourceFeed",
+    *("BoundedFromCursors", "DivisibleRanges", "ProgressMirror", "ShardReader", "ShardSource"),
+    *("SourceKind", "TimedRecords"),
+}  # fmt: skip
+"""Names that take more than a few lines: a how-to page shows them, and a test runs that page."""
+
+
+def public() -> Iterator[tuple[str, str, Any]]:
+    """Yield each public name that is no error, with the module that offers it."""
+    for door in DOORS:
+        module = importlib.import_module(door)
+        for name in module.__all__:
+            value = getattr(module, name)
+            if not (inspect.isclass(value) and issubclass(value, Exception)):
+                yield door, name, value
+
+
+NAMES = [*public()]
+
+
+@pytest.mark.parametrize(("door", "name", "value"), NAMES, ids=[f"{d}.{n}" for d, n, _ in NAMES])
+def test_its_example_runs(
+    door: str, name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forget_settings(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BRANCH_DATABASE_URL", "sqlite:///branch.db")
+    names: dict[str, Any] = {"datetime": datetime, "timezone": timezone, "Path": Path, "pa": pa}
+    for module in map(importlib.import_module, (DOORS[0], door)):
+        names |= {each: getattr(module, each) for each in module.__all__}
+    finder = doctest.DocTestFinder(recurse=False)
+    [documented] = finder.find(value, name, globs=names)
+    if not documented.examples:
+        assert name in ON_A_PAGE, f"{door}.{name} has no example"
+    assert doctest.DocTestRunner().run(documented).failed == 0
