@@ -47,7 +47,7 @@ class Failpoint(Enum):
     BEFORE_SWAP = 33, "the new files are written, the ledger names the old ones"
     IN_REWRITE_BATCHES = 34, "the ledger's files are being swapped"
     AFTER_SWAP = 35, "the ledger names the new files, the claim is not given back"
-    BEFORE_VACUUM = 36, "vacuum knows what it may remove, nothing is removed"
+    BEFORE_VACUUM = 36, "vacuum knows what it can remove, nothing is removed"
     DURING_VACUUM = 37, "vacuum has removed its first file"
     BEFORE_EXPIRY = 38, "the files of output that expires look new, the ledger names them"
     IN_EXPIRE_BATCHES = 39, "ledger rows of output that expires are being deleted"

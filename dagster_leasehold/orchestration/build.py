@@ -53,18 +53,13 @@ def build_definitions(
     *,
     hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
-    """Return all that Dagster loads for some streams.
-
-    Each stream has its assets, checks, jobs and schedule; two sensors serve all of them.
-
-    Merge them with those of other calls and with your own, which can name an executor.
+    """Return all that Dagster loads for some streams; merge it with your own definitions.
 
     Args:
         streams: to consume.
-        leasehold: the deployment, which is the resource `leasehold` of runs and sensors; by
-            default, that of the settings. All calls of a code location share one.
-        hourly: downstream assets by hours of event time, each with its watermark sensor. Without
-            `streams`, they are of streams that are built elsewhere.
+        leasehold: the resource `leasehold` of runs and sensors, one for a code location; by
+            default, the deployment of the settings.
+        hourly: assets by hours of event time; their streams can be built by another call.
 
     Raises:
         InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a

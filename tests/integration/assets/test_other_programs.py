@@ -322,7 +322,7 @@ def test_expired_records_of_rewritten_files_stay_and_the_others_go(scene: Scene)
     scene.more("run-5")
     report = scene.publish()
     assert report.batches == 1
-    assert "Expired records may stay in the table, since the expiry of shard 0" in str(report)
+    assert "Expired records can stay in the table, since the expiry of shard 0" in str(report)
     files = [each.file.file_path for each in scene.table().scan().plan_files()]
     assert not any(path in location for path in gone for location in files)
     values = scene.values()

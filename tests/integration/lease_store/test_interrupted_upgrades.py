@@ -135,8 +135,8 @@ def test_an_account_that_may_make_no_trigger_is_told_so_and_goes_on(
     with pytest.raises(StoreError) as refused:
         store.upgrade()
     assert str(refused.value) == (
-        f"The lease store's account may not create triggers in {database}: grant it TRIGGER there "
-        "as well, and run `leasehold db upgrade` again, which continues where it stopped."
+        f"The lease store's account may not create triggers in {database}: grant it TRIGGER "
+        "there, and run `leasehold db upgrade` again, which continues where it stopped."
     )
     assert isinstance(refused.value.__cause__, DBAPIError)
     assert error_number(refused.value.__cause__) == 1142

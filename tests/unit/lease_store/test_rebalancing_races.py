@@ -55,7 +55,7 @@ def test_past_its_deadline_a_hand_over_happens_without_the_holder(
         (_, report) = scene.tick(a, b)
     waited_s = scene.now - begun
     assert deadline_s < waited_s <= deadline_s + TICK_S
-    assert "b took over 1: a did not let go" in report.explanation
+    assert "b took over 1: a did not release it" in report.explanation
     assert not scene.store.review([held["1"]])[ShardId("1")].current
     assert verify(scene.store, KEY) == []
 
@@ -247,7 +247,7 @@ def test_every_hand_over_that_is_due_is_completed_in_one_tick() -> None:
     assert scene.counts() == [4]
     (_, report) = scene.tick(a, b)
     assert scene.counts() == [2, 2]
-    assert sum("did not let go" in decision for decision in report.decisions) == 2
+    assert sum("did not release it" in decision for decision in report.decisions) == 2
 
 
 def test_hand_overs_of_another_deployment_are_left_to_it() -> None:

@@ -284,7 +284,7 @@ def test_a_transaction_that_stood_still_is_told_from_a_server_that_is_down(bench
         insert(tx)
         raise of_mysql(2013)
 
-    with pytest.raises(StoreUnavailable, match=r"stood still for 5 s.*held up") as caught:
+    with pytest.raises(StoreUnavailable, match=r"stalled for 5 s.*held up") as caught:
         bench.write(held_up)
     assert "running" not in str(caught.value)
     assert bench.rows() == []

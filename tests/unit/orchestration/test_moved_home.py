@@ -129,4 +129,4 @@ def test_a_catalog_of_its_own_says_where_the_table_is(
     shutil.copytree(tmp_path / "home", moved)
     capsys.readouterr()
     assert main(["table", "move", "demo", "--home", str(moved)]) == 2
-    assert "remove it there without its files, and make it anew" in capsys.readouterr().err
+    assert "remove it there without its files, and recreate it" in capsys.readouterr().err

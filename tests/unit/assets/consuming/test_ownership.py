@@ -91,7 +91,7 @@ def test_a_free_shard_goes_to_the_node_with_its_rank_in_a_group_by_modulo():
     assert (claims(store, "0"), claims(store, "1")) == (B, A)
     assert claims(store, "0", wanted="b") == B
     text = sentence(standing(store, "0", wanted="a"))
-    assert text.startswith("Shard 0 of orders/default is planned for node b, not to a")
+    assert text.startswith("Shard 0 of orders/default is planned for node b, not for a")
 
 
 def test_a_rank_that_no_node_has_is_left_to_nobody():
@@ -130,8 +130,8 @@ def test_a_free_shard_that_falls_to_another_deployment_is_left_to_it():
     store = free_shards_of(
         AssignmentMode.PINNED, node_row(A, Pinned({}), address="here"), elsewhere
     )
-    said = sentence(standing(store, "0"))
-    assert "is planned for node b, which another deployment serves" in said
+    answer = sentence(standing(store, "0"))
+    assert "is planned for node b, which another deployment serves" in answer
 
 
 def test_a_node_that_takes_no_runs_claims_nothing():

@@ -123,7 +123,7 @@ def test_a_replay_without_progress_gives_its_claims_back_and_keeps_the_old_outpu
         (ZERO, ONE),
         "This run made no progress for 600 s while it waited for a free core of Spark "
         "(sc://host:15002), so that it gave its claims back: the old output stays, and another "
-        "replay starts over. Let that answer sooner, or raise stall_limit_s if work may take so "
+        "replay starts over. Let that answer sooner, or raise stall_limit_s if work can take so "
         "long.",
     )
     assert on_spark.sentences == [

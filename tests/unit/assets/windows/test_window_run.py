@@ -214,7 +214,7 @@ def test_an_hour_without_progress_is_given_up_and_stays_as_it_was(
     assert str(caught.value) == (
         "This run made no progress for 600 s while it waited for a free core of Spark "
         "(sc://host:15002), so that it gave the hour up, which stays as it was: materialize it "
-        "again. Let that answer sooner, or raise stall_limit_s if work may take so long."
+        "again. Let that answer sooner, or raise stall_limit_s if work can take so long."
     )
     assert hour.sentences == [
         "Spark (sc://host:15002) has run no task of an hour of stream orders for 60 s, as if it "
