@@ -1,12 +1,14 @@
 """Records a second from a topic into an Iceberg table on an object store, as sinks are compared.
 
 `python -m benchmarks.kafka_table [--records 10000000] [--partitions 16] [--interval 10]
-[--only sink transform] [--json]` fills a topic with JSON records of 142 bytes and five columns, and
-lets `leasehold dev` put all of them into a table whose catalog is a REST service and whose files
-are in an object store:
+[--only sink transform killed] [--kill-every 20] [--json]` fills a topic with JSON records of 142
+bytes and five columns, and lets `leasehold dev` put all of them into a table whose catalog is a
+REST service and whose files are in an object store:
 
 * `sink`: the node parses the records into their five columns;
-* `transform`: the same, and five further columns are derived of these.
+* `transform`: the same, and five further columns are derived of these;
+* `killed`: as `sink`, by two nodes, of which one is killed with all of its processes every so many
+  seconds. A supervisor starts it again after a second; Dagster's daemon is never killed.
 
 The seconds are those from the moment when a run has opened the first partition until the table has
 all records; Spark and the run start before. The cores are those of all processes of Leasehold, with
@@ -39,13 +41,17 @@ from confluent_kafka import Producer  # noqa: TID253
 
 from benchmarks.figures import print_rows
 from benchmarks.figures.process_tree import CpuClock, adopt_orphans, wait_for_orphans
+from benchmarks.rivals.strikes import MARK, send
+from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.deployed_stream import DeployedStream
+from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.settings import Settings, load_settings
+from dagster_leasehold.orchestration.supervision import dagster_processes
 from tests import object_store
 from tests.declared import declare, stream_text
 from tests.ports import free_port
@@ -75,9 +81,13 @@ def transform(records):
     rows = rows.append_column("visitor_upper", pc.utf8_upper(rows["visitor"]))
     return rows.append_column("hour", pc.hour(rows["at"]))
 """
-WAYS = {"sink": PARSED, "transform": DERIVED}
+WAYS = {"sink": PARSED, "transform": DERIVED, "killed": PARSED}
 PATIENCE_S = 1_800.0
 POLL_S = 0.25
+COMMAND = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line"]
+NODES = 2
+RESTART_S = 1.0
+"""The time from a node's death to its next start, as of a service manager, in seconds."""
 
 
 def record(number: int) -> bytes:
@@ -159,21 +169,33 @@ class Sink:
         self.settings: Settings = load_settings(home=home, agents=True)
 
     def __enter__(self) -> Sink:
-        command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "dev"]
-        command += ["--nodes", "1", "--home", str(self._home)]
-        with (self._home / "dev.log").open("wb") as output:
-            self.process = subprocess.Popen(
-                [*command, "--port", str(free_port())],
+        self._processes = {"dev": self._start("dev", "--nodes", "1", "--port", str(free_port()))}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
+
+    def supervise(self) -> None:
+        """Raise if the deployment has ended."""
+        if self._processes["dev"].poll() is not None:
+            raise RuntimeError(f"leasehold dev ended: see {self._home}/dev.log")
+
+    def outcome(self) -> dict[str, Any]:
+        """Return further cells of the row."""
+        return {}
+
+    def _start(self, log: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+        with (self._home / f"{log}.log").open("ab") as output:
+            return subprocess.Popen(
+                [*COMMAND, *words, "--home", str(self._home)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env={**os.environ, **variables},
             )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(PATIENCE_S)
 
     def run(self, records: int) -> dict[str, Any]:
         """Wait until the table has all records; return what that took."""
@@ -182,12 +204,13 @@ class Sink:
         deadline = time.monotonic() + PATIENCE_S
         while (published := _published(store)) < records:
             now = time.monotonic()
-            if now > deadline or self.process.poll() is not None:
-                raise RuntimeError(f"{published:,} records: see {self._home}/dev.log")
+            self.supervise()
+            if now > deadline:
+                raise RuntimeError(f"{published:,} of {records:,} records: see {self._home}")
             if not began_s and _opened(store):
                 began_s = now
                 cpu.restart()
-            wait_for_orphans([self.process.pid])
+            wait_for_orphans([process.pid for process in self._processes.values()])
             time.sleep(POLL_S)
         seconds = time.monotonic() - began_s
         cores = cpu.cores()
@@ -201,12 +224,81 @@ class Sink:
             "seconds": round(seconds, 1),
             "records/s": round(records / seconds),
             "cores": round(cores, 2),
+            **self.outcome(),
         }
 
     def ids(self) -> Any:
         """Return the column `id` of the table, as the catalog's clients read it."""
         stream = DeployedStream.of(DeclaredStreams(self.settings).opened(None), self.settings)
         return stream.table().scan(selected_fields=("id",)).to_arrow()["id"]
+
+
+class KilledNodes(Sink):
+    """The same with two nodes, one of which is killed from time to time, in turns.
+
+    Args:
+        home, address, uri, transform, interval_s: as of a `Sink`.
+        every_s: the time between two kills, in seconds.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        address: str,
+        uri: str,
+        transform: str,
+        *,
+        interval_s: float,
+        every_s: float,
+    ) -> None:
+        super().__init__(home, address, uri, transform, interval_s=interval_s)
+        self._every_s, self._kills = every_s, 0
+        self._deaths: dict[str, float] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Sink:
+        create_instance(self.settings, nodes_text())
+        with dagster_processes.opened_instance(self.settings) as instance:
+            ensure_instance_address(instance)
+        self._variables = dagster_processes.child_environment(self.settings, os.environ)
+        self._variables |= {"LEASEHOLD_AGENTS": "true"}
+        daemon = dagster_processes.daemon(self.settings, self._variables)
+        self._stack.enter_context(daemon)
+        self._processes = {}
+        for number in range(NODES):
+            self._start_node(f"node-{number}")
+        self._killed_s = time.monotonic()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._stack.close()
+        for name in self._processes:
+            send(self._mark(name), signal.SIGKILL)
+
+    def supervise(self) -> None:
+        """Start a dead node again, and kill one when it is time."""
+        now = time.monotonic()
+        for name, process in list(self._processes.items()):
+            if process.poll() is None:
+                self._deaths.pop(name, None)
+            elif now - self._deaths.setdefault(name, now) >= RESTART_S:
+                self._start_node(name)
+        if now - self._killed_s >= self._every_s:
+            self._killed_s = now
+            send(self._mark(f"node-{self._kills % NODES}"), signal.SIGKILL)
+            self._kills += 1
+
+    def outcome(self) -> dict[str, Any]:
+        """Return the number of kills."""
+        return {"kills": self._kills}
+
+    def _start_node(self, name: str) -> None:
+        variables = {**self._variables, MARK: self._mark(name)}
+        self._processes[name] = self._start(name, "node", "--name", name, **variables)
+
+    def _mark(self, name: str) -> str:
+        return f"{self._home} {name}"
 
 
 def _opened(store: Any) -> bool:
@@ -255,7 +347,12 @@ def measure(
         print(f"filled the topic in {time.monotonic() - began_s:.0f} s", file=sys.stderr)
         for way in ways:
             home = folder / way
-            sink = Sink(home, broker.address, uri, WAYS[way], interval_s=arguments.interval)
+            given = (home, broker.address, uri, WAYS[way])
+            sink = (
+                KilledNodes(*given, interval_s=arguments.interval, every_s=arguments.kill_every)
+                if way == "killed"
+                else Sink(*given, interval_s=arguments.interval)
+            )
             with sink:
                 row = sink.run(records)
             rows.append({"way": way, **row})
@@ -272,6 +369,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=16)
     parser.add_argument("--interval", type=float, default=10.0)
     parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--kill-every", type=float, default=20.0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     adopt_orphans()
