@@ -12,7 +12,7 @@ Everything that a project writes to consume a log is imported from here:
 * what Dagster loads, and how it is set up: `build_definitions`, `LeaseholdResource`, `Settings`,
   `load_settings`, `production_text`; and `LeaseholdError`, the root of all errors.
 
-Three side doors serve those who need more: `dagster_leasehold.reading` for programs that read
+Three side doors serve further needs: `dagster_leasehold.reading` for programs that read
 committed output, `dagster_leasehold.clients` for consumers without Dagster, and
 `dagster_leasehold.sources` for authors of sources. Everything behind these four is internal and
 can change in any release.

@@ -1,6 +1,6 @@
 """A stream in Dagster: its declaration, its assets, the Spark jobs behind them, committed output.
 
-Four floors, of which each imports those below it only:
+Four floors, each of them importing only lower ones:
 
 * below all, `places`: the disks and object stores that hold output;
 * the declaration: `errors`, `commit_hook`, `arrow_transform`, `pace` (rules for when a batch is

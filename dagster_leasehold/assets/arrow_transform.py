@@ -74,7 +74,7 @@ def name_of(transform: Callable[..., object] | None) -> str:
 def checked(output: object, shard: ShardId, name: str) -> pa.Table:
     """Return the output of an Arrow transform if it can be committed.
 
-    Columns of large strings, views and dictionaries, in which libraries return text and bytes,
+    Columns of large strings, views and dictionaries, as libraries return text and bytes,
     become plain ones, and moments of any zone are in UTC, so that files do not differ by the
     library or the machine.
 

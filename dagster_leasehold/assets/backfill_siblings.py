@@ -1,7 +1,7 @@
 """The runs of one backfill, joined: a node makes its partitions in one run.
 
 Dagster makes a run of each partition where nodes have agents, and elsewhere of each unbroken range
-of them. The first run of a node that starts takes over those that still wait in the queue and whose
+of them. The first run of a node that starts takes over runs that still wait in the queue and whose
 partitions the node holds: they end as canceled before they begin.
 """
 
@@ -52,7 +52,7 @@ class Siblings:
         return [shard for shards in self._taken.values() for shard in shards]
 
     def rounds(self, own: Sequence[ShardId]) -> Iterator[Sequence[ShardId]]:
-        """Yield the run's partitions with those that wait, then those that came meanwhile."""
+        """Yield the run's partitions with the waiting ones, then later arrivals."""
         some = [*own, *self._inherit(), *self.take_over()]
         while some:
             yield some

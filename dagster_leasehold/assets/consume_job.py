@@ -26,7 +26,7 @@ class ConsumeConfig(dg.Config):
 
     Attributes:
         node: the node that holds the shards.
-        incarnation: the incarnation under which the node is alive; the run beats for it.
+        incarnation: the node's; the run beats for it.
         shards: the shards; one that the node no longer holds is left out.
         follow: True to wait for more records once all are read, until the run's budget is over.
         definition: the mark of the stream's definition where the run was launched.
@@ -55,7 +55,7 @@ def build_consume_job(stream: ShardStream) -> dg.JobDefinition:
 
         def work() -> Iterator[Any]:
             _consume(context, config, stream)
-            return iter(())  # the events of its partitions are not those of an op
+            return iter(())  # the events of its partitions are not an op's
 
         try:
             for _ in stream.carry_out(context, work):

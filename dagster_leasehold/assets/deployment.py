@@ -54,7 +54,7 @@ class Deployment:
         leaving: asked by runs between two batches; once it is true, they stop at that checkpoint,
             because the node of this process leaves.
         catalog: of its tables.
-        history_age: the age from which on the janitor deletes rows of history; None keeps them.
+        history_age: the janitor deletes older rows of history; None keeps them.
         spark_folder: the folder of the embedded Spark server that the runs share; None where they
             use another Spark, or that of their node's agent.
         spark: a `SparkResource`, which gives the session; None where nothing runs on Spark.
@@ -73,7 +73,7 @@ class Deployment:
     spark: object = None
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
-        """Return the nodes for which this deployment claims shards and launches runs.
+        """Return the nodes that this deployment claims shards and launches runs for.
 
         `nodes` are the group's; `address` is the one that this deployment's nodes register with.
         """
@@ -86,7 +86,7 @@ class Deployment:
         """Return the served nodes that are members of the group from this deployment.
 
         A node of our name that answers from another address is another deployment's, and so are
-        its runs, of which our instance knows nothing.
+        its runs, which our instance does not know.
         """
         ours = {node.name: node for node in nodes if node.member and node.address == address}
         return tuple(ours[name] for name in self.served(ours.values(), address) if name in ours)

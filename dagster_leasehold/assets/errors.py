@@ -1,6 +1,6 @@
 """Errors of what is made from a stream: Spark, Java, transforms, and committed output.
 
-Their root and their form are those of `lease_store.errors`: one sentence each, for its reader.
+They have the root and the form of `lease_store.errors`: one sentence each, for its reader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """News of committed batches: one materialization per run and shard, and the service's dashboards.
 
 The rows come from the outbox, where each commit left one. A run delivers its own, and the outbox
-sensor those of runs that died before they could; both go through the same grouping, so that a
+sensor reports for runs that died before they could; both go through the same grouping, so that a
 reader of the asset sees each batch once.
 
 A source's service can show how far a stream is committed. Nothing reads that back: the lease store
@@ -120,7 +120,7 @@ def materialization_of(stream: ShardStream, committed: CommittedRange) -> dg.Ass
 def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId]) -> str:
     """Send the checkpoints of these shards to the source's service, if the source does that.
 
-    It hears the stored checkpoints, not those of the commits at hand: a dead run's commits are
+    It receives the stored checkpoints, not the commits' own: a dead run's commits are
     reported after newer ones, and progress would go back. They are read again afterwards: another
     process may have committed and sent a newer one in between, and then this one sends it last.
 

@@ -83,7 +83,7 @@ def process_gone(note: str) -> bool:
 
 
 def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[str]:
-    """Return those of `run_ids` that have ended, or of which the instance knows nothing."""
+    """Return the ids of runs that have ended, or that the instance does not know."""
     if not run_ids:
         return set()
     runs = instance.get_runs(filters=dg.RunsFilter(run_ids=list(run_ids)))

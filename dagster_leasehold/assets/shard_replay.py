@@ -52,7 +52,7 @@ class ReplayedPartitions:
         return f"{sum(report.records for report in self.reports.values()):,}"
 
     def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
-        """Return why shards kept their old output, for those that did."""
+        """Return why shards kept their old output."""
         return {shard: error for shard in shards if (error := self.reports[shard].error)}
 
     def refusal(self, shards: Sequence[ShardId]) -> str:

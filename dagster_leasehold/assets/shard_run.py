@@ -182,7 +182,7 @@ class ShardRun:
         return f"{count} {causes_of(failed)}"
 
     def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
-        """Return why shards were not consumed to their ends, for those that were not."""
+        """Return why shards were not consumed to their ends."""
         reports = (self._reports[shard] for shard in shards if shard in self._reports)
         return {
             report.shard: report.error or _EXPLAINED.get(report.stopped, report.stopped.value)

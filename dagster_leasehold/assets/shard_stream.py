@@ -161,7 +161,7 @@ class Retention(Declared):
 
     @property
     def output_age(self) -> timedelta | None:
-        """The age from which on committed output expires; None keeps it for good."""
+        """The age of committed output that expires; None keeps it for good."""
         return output_age(self.output_days)
 
 
@@ -319,7 +319,7 @@ class ShardStream(Declared):
         return GroupKey.parse(self.group, self.name)
 
     def check_nodes(self, served: Sequence[NodeName]) -> None:
-        """Check that the settings of nodes are those of the nodes that a deployment serves.
+        """Check that the settings name nodes that a deployment serves.
 
         Raises:
             InvalidSetting: settings of a node that it does not serve.

@@ -105,7 +105,7 @@ def verdict(error: DBAPIError) -> Verdict:
     if isinstance(getattr(error.orig, "original_exception", None), ssl.SSLError):
         return Verdict.FATAL  # the server answers, but is not who it should be
     if hasattr(error.orig, "sqlite_errorcode"):
-        # The low byte is the error; the rest says in which part of SQLite it arose.
+        # The low byte is the error; the rest names the part of SQLite.
         return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)
     judged = MYSQL_VERDICTS.get(number, Verdict.FATAL)
     if judged is Verdict.FATAL and error.connection_invalidated and number != PACKET_TOO_LARGE:

@@ -85,7 +85,7 @@ def _look(transaction: Transaction, url: SecretStr) -> DatabaseReport:
     version = ".".join(str(part) for part in dialect.server_version_info or ())
     stored = schema.stored(connection)
     server = dialect.name != "sqlite"
-    # Rights are checked before a statement looks for rows, of which none is meant here. A file has
+    # Rights are checked before a statement looks for rows, and none is meant here. A file has
     # one owner, and a process that cannot write it gets an error at the first write.
     refused: tuple[str, ...] | None = None
     if server and stored.revision == HEAD:

@@ -42,7 +42,7 @@ def transport(url: URL) -> tuple[URL, dict[str, Any]]:
         option = unknown[0] if unknown else f"{MODE}={options[MODE]}"
         raise InvalidSetting(
             f"The lease store's URL has the TLS option {shown(option)}: use ssl_ca, ssl_cert and "
-            "ssl_key, with which certificate and host name are always verified, or "
+            "ssl_key, which always verify certificate and host name, or "
             f"{MODE}={WITHOUT_TLS} alone."
         )
     if MODE in options and len(options) > 1:

@@ -1,4 +1,4 @@
-"""The root of all errors that Leasehold raises on purpose, and those of the store and sources.
+"""The root of all errors that Leasehold raises on purpose; errors of the store and sources.
 
 The message of each is one sentence for the person who reads it: what is wrong, where, and what
 to do. Values of foreign origin are escaped and cut, so that an error is always one line.
@@ -113,7 +113,7 @@ class NodeNameTaken(UserMistake):
 
 
 class AssignmentConflict(UserMistake):
-    """A node's assignment settings contradict those of the group's other members."""
+    """A node's assignment settings contradict the group's other members."""
 
 
 class ShardOccupied(UserMistake):

@@ -56,7 +56,7 @@ PLANNER_SILENT_TIMEOUTS = 2.0
 PLANNER_LATE_TIMEOUTS = 0.5
 """After so much of a timeout without a tick, a node that leaves no longer waits for a plan."""
 PLANNER_LOOK_S = 2.0
-"""The interval at which an agent reads the planner's mark; twice that counts at most of one.
+"""The interval between an agent's reads of the planner's mark; twice that counts at most of one.
 
 Less than half of the time between two ticks, so that all nodes of a deployment whose planner ticks
 again take runs before its next tick: a plan made in between would move shards to the first of them.
@@ -81,7 +81,7 @@ class Member:
         timeout_s: T, as last seen.
         beat_s: the longest time between two beats, in seconds.
         beaten_at: the moment before the last confirmed beat was sent; None before the first.
-        trusted_until: the moment, on the clock given, at which trust ends unless a beat renews it.
+        trusted_until: when trust ends unless a beat renews it, on the clock given.
         lost: set once trust has ended; only who knows that its leases continue trusts again.
         reason: the reason why trust ended; empty while it lasts.
         contested: True if another living incarnation had the name when last seen, and before that.
@@ -182,7 +182,7 @@ class Member:
         return False
 
     def extend_trust(self, sent_at: float) -> None:
-        """Rely on the leases from the moment on at which a confirmed beat was sent."""
+        """Rely on the leases from when a confirmed beat was sent."""
         self.trusted_until = sent_at + self.timeout_s * TRUST_FRACTION
 
     def resume_trust(self) -> None:
@@ -300,7 +300,7 @@ class Member:
 
         Raises:
             NodeNameTaken: another live process answers to the name.
-            AssignmentConflict: the settings contradict those of another member.
+            AssignmentConflict: the settings contradict another member's.
             StoreError: the store does not answer; the node may have been registered.
         """
         self.timeout_s = pulse.group.timeout_s

@@ -90,7 +90,7 @@ class NodePlanner:
         return report
 
     def gained(self, run: str) -> tuple[ShardId, ...]:
-        """Plan, and return the shards to open: those that the node has gained since the last look.
+        """Plan, and return the shards that the node has gained since the last look.
 
         The launcher starts runs for those that the node had at the first look, and for shards that
         need a run of their own. A run that searches a shard for a bad record takes no others.

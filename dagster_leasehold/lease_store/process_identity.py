@@ -49,7 +49,7 @@ def current_place(proc: Path = PROC) -> str:
         return f"host-{platform.node()}"
     try:
         if os.readlink(proc / "self") != str(os.getpid()):
-            # It is another namespace's table: its numbers are not those that we see.
+            # It is another namespace's table: its numbers are not ours.
             return ""
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}.{(proc / 'self/ns/pid').stat().st_ino}"

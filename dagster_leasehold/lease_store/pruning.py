@@ -31,7 +31,7 @@ FAILURES_MAX = 5
 
 
 def history_age(days: float | Literal["forever"]) -> timedelta | None:
-    """Return the age from which rows of history can go; None where all of them stay.
+    """Return the age of rows of history that can go; None where all of them stay.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
@@ -46,7 +46,7 @@ def history_age(days: float | Literal["forever"]) -> timedelta | None:
 
 
 def output_age(days: float | None) -> timedelta | None:
-    """Return the age from which committed output expires; None where it is kept for good.
+    """Return the age of committed output that expires; None where it is kept for good.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
@@ -85,7 +85,7 @@ class PruneReport:
     """The work of a round so far.
 
     Attributes:
-        rows: the deleted rows by table, those of expired output aside.
+        rows: the deleted rows by table, except expired output.
         expired: the deleted ledger rows of expired output.
         failures: what could not be done, a sentence each.
     """

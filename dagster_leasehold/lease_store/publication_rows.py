@@ -1,6 +1,6 @@
 """The rows of published output as frozen values: a group's table, what changes it, and its backlog.
 
-The ledger is written first, and the table follows. Numbers of batches are those of the ledger;
+The ledger is written first, and the table follows. Numbers of batches are the ledger's;
 `end` and `until` are exclusive.
 """
 
@@ -45,7 +45,7 @@ class TableColumns:
 
 
 class ChangeKind(StrEnum):
-    """The reason for other files in a table than those that were published."""
+    """The reason for other files in a table than the published ones."""
 
     REPLAY = "replay"
     COMPACTION = "compaction"
@@ -164,16 +164,16 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class ShardAhead:
-    """A shard of which the table has more than the ledger, since a backup was restored.
+    """A shard that the table has more of than the ledger, since a backup was restored.
 
     Attributes:
         publication: the id of the table's newest publication.
         publications: how many there were.
-        first: the number of the first batch of which ledger and table say something else.
+        first: the number of the first batch that ledger and table disagree on.
         start: the cursor where that batch begins.
         version: of the shard's ledger, read before its batches were; 0 for a shard that the ledger
             does not have.
-        end: the cursor up to which the table has the shard.
+        end: the cursor where the table's records of the shard end.
         next_number: the number that the next batch had.
         epoch: of the shard's last tenure that the table has output of.
         files: files of the table from `start` on, and those in quarantine that the ledger has.

@@ -5,7 +5,7 @@ process that serves the node that gains the shard. So each move has exactly one 
 deployment that does not run cannot be given shards that no run would consume.
 
 A shard weighs its records per second, by the ledger. Weights are coarse, so that they seldom
-change. Times are those of the ledger's rows, compared only with one another: they shape how much
+change. Times come from the ledger's rows, compared only with one another: they shape how much
 each node gets, never which one can publish.
 """
 
@@ -459,7 +459,7 @@ class Rebalancer:
 
     @property
     def incarnations(self) -> Mapping[NodeName, str]:
-        """The incarnation under which each served node is kept alive; set by the first tick."""
+        """The incarnation of each served node; set by the first tick."""
         return {name: member.incarnation for name, member in self._members.items()}
 
     def offer(self, node: Node) -> None:
@@ -673,7 +673,7 @@ class Rebalancer:
     def _compare(self, snapshot: Snapshot, held: Collection[ShardId]) -> None:
         """Read the group again next time if the served nodes do not hold what it says.
 
-        1. A fail-over loses the change by which generation 7 was reached; another one reaches it.
+        1. A failover loses the change that led to generation 7; another one reaches it.
         2. This process has not looked in between, and continues with the snapshot of the first 7.
         3. An unassigned shard looks held: it would wait for generation 8.
         """
@@ -685,7 +685,7 @@ class Rebalancer:
     def _late(self) -> bool:
         """True if the served nodes' next beat is due: then the rest can wait, and it cannot.
 
-        1. A node joins a group of thousands of shards, each of which takes a write to move.
+        1. A node joins a group of thousands of shards, and each move is a write.
         2. The writes take longer than T, in one tick.
         3. Without this, the node would be evicted in the middle of taking its share.
         """

@@ -1,4 +1,4 @@
-"""This release, and the rule of which releases can share a database.
+"""This release, and which releases can share a database with it.
 
 A database carries two revisions: the one that its tables have, and the oldest one whose releases
 can use them. A revision that only adds (a table, an index, a column whose default says what held

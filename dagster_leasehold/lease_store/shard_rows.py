@@ -24,7 +24,7 @@ class ShardLease:
         handoff_eta_s: how long the holder expects to need until its next batch boundary.
         watermark: event time up to which committed output is complete, or None.
         bootstrap: the bootstrap cursor that a pinned node last started the shard at, or None.
-        gone_parents: those of its parents that the source has removed for good.
+        gone_parents: the parents that the source has removed for good.
         tries: the tenures in a row, the open one included, that began at the checkpoint and neither
             committed nor released for a reason that has nothing to do with records.
         suspicion: what failed tries tell of the records behind the checkpoint, or None.

@@ -92,14 +92,14 @@ class ShardSummary:
         shard: None for the entries of the group that concern no shard.
         version: +1 at every write.
         journal_until: entries up to this number are part of the summary, those that stay too.
-        entries: the number of deleted entries by kind; those of an edge as `edge 3`.
+        entries: the number of deleted entries by kind; an edge's as `edge 3`.
         epoch: the highest fencing number in the summarised entries.
         opening: the newest tenure that was opened in them, or None.
         open: that tenure was not closed in them.
         proven_until: committed batches before this number were found under opened tenures.
         proven_epoch: the highest epoch of those.
         folded_until: rows before this number were looked at for folding since they were written.
-        skips: deleted gaps that the checkpoint has moved past, from and to which cursor.
+        skips: deleted gaps that the checkpoint has moved past, with their cursors.
         violations: the broken promises that deleted rows showed, as rule and sentence.
         expired: the committed output that was forgotten, if any was.
     """

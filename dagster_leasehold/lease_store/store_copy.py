@@ -156,7 +156,7 @@ def _place(url: URL) -> tuple[object, ...]:
 
 
 def check_schema(store: Transactions) -> None:
-    """Refuse a database whose tables are not those of this release; nothing is made or changed.
+    """Refuse a database without the tables of this release; nothing is made or changed.
 
     Raises:
         SchemaTooOld: it has none yet, or was not upgraded.

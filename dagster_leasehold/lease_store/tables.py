@@ -358,7 +358,7 @@ store_identity = sa.Table(
     **TABLE_OPTIONS,
 )
 
-# The next two are those of Iceberg's SQL catalogs, in the form that their clients expect.
+# The next two belong to Iceberg's SQL catalogs, in the form that their clients expect.
 iceberg_tables = sa.Table(
     "iceberg_tables",
     metadata,

@@ -61,7 +61,7 @@ from dagster_leasehold.lease_store.stored_rows import Raced
 
 LOST_WHILE_SENDING = frozenset({2006, 2013, 2055})
 MANY_ROWS_BYTES = 1_024_000
-"""The size at which the driver divides a statement of many rows."""
+"""The largest statement of many rows that the driver does not divide."""
 
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 4  # above the lock wait; a look at a frozen server and one more stay under 10 s
@@ -357,7 +357,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _openable(url: URL) -> URL:
-    """Return the URL under which a file can be read, where nothing can be written beside it.
+    """Return the URL that reads a file where nothing can be written beside it.
 
     1. SQLite opens a write-ahead log with a file that readers and writers share beside it.
     2. In a folder that may only be read, it cannot make that file, and refuses to read at all.

@@ -38,7 +38,7 @@ from dagster_leasehold.shard_sources.registry import check_library
 
 Asset = dg.AssetsDefinition | dg.AssetSpec
 BUILT: list[ShardStream] = []
-"""The streams whose definitions this process has built, those that do not merge included."""
+"""The streams whose definitions this process has built, also unmerged ones."""
 
 
 def streams_in(definitions: dg.Definitions) -> list[ShardStream]:
@@ -131,7 +131,7 @@ def _changed(assets: Iterable[Asset], change: SpecChange | None) -> Iterable[Ass
 
 
 def _carried(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:
-    """Return the metadata by which definitions know their streams.
+    """Return the metadata that names the streams of definitions.
 
     Each build has a key of its own: of one key, merged definitions keep the last value alone, and a
     stream that was declared twice would be lost.

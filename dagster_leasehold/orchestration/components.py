@@ -44,7 +44,7 @@ class CommentedAttributes(dg.Scaffolder):
 
 
 class DeclaringComponent(dg.Component, Generic[T]):
-    """A component whose attributes are those of a declared class.
+    """A component with the attributes of a declared class.
 
     Dagster fills in templates, and the class checks what comes out, with the names that YAML gives
     for sources, functions and streams.
@@ -117,7 +117,7 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a declared class in which each attribute can be a template."""
+    """Return the schema of a declared class, where each attribute can be a template."""
     properties: dict[str, Any] = {}
     for name, each in schema["properties"].items():
         notes = {key: each.pop(key) for key in ("description", "default") if key in each}

@@ -93,7 +93,7 @@ class DeclaredStreams:
         return stream
 
     def described(self, name: str | None) -> ShardStream:
-        """Return a stream for those who may not need its source; None means the only stream.
+        """Return a stream whose source may be missing; None means the only stream.
 
         Raises:
             InvalidSetting: the module cannot be imported, or a stream is declared twice.
@@ -135,7 +135,7 @@ class DeclaredStreams:
         """The module of definitions that Dagster's processes load.
 
         It is the one that an option names, or that of the settings or the project if it has
-        definitions of its own; otherwise the package's, which builds those of all declared streams.
+        definitions of its own; otherwise the package's, which builds all declared streams.
 
         Raises:
             InvalidSetting: the module cannot be imported.

@@ -54,7 +54,7 @@ concurrency:
         value:
           applyLimitPerUniqueValue: true
         limit: {runs_per_node}
-      # Runs of the sensors wait for records most of the time; those of a backfill work.
+      # Runs of the sensors mostly wait for records; runs of a backfill work.
       - key: dagster/backfill
         limit: {backfill_max}
 
@@ -145,7 +145,7 @@ def _limited(runs_max: int, backfill_max: int) -> str:
 def nodes_text(*, runs_max: int = 32, mysql: bool = False) -> str:
     """Return `dagster.yaml` for nodes that have agents, as `leasehold dev --nodes` writes it."""
     storage = _MYSQL if mysql else ""
-    # The first run of a node takes over those that wait: one of each node is enough.
+    # The first run of a node takes over the waiting ones: one of each node is enough.
     backfill_max = min(BACKFILL_RUNS_MAX, max(1, runs_max // 2 - 1))
     return f"{OWNED_MARK}\n{_limited(runs_max, backfill_max)}{_LAUNCHER}{storage}"
 

@@ -78,7 +78,7 @@ def declaring_module() -> str | None:
                 f"{shown(names[1])}: pass the module that you mean with -m."
             )
         if names:
-            # The definitions of this package are those of the streams in the settings.
+            # This package defines the streams of the settings.
             return None if names[0] == DEFINITIONS_MODULE else names[0]
     return None
 

@@ -44,7 +44,7 @@ from dagster_leasehold.orchestration.project_module import (
 
 HOME_DEFAULT = Path(".leasehold")
 LOCATION = "leasehold"
-"""The name of our code location in Dagster, by which it also keeps which sensors are off."""
+"""The name of our code location, under which Dagster stores which sensors are off."""
 PREFIX = "LEASEHOLD_"
 # Variables of the prefix that are switches of tests and of fault injection, not settings.
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
@@ -195,7 +195,7 @@ class Settings(pydantic.BaseModel):
         """
         if self.output and re.match(r"[A-Za-z0-9]+:", self.output):
             return output_place(self.output)
-        # Processes of one deployment, and those who look at it, begin in different folders.
+        # Processes of one deployment, and commands on it, begin in different folders.
         return output_place(self.home.absolute() / (self.output or "output"))
 
     def output_folder(self, stream: StreamName, group: str) -> OutputPlace:
@@ -315,7 +315,7 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
 
 def _no_streams(origin: str) -> InvalidSetting:
     return InvalidSetting(
-        f"{origin} declares streams, and settings are those of the deployment alone: declare "
+        f"{origin} declares streams, and settings describe the deployment alone: declare "
         "streams in Python, as `leasehold init` writes it, or in YAML, as components of `dg`, and "
         "name their module as `module`."
     )

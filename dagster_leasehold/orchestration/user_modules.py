@@ -56,7 +56,7 @@ def object_at(what: str, path: str, home: Path) -> object:
 
 
 def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Iterator[ShardStream]:
-    """Yield the streams of a module: those of its definitions, or else those that it names.
+    """Yield the streams of a module: from its definitions, or else its names.
 
     Beside definitions, a stream that the module names can be a step on the way to one of theirs.
 
@@ -120,7 +120,7 @@ def imported(module: str, home: Path) -> ModuleType:
 def loading(module: str, settings: Settings) -> Generator[None]:
     """Give a module that is imported in the block the caller's home and kind of deployment.
 
-    The current folder is that of the project, from which the module's paths count.
+    The module's paths are relative to the project, which is the current folder.
 
     Raises:
         InvalidSetting: the module looks up its own streams, or its definitions cannot be loaded.
@@ -144,7 +144,7 @@ def loading(module: str, settings: Settings) -> Generator[None]:
     except Exception as error:
         names = [stream.name for stream in _built()[built:]]
         for name in names:
-            # Their definitions do not merge, of which Dagster says nothing that names the stream.
+            # Their definitions do not merge, and Dagster's error does not name the stream.
             if names.count(name) > 1:
                 raise declared_twice(name, f"in the module {shown(module)}") from error
         if isinstance(error, InvalidSetting):

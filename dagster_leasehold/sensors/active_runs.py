@@ -36,13 +36,13 @@ class ActiveRun:
     """A run of a stream that has not ended.
 
     Attributes:
-        node: the node for which it consumes; None for a run that has not chosen yet.
+        node: the node that it consumes for; None for a run that has not chosen yet.
         shards: the shards that it was launched for.
         started: True if its process has begun to work.
         launched: True for a run of `consume_<stream>`, as sensors launch them.
         process: its process, as `assets.run_process` notes it; empty while it has none.
         follows: True if it waits for more records once its shards are read.
-        definition: the mark of the stream's definition with which it was launched.
+        definition: the mark of the stream's definition when it was launched.
         ending: True if it was asked to end.
         work_max_s: the longest time that its launcher lets it work, in seconds; None for a run that
             is not at work, or has no such limit.
@@ -64,8 +64,8 @@ class ActiveRun:
 class ActiveRuns:
     """The runs of an instance that have not ended, read once for all streams of a tick.
 
-    Where there are many, those of a stream are read for themselves: a backfill of another asset may
-    have any number.
+    Where there are many, the runs of a stream are read for themselves: a backfill of another asset
+    may have any number.
 
     Attributes:
         instance: Dagster's.
@@ -135,7 +135,7 @@ def _work_max_s(run: DagsterRun) -> float | None:
 def queued_shards(
     instance: dg.DagsterInstance, stream: ShardStream, shards: Sequence[ShardId]
 ) -> set[ShardId]:
-    """Return those of some shards that a run for their partition is going to serve, or serves.
+    """Return the shards that a run for their partition is going to serve, or serves.
 
     Such a run, of a person or a backfill, does not name its stream before it works.
     """
@@ -151,7 +151,7 @@ def queued_shards(
 def partitions_in_work(
     instance: dg.DagsterInstance, asset: dg.AssetKey, partitions: Collection[str]
 ) -> set[str]:
-    """Return those of some partitions of an asset for which a run waits or works."""
+    """Return the partitions, among some, with a waiting or working run."""
     keys = sorted(partitions)
     busy: set[str] = set()
     for first in range(0, len(keys), SHARDS_PER_READ):

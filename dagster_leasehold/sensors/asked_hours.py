@@ -24,13 +24,13 @@ from dagster_leasehold.lease_store.window_rows import EventWindow
 RETRY_FIRST_S = 60.0
 RETRY_MAX_S = 6 * 3_600.0
 OWED_MAX = 500
-"""The most hours in the cursor, for which MySQL has room; of more, the oldest are given up."""
+"""The most hours in the cursor, which MySQL has room for; beyond it, the oldest are dropped."""
 FIRST_ATTEMPTS_MAX = 240
 """With so many hours that were asked for once and are not made yet, no further ones are."""
 AGAIN_AT_ONCE_MAX = 8
 SHOWN_MAX = 3
 HoursInWork = Callable[[Collection[datetime]], Collection[datetime]]
-"""Returns those of some hours for which a run waits or works."""
+"""Returns the hours, among some, with a waiting or working run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class OwedHour:
     """An hour that is to be made.
 
     Attributes:
-        version: the version of its row for which late records wait; 0 for an hour without a row.
+        version: the version of its row that late records wait for; 0 without a row.
         attempts: the number of runs that were asked for, for this version.
     """
 
@@ -79,7 +79,7 @@ class AskedHours:
         Asking again for an hour is harmless: Dagster launches one run per run key.
 
         Returns:
-            False if the cursor names no owed hours, as those of former releases.
+            False if the cursor names no owed hours, as in former releases.
         """
         self.next, self.owed = _parsed(cursor, since)
         self._asked_s = {at: asked_s for at, asked_s in self._asked_s.items() if at in self.owed}
@@ -87,7 +87,7 @@ class AskedHours:
         return (cursor or "").startswith("{")
 
     def remember(self) -> str:
-        """Return the cursor; of too many hours, those that failed longest ago are left out."""
+        """Return the cursor; of too many hours, the oldest failures are left out."""
         repeated = sorted(at for at, hour in self.owed.items() if hour.attempts > 1)
         excess = max(0, len(self.owed) - OWED_MAX)
         self.given_up = [*repeated, *sorted(self.owed.keys() - set(repeated))][:excess]
@@ -136,7 +136,7 @@ class AskedHours:
         """Return the owed hours to ask for now, the oldest first.
 
         Args:
-            in_work: those of some hours for which a run waits or works.
+            in_work: the hours, among some, with a waiting or working run.
         """
         now_s = self.clock()
         candidates: list[datetime] = []

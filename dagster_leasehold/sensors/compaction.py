@@ -86,7 +86,7 @@ class CompactionRounds:
         ours, now_s = {node.name for node in nodes}, self.clock()
         owners = {shard: node for shard, node in keepers(snapshot).items() if node in ours}
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
-        # Those of busy nodes as well: they would count as moved when their nodes are free again.
+        # Shards of busy nodes as well: they would count as moved when their nodes are free again.
         self._still.see(heads, now_s)
         still = self._still.ends(self.stream.retention.compact_after_s, now_s)
         pauses = self._pace.pauses(free, now_s)

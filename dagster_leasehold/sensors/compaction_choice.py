@@ -20,7 +20,7 @@ BATCHES_MIN_FINISHED = 2
 BATCHES_MIN_STILL = 8
 """The same for a shard whose batches are all old: it can get no more for a while."""
 MANY_BATCHES = 2_048
-"""The number of new batches of a shard for which a node needs not wait its whole pause."""
+"""The number of new batches of a shard that cut a node's pause short."""
 SHARDS_PER_RUN = 64
 PAUSE_S, PAUSE_OF_MANY_S = 1_800.0, 300.0
 """The shortest time between two compactions of a node, in seconds."""
@@ -104,7 +104,7 @@ class StillShards:
     )
 
     def see(self, heads: Mapping[ShardId, LedgerHead], now_s: float) -> None:
-        """Take note of the ends as they are now; those of other shards are forgotten."""
+        """Take note of the ends as they are now; other shards' are forgotten."""
         before = self._seen
         self._seen = {
             shard: before[shard]
@@ -114,7 +114,7 @@ class StillShards:
         }
 
     def ends(self, age_s: float, now_s: float) -> dict[ShardId, int]:
-        """Return the ends of those that have not moved for so long, and so are old as a whole."""
+        """Return the ends that have not moved for so long, and so are old as a whole."""
         return {
             shard: number for shard, (number, at_s) in self._seen.items() if now_s - at_s >= age_s
         }

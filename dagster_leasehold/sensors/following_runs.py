@@ -77,7 +77,7 @@ class FollowingRuns:
     def taken(self, runs: Iterable[ActiveRun]) -> set[str]:
         """Return the shards that runs are about to open.
 
-        A run that has opened its shards serves those that the store says it does: one that it let
+        A run that has opened its shards serves the ones that the store says: one that it let
         go is free for another run, however long the run lives.
         """
         starting = {s for run in runs if run.run_id not in self._opened for s in run.shards}
@@ -102,7 +102,7 @@ class FollowingRuns:
     def share(
         self, ready: Sequence[IdleShard], *, apart: Collection[str] = ()
     ) -> tuple[dict[str, list[ShardId]], set[ShardId]]:
-        """Return the shards to offer to each run, and those that wait for one to be ready.
+        """Return the shards to offer to each run, and the ones that wait for one to be ready.
 
         Runs that are `apart` serve a blocked shard, and take no others.
         """

@@ -1,6 +1,6 @@
 """Records that were committed after their hour was made: found, counted, and marked for a rerun.
 
-A look goes through the batches that are new since the last one, and opens only those of their files
+A look goes through the batches that are new since the last one, and opens only the files
 that reach back into hours that were asked for. Of the batches that reach into an hour, the number
 of the last one is remembered until the hour's row is there: only then can anybody tell what the
 hour's run has read.
@@ -58,7 +58,7 @@ def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetim
 def windows_of(
     store: Windows, hourly: HourlyAsset, hours: Collection[datetime]
 ) -> dict[datetime, EventWindow]:
-    """Return the rows of these hours, for those that have one."""
+    """Return the rows of these hours."""
     windows: dict[datetime, EventWindow] = {}
     for since, until in _spans(hours):
         rows = store.windows(hourly.stream.key, hourly.name, since=since, until=until)

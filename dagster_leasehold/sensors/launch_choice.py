@@ -138,12 +138,12 @@ class LaunchHistory:
         return attempt is not None and (attempt.node, attempt.place) == (idle.node, idle.place)
 
     def turn(self, shard: ShardId) -> int:
-        """Return the turn at which the shard was last served; 0 if it never was."""
+        """Return the turn when the shard was last served; 0 if it never was."""
         attempt = self._attempts.get(shard)
         return attempt.turn if attempt else 0
 
     def keep(self, shards: Collection[ShardId]) -> None:
-        """Forget all shards but these: those that are over are never launched again."""
+        """Forget all shards but these: shards that are over are never launched again."""
         self._attempts = {shard: at for shard, at in self._attempts.items() if shard in shards}
 
     def forget(self, shards: Iterable[ShardId]) -> None:

@@ -75,7 +75,7 @@ class LaunchRounds:
     Attributes:
         stream: of the shards.
         store: the lease store.
-        address: under which the served nodes registered; a node of ours that answers from another
+        address: that the served nodes registered under; a node of ours that answers from another
             address is of another process, and so are its runs.
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
@@ -174,7 +174,7 @@ class LaunchRounds:
         notes: list[str],
         apart: Collection[str],
     ) -> set[ShardId]:
-        """Offer shards to runs that have room; return those that need no run of their own now."""
+        """Offer shards to runs with room; return the ones that need no run of their own now."""
         if not ready:
             return set()
         starting = pending_bootstraps(report.snapshot)
@@ -286,7 +286,7 @@ class LaunchRounds:
         return ready
 
     def _bounds(self, places: Mapping[ShardId, str | None]) -> dict[ShardId, ShardBounds]:
-        """Return the bounds of shards, and note the errors of those that the source hides."""
+        """Return the bounds of shards, and note errors of unreadable ones."""
         try:
             bounds = bounds_of(self.stream.source, places, self._steps)
         except SourceError as error:

@@ -33,7 +33,7 @@ def obstacles_of(
     Args:
         report: a tick of rebalancing.
         quiet: the shards that are known to be read to their ends.
-        source_errors: a sentence for each shard for which the source does not answer.
+        source_errors: a sentence for each shard that the source does not answer for.
     """
     nodes = {
         node.name: node.accepts_runs

@@ -94,7 +94,7 @@ class HookDelivery:
         """Call the hook for what is due; what fails is in the report.
 
         Args:
-            address: under which this deployment's nodes register.
+            address: that this deployment's nodes register under.
 
         Raises:
             LeaseholdError: the lease store does not answer.
@@ -149,7 +149,7 @@ class HookDelivery:
         deadline_s: float,
         report: DeliveryReport,
     ) -> None:
-        """Call the hook shard by shard, beginning with those that have waited longest."""
+        """Call the hook shard by shard, the longest waiting first."""
         for each in sorted(due, key=lambda waiting: waiting.oldest.sequence):
             calls = partial(self._call_shard, turn, each.shard, deadline_s, report)
             if not self._steps.attempt(f"shard {each.shard}", calls, True):

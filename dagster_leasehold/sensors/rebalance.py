@@ -98,7 +98,7 @@ class RebalanceMemory:
         return self._tick(remembered)
 
     def served(self, report: TickReport) -> Served:
-        """Return the state in which the last round found the shards of the served nodes.
+        """Return what the last round has seen of the shards of the served nodes.
 
         When a run dies on another host, its agent frees the shards: only the lease store shows it.
         """
@@ -137,7 +137,7 @@ def rebalance_step(
     """Return the step `rebalance`: it decides which node holds which shard, and launches runs.
 
     Its memory lives in the code server's process. Its cursor carries the part that a restarted
-    server must know: under which incarnation its nodes are alive, and since when others are not.
+    server must know: the incarnations of its nodes, and since when others are silent.
 
     Args:
         stream: the declaration.

@@ -1,4 +1,4 @@
-"""The cleaning up after runs that died, and the ending of those that lost their leases."""
+"""The cleaning up after runs that died, and the ending of runs that lost their leases."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Tick:
     """A tick, as a step sees it.
 
     Attributes:
-        runs: those that have not ended, which all steps of a tick read once together.
+        runs: the unfinished runs, which all steps of a tick read once together.
         cursor: the text that the step left behind; empty where it left none.
         over: set once the tick should end; a step that only waits for news returns then.
     """
@@ -118,7 +118,7 @@ class StepFailed(LeaseholdError):
 
 
 class StreamSteps:
-    """The steps of one sensor, with a memory of those that are at work.
+    """The steps of one sensor, with a memory of working ones.
 
     Args:
         steps: of all its streams.

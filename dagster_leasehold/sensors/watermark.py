@@ -52,7 +52,7 @@ class IdleShards:
         """Return the shards caught up at one checkpoint for at least `allowance_s` seconds.
 
         Args:
-            caught_up: the checkpoints of those that are caught up now.
+            caught_up: the checkpoints of shards that are caught up now.
             now_s: the time, in monotonic seconds.
             allowance_s: the time that a shard holds back after it was caught up, in seconds.
         """
@@ -92,7 +92,7 @@ class WatermarkRounds:
 
         Args:
             cursor: of the tick before.
-            in_work: those of some hours for which a run waits or works.
+            in_work: the hours, among some, with a waiting or working run.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -149,7 +149,7 @@ class WatermarkRounds:
         return due
 
     def _complete(self, leases: Sequence[ShardLease]) -> tuple[Frontier, list[datetime]]:
-        """Return the time up to which all output is complete, and the hours not asked for yet.
+        """Return until when all output is complete, and the hours not requested yet.
 
         The source is asked for its shards only where that matters, and after the lease tables, or
         an hour could be taken for complete too early; see `shard_times`.

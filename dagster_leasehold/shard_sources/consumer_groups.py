@@ -15,7 +15,7 @@ class GroupProgress:
 
     Attributes:
         cursors: by shard, the cursor of the record that they would read next.
-        unstored: the shards for which they have stored no place yet.
+        unstored: the shards without a stored place.
         at_work: the reason to take them for running, as a sentence that says what to do about it;
             empty if there is nothing to do.
     """

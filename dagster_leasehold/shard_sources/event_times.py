@@ -21,7 +21,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIRST_US, _LAST_US = (FIRST - _EPOCH) // _MICROSECOND, (LAST - _EPOCH) // _MICROSECOND
 _MICROSECONDS_OF = {"s": 1_000_000, "ms": 1_000, "us": 1}
-"""The units in which Arrow can hold a time outside these years; nanoseconds cannot."""
+"""The units of Arrow that can hold a time outside these years; nanoseconds cannot."""
 
 
 def moment_of(time_us: int) -> datetime | None:
@@ -66,7 +66,7 @@ def outside_calendar(times: Any) -> Any | None:
 
 
 def without(times: Any, outside: Any) -> Any:
-    """Return times with null in place of those that a mask names."""
+    """Return times with null where a mask is set."""
     import pyarrow as pa
     import pyarrow.compute
 
@@ -90,7 +90,7 @@ def storable(times: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
 
 
 def readable(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records, of which those with a time outside the years 1 to 9999 have none.
+    """Return records with null for times outside the years 1 to 9999.
 
     Args:
         records: with the columns of `record_schema()`.

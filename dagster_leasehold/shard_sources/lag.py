@@ -1,6 +1,6 @@
 """The bounds of many shards, and their lag: what is in the log and not yet committed.
 
-A shard for which the source cannot answer hides none of the others. Lag is for people and alerts:
+An unanswered shard hides none of the others. Lag is for people and alerts:
 no decision follows from its seconds, which are counted by a clock that the caller gives.
 """
 
@@ -45,7 +45,7 @@ class Lags:
         return self.records.get(shard) != 0
 
     def error_of(self, shard: ShardId) -> str:
-        """Return the sentence on a shard for which the source did not answer, or an empty text."""
+        """Return the sentence on an unanswered shard, or an empty text."""
         return "" if shard in self.bounds else self.trouble
 
     def seconds(self, times: Mapping[ShardId, datetime], now: datetime) -> dict[ShardId, float]:
@@ -117,7 +117,7 @@ class StandingShards:
     )
 
     def seconds(self, lags: Lags) -> dict[ShardId, float]:
-        """Return the seconds of each shard, 0 of those that moved or have nothing unread.
+        """Return the seconds of each shard, 0 if it moved or has nothing unread.
 
         A shard that the source did not answer for is left out, and its count continues.
         """

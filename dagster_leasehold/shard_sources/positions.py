@@ -131,7 +131,7 @@ def was_removed(number: int, listed: Iterable[int]) -> bool:
 
     Args:
         number: of the shard.
-        listed: the numbers of those that the service lists.
+        listed: the numbers of the listed shards.
     """
     numbers = set(listed)
     return number not in numbers and number < max(numbers, default=-1)

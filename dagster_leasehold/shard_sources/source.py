@@ -164,7 +164,7 @@ class ShardSource(ShardReader, Protocol):
         ...
 
     def spark_options(self) -> Mapping[str, str]:
-        """Return the options from which a Spark worker builds the reader again.
+        """Return the options of the reader in a Spark worker.
 
         Spark shows them in query plans, so that none of them can be a secret.
         """

@@ -81,7 +81,7 @@ class JsonFormat:
 
 
 def _converted(value: Any, kind: pa.DataType, convert: Callable[[Any, pa.DataType], Any]) -> Any:
-    """Return a value in which those that hold no others are converted, each by its type."""
+    """Return a value with its innermost values converted, each by its type."""
     if value is None:
         return None
     if pa.types.is_list(kind):

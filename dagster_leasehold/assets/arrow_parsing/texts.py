@@ -1,4 +1,4 @@
-"""Fields that are written as text: those of CSV, and the dates and times of JSON.
+"""Fields that are written as text: in CSV, and dates and times in JSON.
 
 The rules, the same for all records:
 

@@ -24,7 +24,7 @@ class PlannedBatch:
 
     Attributes:
         last: a read-only shard ends with it.
-        size: of a range in which a record is looked for, in what the source counts; else 0.
+        size: of a range that is searched for a bad record, in the source's units; else 0.
         set_aside: why its records go to quarantine as they are; empty where they do not.
         unread: they go there without their bytes.
     """
@@ -59,7 +59,7 @@ class BatchPlanning:
     Attributes:
         stream: the stream's declaration, for its source and limits.
         store: where an empty shard is finished.
-        shards: the open shards; those that have no batch are released.
+        shards: the open shards; one without a batch is released.
         gaps: settles the gaps of records that are gone.
         sizes: of the next batches.
         isolation: plans what follows a batch that failed.

@@ -17,7 +17,7 @@ HANDOFF_FRACTION = 0.25
 """The part of the longest hand-over that a batch can take."""
 CHANGE_MAX = 4.0
 FILLED = 0.5
-"""The part of its limits from which on a batch says that there is more to read."""
+"""A batch above this part of its limits says that there is more to read."""
 START_MAX_S = 60.0
 """The time that the start of Spark can take of a run's first sweep: it says nothing of records."""
 

@@ -31,7 +31,7 @@ LOOK_PAUSE = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """The way in which a run follows its shards.
+    """How a run follows its shards.
 
     Attributes:
         pace: of the stream.
@@ -138,7 +138,7 @@ class Following:
         Args:
             planned: the batches; a shard without one had nothing to read after all.
             committed: the shards whose batch is committed.
-            limits: those of each batch.
+            limits: of each batch.
             took_s: the time from planning to commit, in seconds.
             all_due: False if no other shard was asked for a batch.
         """

@@ -40,7 +40,7 @@ class RangesRead:
     task fails, and names the shards.
 
     Attributes:
-        source_options: the options from which the reader is built.
+        source_options: the options of the reader.
         tasks: the ranges of each task, by its number.
         folder: the attempt's folder, where signs of work are left.
     """

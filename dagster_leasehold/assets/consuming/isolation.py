@@ -40,7 +40,7 @@ from dagster_leasehold.lease_store.rules.isolation import (
 from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, ReadRange
 
 UNREAD_AFTER = 2 * FAILED_MAX
-"""The tries after which a record is no longer read: those of the transform, and as many more."""
+"""The tries after which a record is no longer read: the transform's, and as many more."""
 UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
 _RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
 _PROCESSES = (RunStalled, SparkUnavailable)
@@ -118,7 +118,7 @@ class Isolation:
         return NextRange(range_, size)
 
     def onwards(self, open_: OpenShard) -> NextRange | None:
-        """Return what is tried next of a suspected range, a part of which is committed.
+        """Return what is tried next of a suspected range after a part was committed.
 
         None where nothing of it can be read now.
         """

@@ -34,14 +34,14 @@ class OpenShard:
     """One shard of a run, open under a tenure.
 
     Attributes:
-        tenure: under which it is consumed.
+        tenure: its tenure.
         sequence: the number of its next batch.
         intent: the batch that an earlier tenure intended and never committed, or None.
         numbered: True if the ledger has a row for the batch `sequence`, of whichever tenure.
         report: the run's results for the shard so far.
         cursor: where reading continues.
         bounds: the bounds of its records at the last look, where the source tells them.
-        empty_end: an end of the shard up to which there turned out to be nothing; else empty.
+        empty_end: an end of the shard, if there was nothing before it; else empty.
         announced_s: the duration of a batch that was last announced, in seconds, or None.
         failures: the tries of the next batch that failed.
         suspicion: what failed tries tell of the records behind the cursor, or None.
@@ -89,7 +89,7 @@ class OpenShard:
 
 
 class OpenShards:
-    """The open shards of one run, and the reports of those that it has released.
+    """The open shards of one run, and the reports of released ones.
 
     Args:
         store: where tenures are looked at and closed.
@@ -120,11 +120,11 @@ class OpenShards:
         return self._open[shard]
 
     def at_rest(self) -> list[ShardId]:
-        """Return the open shards of which no batch is made apart just now."""
+        """Return the open shards without a batch that is made apart."""
         return [shard for shard, open_ in self._open.items() if not open_.under_way]
 
     def all(self) -> list[OpenShard]:
-        """Return the open shards, of which any can be released while a caller goes through them."""
+        """Return the open shards; any can be released while a caller iterates."""
         return list(self._open.values())
 
     def states(self) -> dict[ShardId, ConsumerState]:
@@ -148,10 +148,10 @@ class OpenShards:
     def each(
         self, step: Callable[[OpenShard], Value | None], among: Collection[ShardId] | None = None
     ) -> list[Value]:
-        """Take a step with every open shard, or those of `among`; one that fails is released alone.
+        """Take a step with every open shard, or with some; one that fails is released alone.
 
         Returns:
-            The steps' results, without those that are None.
+            The steps' results, without None.
         """
         results: list[Value] = []
         for open_ in self.all():
@@ -192,7 +192,7 @@ class OpenShards:
     def stop_all(
         self, reason: StopReason, error: str = "", among: Sequence[OpenShard] | None = None
     ) -> None:
-        """Let all shards, or those of `among`, go at their checkpoints.
+        """Release all shards, or those in `among`, at their checkpoints.
 
         It takes one transaction, but for those in transfer.
         """

@@ -48,7 +48,7 @@ class Opening:
     Attributes:
         stream: the stream's declaration, for its source and initial position.
         store: where tenures are opened and first checkpoints saved.
-        shards: takes in those that are open, and the reports of the others.
+        shards: takes in the open ones, and the reports of the others.
         gaps: settles the gap of a shard whose first records are gone.
         bootstrap: starts pinned shards at their bootstrap cursors.
         node: the node that holds the shards.
@@ -106,7 +106,7 @@ class Opening:
         self.shards.each(begin, fresh)
 
     def _open_tenures(self, fresh: Sequence[ShardId], *, gained: bool) -> None:
-        """Open tenures in one transaction, and alone those that it leaves out."""
+        """Open tenures in one transaction; the ones that it leaves out are opened alone."""
         key, ready = self.stream.key, list[ShardId]()
         for shard in fresh:
             try:

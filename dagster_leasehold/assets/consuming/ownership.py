@@ -1,4 +1,4 @@
-"""Ownership: can a run consume a shard that it was asked for by name, and for which node?"""
+"""Ownership: may a run consume a shard that was requested by name, and on which node?"""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def standings_of(
 
     Args:
         snapshot: the group as it is.
-        shards: those that were asked for.
+        shards: the requested ones.
         served: the nodes that the deployment serves.
         address: the address where they answer; a node of the same name that answers elsewhere is
             another deployment's.

@@ -1,4 +1,4 @@
-"""The placement of a run: the node for which it consumes each of its shards."""
+"""The placement of a run: which node it serves for each of its shards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Placement:
 
     Attributes:
         nodes: the node that holds the shard, for each that can be consumed.
-        incarnations: the incarnation under which each of those nodes is alive.
+        incarnations: the incarnation of each of those nodes.
         finished: shards that are over.
         refused: for each shard that may not be consumed by the run, the sentence why.
     """
@@ -55,7 +55,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Finds the node for which one run consumes each of its shards.
+    """Finds the node that one run serves for each of its shards.
 
     Attributes:
         instance: knows which other runs have ended.
@@ -72,7 +72,7 @@ class Placer:
     wanted: str | None
 
     def portions(self, shards: Sequence[ShardId], size: int) -> Iterator[Sequence[ShardId]]:
-        """Yield the shards in portions, those of one node together as far as they can be."""
+        """Yield the shards in portions, shards of one node together where possible."""
         snapshot = self.deployment.store().snapshot(self.key)
         holders = {row.shard: row.consumer_owner or "" for row in snapshot.shards}
         queue = sorted(shards, key=lambda shard: holders.get(shard, ""))
@@ -88,7 +88,7 @@ class Placer:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Placement:
-        """Place every shard; claim those that are free.
+        """Place every shard; claim the unassigned ones.
 
         Shards that another run has open are asked for and waited for, at most `wait_s` seconds in
         all; where that run has ended, its tenure is closed.
@@ -120,7 +120,7 @@ class Placer:
             self.instance.add_run_tags(blocker, wishes)
 
     def _look(self, shards: Sequence[ShardId], placement: Placement) -> dict[ShardId, str]:
-        """Place shards; return those that a live run has open, and that run."""
+        """Place shards; return the ones that a live run has open, with that run."""
         store, address = self.deployment.store(), instance_address(self.instance)
         open_by: dict[ShardId, str] = {}
         for _ in range(LOOKS_MAX):
@@ -147,7 +147,7 @@ class Placer:
     def _settle(
         self, standings: Mapping[ShardId, Standing], placement: Placement
     ) -> dict[ShardId, str]:
-        """Take in the shards whose standing is final; return those that a live run has open."""
+        """Take in the shards whose standing is final; return the ones open in a live run."""
         runs = {each.open_run for each in standings.values() if isinstance(each, MayConsume)}
         ended = ended_runs(self.instance, runs - {""})
         open_by: dict[ShardId, str] = {}

@@ -40,7 +40,7 @@ class RangeTasks:
     """The tasks of one job; an instance travels to each of them whole.
 
     Attributes:
-        source_options: the options from which the reader is built.
+        source_options: the options of the reader.
         tasks: the ranges of each task, by its number.
         folder: the attempt's folder.
         numbers: the batches that are made, by shard.
@@ -157,7 +157,7 @@ class _Task:
         return RangeRow(range_, read, tuple(files.finish(self._settling)), first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
-        """Yield the records of a range in portions; errors of a reader are those of the source."""
+        """Yield the records of a range in portions; errors of a reader are the source's."""
         tables = portions(self._moved(self._reader.read(range_)))
         while True:
             try:

@@ -68,7 +68,7 @@ def run_sweep(
 ) -> dict[ShardId, SweepResult]:
     """Read, transform and write these ranges, one per shard; nothing of it is visible yet.
 
-    `numbers` are those of the batches that are made, by shard.
+    `numbers` are the batches' numbers, by shard.
 
     Returns:
         The outcome of each shard, or the error that keeps this shard from continuing.

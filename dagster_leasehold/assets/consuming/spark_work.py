@@ -47,7 +47,7 @@ class SweepJob:
 
     Attributes:
         stream: the stream's name, for messages.
-        source_options: the options from which a worker builds the reader.
+        source_options: the options of the reader in a worker.
         transform: the user's, or None to keep records as they are.
         output_root: the folder of the stream's output, which Spark's workers reach too.
         new_attempt: gives a name that was never used, for the folder of one try.

@@ -32,7 +32,7 @@ class SweepOutcome:
         attempt: the attempt's folder, relative to the stream's output folder.
         files: the files of this shard, in order.
         statistics: counts of what was read and written.
-        columns: those of each file of records, as `assets.output.table.columns` describes them;
+        columns: of each file of records, as `assets.output.table.columns` describes them;
             none twice.
         mistimed: the number of records whose time lies outside the years 1 to 9999; they are
             stored without one.
@@ -50,7 +50,7 @@ class SweepOutcome:
     def of(
         cls, attempt: str, read: RangeStatistics | None, files: Sequence[WrittenFile]
     ) -> SweepOutcome:
-        """Return the outcome of a shard, of which `files` hold what was read.
+        """Return the outcome of a shard, whose `files` hold what was read.
 
         Args:
             attempt: the attempt's folder, relative to the stream's output folder.
@@ -87,7 +87,7 @@ class Sweeper(Protocol):
     ) -> Mapping[ShardId, SweepResult]:
         """Return the outcome of each shard, or its error; raise what concerns the whole sweep.
 
-        `numbers` are those of the batches that are made, by shard.
+        `numbers` are the batches' numbers, by shard.
         """
         ...
 
@@ -98,7 +98,7 @@ class Try:
 
     Attributes:
         numbers: of the batch.
-        searched: it is a part of a range in which a record is looked for, and can be cut.
+        searched: it is a part of a range that is searched for a bad record, and can be cut.
         set_aside: why its records go to quarantine as they are; empty where they do not.
         unread: they go there without their bytes, because reading them failed as well.
     """

@@ -85,7 +85,7 @@ class RunOnSpark:
         self._predecessors: set[str] = set()
 
     def open(self) -> SparkSession:
-        """Return the session, in which what predecessors left at work was interrupted."""
+        """Return the session, after interrupting what predecessors left at work."""
         with span("session"):
             session = self._opened = self._session()
         self._interrupt_predecessors(session)

@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 
 def searching_limit_s(limit_s: float) -> float:
-    """Return the limit of a part of a batch in which a record is looked for, in seconds.
+    """Return the limit of a part of a searched batch, in seconds.
 
     A part that is given up too soon costs another try, and says nothing false of any record.
     """
@@ -119,7 +119,7 @@ class StallGuard:
         """Return a guard for one batch that is made beside the run's other work.
 
         Args:
-            searching: True for a part of a batch in which a record is looked for.
+            searching: True for a part of a batch that is searched for a bad record.
         """
         limit_s = searching_limit_s(self._limit_s) if searching else self._limit_s
         return StallGuard(limit_s, self._clock, "gave this shard up at its checkpoint")
@@ -130,7 +130,7 @@ class StallGuard:
 
     @property
     def stalled(self) -> RunStalled | None:
-        """The error with which the run was given up; None while it was not."""
+        """The error of the run that was given up, or None."""
         return self._stalled
 
     @property

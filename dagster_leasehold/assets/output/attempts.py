@@ -30,7 +30,7 @@ def attempt_name(run: str) -> str:
 
 
 def attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
-    """Return those of the attempts that belong to one of these runs."""
+    """Return the attempts that belong to one of these runs."""
     labels = tuple(f"{attempt_label(run)}-" for run in runs)
     return {attempt for attempt in attempts if attempt.startswith(labels)}
 

@@ -17,7 +17,7 @@ SHARDS_NAMED_MAX = 8
 def expired_output(
     store: Ledger, key: GroupKey, shards: Collection[ShardId] | None = None
 ) -> dict[ShardId, Expired]:
-    """Return what has expired of those of some shards, or of all, that have lost output."""
+    """Return what has expired of some shards, or of all, that have lost output."""
     alone = next(iter(shards)) if shards is not None and len(shards) == 1 else None
     return {
         summary.shard: summary.expired
@@ -48,7 +48,7 @@ def where_output_begins(key: GroupKey, expired: Mapping[ShardId, Expired]) -> li
 def refuse_expired_times(
     store: Ledger, key: GroupKey, since: datetime | None, until: datetime | None
 ) -> None:
-    """Refuse to read event times of which records may have expired.
+    """Refuse to read event times whose records may have expired.
 
     Raises:
         OutputUnreadable: they may have.

@@ -149,6 +149,6 @@ def _reached(mark: OutputPlace) -> Generator[None]:
         yield
     except OSError as error:
         raise OutputUnwritable(
-            f"The mark {mark}, by which a lease store owns its folder, cannot be read or written "
+            f"The mark {mark}, which names the owner of the folder, cannot be read or written "
             f"({one_line(str(error))}): let this account write there, and try again."
         ) from error

@@ -29,7 +29,7 @@ RECORD_DDL = (
     "shard_id string, cursor string, event_time timestamp, key binary, value binary, "
     "attributes map<string, string>"
 )
-"""The columns of records as Spark knows them: those of `shard_sources.source.record_schema`."""
+"""The columns of records as Spark knows them, as in `shard_sources.source.record_schema`."""
 TIME_COLUMN, CURSOR_COLUMN = "event_time", "cursor"
 COMPRESSION = "zstd"
 SETTLED_AT_ONCE = 8
@@ -103,7 +103,7 @@ class OutputFile:
             self.flush()
 
     def _in_calendar(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows, of which those with an event time outside the years 1 to 9999 have none."""
+        """Return rows with null for event times outside the years 1 to 9999."""
         at = rows.schema.get_field_index(TIME_COLUMN)
         times = rows.column(at) if at >= 0 else None
         outside = None if times is None else outside_calendar(times)
@@ -207,7 +207,7 @@ def _with_moments(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows, of which those with values that not every reader can read have an error."""
+    """Return rows with an error for values that not every reader can read."""
     import pyarrow as pa
     import pyarrow.compute
 

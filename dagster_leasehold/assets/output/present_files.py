@@ -39,7 +39,7 @@ class FilePresence:
 
     Attributes:
         files: the number of files that the ledger names.
-        missing: the number of those that are not there.
+        missing: the number of missing files.
         sentences: one for each of the first of them.
     """
 

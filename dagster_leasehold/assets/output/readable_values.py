@@ -1,6 +1,6 @@
 """Values that every reader of a table can read: times of the years 1 to 9999, keys that differ.
 
-Arrow and Parquet hold more. A time beyond these years is none in Python, and a map in which a key
+Arrow and Parquet hold more. A time beyond these years is none in Python, and a map where a key
 comes twice makes DuckDB refuse the whole column.
 """
 

@@ -133,7 +133,7 @@ def _columns(schema: pa.Schema) -> str:
 
 
 class ShardFiles:
-    """The files of one task, of which the rows of each shard have their own.
+    """The files of one task: one for the rows of each shard.
 
     Args:
         folder: the attempt's folder.

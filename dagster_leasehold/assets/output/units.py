@@ -89,7 +89,7 @@ def _lists_output(batch: Batch) -> bool:
 
 
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
-    """Return the files of a unit, in order: those of records, or those of quarantined ones."""
+    """Return the files of a unit, in order: of records, or of quarantined ones."""
     return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
 
 

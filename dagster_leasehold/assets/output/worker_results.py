@@ -72,7 +72,7 @@ class RangeStatistics:
 class WrittenFile:
     """A file that a worker wrote and made durable, and the shard it belongs to.
 
-    The event times bound those of its records; None if unknown. `untimed` is the number
+    The event times bound its records'; None if unknown. `untimed` is the number
     of records without one, and `mistimed` of those among them that a transform gave a time outside
     the years 1 to 9999; `mistimed_at` is the first one's cursor, where it has one. `columns` are
     those of the file as `table.columns` describes them; none of a file of quarantined records.

@@ -2,7 +2,7 @@
 
 A commit is durable, so the files that it names must be: their content once it was synced, which
 takes a disk some milliseconds a file and hardly more for several at once, and their names once
-their folder was synced. Ages are those of the file system, by its own clock.
+their folder was synced. Ages come from the file system, by its own clock.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def remove_empty_folders(self, folders: Collection[str]) -> None:
-        """Delete those of these folders of this place that are empty, the deepest first.
+        """Delete the empty ones of these folders of this place, the deepest first.
 
         Nothing writes into them, and nothing in them was committed.
         """

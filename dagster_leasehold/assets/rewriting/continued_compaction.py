@@ -23,7 +23,7 @@ from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 
 
 def old_until(newest: Batch | None, age: timedelta) -> datetime | None:
-    """Return the date up to which batches are old, from a shard's newest; None where none is.
+    """Return the date before which batches are old, from a shard's newest, or None.
 
     Ages are differences between dates of one shard's ledger: no clock of a reader is part of them.
     """

@@ -48,7 +48,7 @@ class NextMerges:
     """The merges at the end of a shard's output, and the place where the next ones begin.
 
     Attributes:
-        merges: consecutive units, each of which make one file of records.
+        merges: consecutive units; each merge makes one file of records.
         until: batches with smaller numbers need no further merge.
     """
 

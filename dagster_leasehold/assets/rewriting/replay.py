@@ -158,7 +158,7 @@ class Replayer:
         run: an id that was never used.
         ended: returns True for a run that has certainly ended, whose claims are taken over.
         progress: called with the number of batches that were made again so far, and that of all.
-            Batches of shards that are not begun yet are estimated from those of the others.
+            Batches of shards that are not begun yet are estimated from the others.
     """
 
     stream: ShardStream

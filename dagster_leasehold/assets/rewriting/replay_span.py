@@ -25,7 +25,7 @@ Bound = str | datetime | None
 class ReplaySpan:
     """The batches that hold records from `start` on and before `end`; None is no bound.
 
-    With `quarantined`, only those of them that have records in quarantine.
+    With `quarantined`, only batches with records in quarantine.
 
     A time is compared with the event times of a batch's records; a batch without known event times
     is replayed.
@@ -87,7 +87,7 @@ class ReplaySpan:
                 return 0
 
     def chosen(self, units: Iterable[Unit]) -> list[Unit]:
-        """Return the units of which any batch is in the span: batches merged together go together.
+        """Return the units with a batch in the span: merged batches go together.
 
         Args:
             units: of one shard in order, from `first_number` on; no more than needed are taken.

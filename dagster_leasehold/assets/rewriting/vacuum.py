@@ -150,7 +150,7 @@ def _attempt(entry: Entry) -> str:
 def _still_old(
     output_root: OutputPlace, old: Collection[Entry], limit_ns: int, *, remove: bool
 ) -> list[Entry]:
-    """Return those of these files that are still old when their turn comes; remove them, or not.
+    """Return the files that are still old when their turn comes; remove them, or not.
 
     Raises:
         RewriteRefused: a file cannot be removed.

@@ -29,7 +29,7 @@ from dagster_leasehold.lease_store.process_identity import Existence, ProcessIde
 LOG_FILE = "server.log"
 PROPERTIES_FILE = "server.properties"
 CLIENTS, KEEPERS = "clients", "keepers"
-"""The folders in which processes note themselves."""
+"""The folders where processes note themselves."""
 UNUSED_MAX_S = 20.0
 """The time after which a server ends that no process uses or keeps, in seconds: enough for one to
 be restarted."""

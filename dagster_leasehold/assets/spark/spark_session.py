@@ -189,7 +189,7 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
 
         # Before the first call, which already meets no server where it has just died.
         client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
-        # From 4.2 it would clear a cache of models, of which this project's runs make none.
+        # From 4.2 it would clear a cache of models, which this project does not use.
         if hasattr(client, "_on_exit"):
             atexit.unregister(client._on_exit)
         if sentence := refusal(version_here(), session.version):
@@ -225,7 +225,7 @@ def require_listener(address: str) -> None:
 
 
 def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF) -> dict[str, str]:
-    """Return the configuration with which Spark's builder, or `dagster_pyspark`, gives the session.
+    """Return the configuration of the session for Spark's builder or `dagster_pyspark`.
 
     Raises:
         InvalidSetting: the mode is not valid, or Hadoop's own settings are not found for YARN.

@@ -116,7 +116,7 @@ def is_remote(mode: str) -> bool:
 
 
 class SparkSettings(pydantic.BaseModel):
-    """Where Spark runs, and with which configuration.
+    """Where Spark runs, and its configuration.
 
     Attributes:
         address: of a Connect server (`sc://host:15002`) or a master (`spark://…`, `k8s://…`,

@@ -34,7 +34,7 @@ class UsersModules:
 
     It stands before all others on `sys.meta_path`, asks these, and looks at a file before it is
     read: an edit in between is taken for a change later, and none is missed. Compiled modules stay
-    as they are, since Python loads them once; so do those of Leasehold.
+    as they are, since Python loads them once; so do Leasehold's.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Pure rules for the event time up to which a stream's committed output is complete.
+"""Pure rules for how far in event time a stream's committed output is complete.
 
 A shard that can still deliver records holds back every hour that its watermark has not passed. Two
-kinds of shards hold nothing back: those that are finished, and those that are idle, where the
+kinds of shards hold nothing back: finished ones, and idle ones, if the
 declaration allows for that.
 """
 
@@ -19,7 +19,7 @@ HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class ShardTime:
-    """The event time up to which one shard has come.
+    """How far in event time one shard has come.
 
     Attributes:
         watermark: the largest event time of its committed output; None where it has none.
@@ -39,7 +39,7 @@ class Frontier:
 
     Attributes:
         until: that time; None if nothing is known to be complete.
-        held_by: the shard that is the farthest back of those that hold, if any holds.
+        held_by: the farthest shard that holds, if any holds.
         clause: the same for people, as one clause.
     """
 
@@ -59,7 +59,7 @@ def frontier(
     Args:
         shards: all shards that the lease tables know.
         unlisted: shards of the source that the lease tables do not know yet.
-        out_of_order: the most by which a shard's next record can be older than its newest.
+        out_of_order: how much older than a shard's newest its next record can be, at most.
     """
     if unlisted:
         first = min(unlisted)

@@ -67,7 +67,7 @@ class OpenShard:
     Each that writes raises `LeaseLost` once the tenure is over.
 
     Attributes:
-        tenure: under which it is open.
+        tenure: its tenure.
         persisted: the checkpoint that the store confirmed, if any.
         unsaved: a newer checkpoint, if any.
         reported: True once a heartbeat named it as held.
@@ -271,7 +271,7 @@ class HeldShards:
 
     @property
     def trusted_until(self) -> float:
-        """The moment, on the clock given, at which trust ends unless a beat renews it."""
+        """When trust ends unless a beat renews it, on the clock given."""
         return self._member.trusted_until
 
     def open(self, shard: ShardId) -> Opened | OpenByOther | NotHeld:
@@ -727,7 +727,7 @@ class GroupMember(HeldShards):
     def heartbeat(self, held: Collection[ShardId]) -> tuple[ShardId, ...]:
         """Beat, carry out what concerns this member, and learn which shards are its own.
 
-        `held` names the shards that the caller works on. The reply names exactly those that are
+        `held` names the shards that the caller works on. The reply names exactly the ones that are
         this member's and `already_alloc`, and that the source lets it read. A shard that is named
         and not in the reply is to be stopped: it is on its way to another node, and stays here as
         long as it is named; or it cannot be read now; or its tenure is over, and saving it raises

@@ -76,7 +76,7 @@ class Offsets:
 
     Attributes:
         polled: the end of the records that were delivered.
-        confirmed: the end of those that were confirmed.
+        confirmed: the end of the confirmed records.
         persisted: the checkpoint that the store confirmed, or None.
 
     Examples:
@@ -523,7 +523,7 @@ class PullLoop:
 
 
 def cursors_of(batch: PulledBatch) -> set[str]:
-    """Return the cursors up to which a part of a batch can be confirmed."""
+    """Return the cursors that confirm a part of a batch."""
     return {batch.start, batch.end, *(record.cursor for record in batch.records)}
 
 
@@ -571,7 +571,7 @@ class PullClient(PullLoop):
 
         Raises:
             NodeNameTaken: another live process answers to the name.
-            AssignmentConflict: count and id do not fit those of the other members.
+            AssignmentConflict: count and id do not fit the other members'.
             StoreError, UnknownGroup: the store does not answer, or has no such group.
         """
         with self._lock:

@@ -77,7 +77,7 @@ class ByShard(MutableMapping[tuple[S, int], V], Generic[S, V]):
         return rows[max(rows)] if rows else None
 
     def all(self) -> list[V]:
-        """Return all rows, those of a shard together and in the order of their numbers."""
+        """Return all rows, by shard and in the order of their numbers."""
         return [row for shard in self._shards for row in self.of(shard)]
 
     def __copy__(self) -> ByShard[S, V]:

@@ -26,7 +26,7 @@ class Batches(Operations):
 
         Raises:
             IntentConflict: a range is not the next of its shard, or ends before it starts.
-            CheckpointRefused: a cursor has no place among those of the shard.
+            CheckpointRefused: a cursor has no place among the shard's.
         """
         if not intents:
             return {}

@@ -25,7 +25,7 @@ SNAPSHOT_LOOKS = 3
 
 
 class Groups(Operations):
-    """The verbs on groups, and those that read all of a group."""
+    """The verbs on groups, and reads of a whole group."""
 
     def create_group(self, group: Group) -> None:
         """Insert a group.
@@ -51,7 +51,7 @@ class Groups(Operations):
         self._writing("create_group", key, work, mark=mark)
 
     def groups(self, stream: StreamName | None = None) -> list[Group]:
-        """Return all groups, or those of one stream, in order of stream and name."""
+        """Return all groups, or one stream's, in order of stream and name."""
         return self._reading("groups", None, lambda rows: rows.groups(stream))
 
     def update_group(self, group: Group, *, observer: str) -> Group:
@@ -95,7 +95,7 @@ class Groups(Operations):
         self._writing("delete_group", key, work)
 
     def pulse(self, key: GroupKey, node: NodeName | None = None) -> Pulse:
-        """Return the group and its nodes' counters, or those of one node, in one statement."""
+        """Return the group and the counters of its nodes, or of one node, in one statement."""
         return self._reading("pulse", key, lambda rows: rows.pulse(node))
 
     def snapshot(self, key: GroupKey) -> Snapshot:

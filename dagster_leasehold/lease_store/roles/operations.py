@@ -241,7 +241,7 @@ class Turns(Operations):
 def next_epoch(
     rows: Rows, turn: Turn | None, node: NodeName | None, incarnation: str
 ) -> int | TurnTaken:
-    """Return the epoch under which a node, or none, takes the turn; the group's row is locked."""
+    """Return the epoch of the turn that a node, or none, takes; the group's row is locked."""
     holder = turn.node if turn is not None else None
     names = {name for name in (node, holder) if name is not None}
     alive = {row.name: row.incarnation for row in rows.select(Node, name=names) if row.member}

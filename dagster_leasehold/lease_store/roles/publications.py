@@ -115,9 +115,9 @@ class Publications(Turns):
         Args:
             key: of the group.
             node: takes the turn; None for no node.
-            incarnation: under which the node is alive.
-            table: to which the group publishes.
-            run: in which the node publishes; empty for a sensor or a command.
+            incarnation: the node's.
+            table: the group's.
+            run: the publishing run; empty for a sensor or a command.
             seen_epoch: of the last turn, as the caller knows it; None accepts any.
         """
 
@@ -159,7 +159,7 @@ class Publications(Turns):
         return self._reading("publication", key, work)
 
     def unpublished(self, key: GroupKey, *, limit: int = BACKLOG_BATCHES) -> list[ShardBacklog]:
-        """Return committed batches from the cursors on, by shard, of those that have any.
+        """Return committed batches from the cursors on, by shard that has any.
 
         One statement where there is nothing. `limit` bounds the batches of all shards together;
         under it each shard has its share, and those that wait for most come first.

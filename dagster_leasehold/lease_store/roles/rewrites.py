@@ -137,7 +137,7 @@ class Rewrites(Operations):
         return self._writing("note_compacted", key, work)
 
     def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
-        """Return how far each shard is compacted, of those that ever were; one statement."""
+        """Return how far each shard was compacted, if ever; one statement."""
         claims = self._listing("compacted", key, lambda rows: rows.select(RewriteClaim))
         return {claim.shard: claim.compacted for claim in claims if claim.compacted.looked_until}
 

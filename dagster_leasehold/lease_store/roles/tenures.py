@@ -312,7 +312,7 @@ def _opened(
 
 
 def _held_rows(rows: Rows, tenures: Sequence[Tenure]) -> list[ShardLease]:
-    """Lock the rows of tenures of one group; return those that hold, none in transfer."""
+    """Lock the rows of tenures of one group; return the current ones, none in transfer."""
     locked = rows.shards([tenure.shard for tenure in tenures], lock=True)
     return [
         row

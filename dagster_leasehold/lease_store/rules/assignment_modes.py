@@ -1,4 +1,4 @@
-"""The assignment modes in which members say what they want: modulo and pinned.
+"""The assignment modes where members say what they want: modulo and pinned.
 
 Both lead to a target node per shard, and from there to moves like any other plan: the same
 leases are held, so that a wrong setting can never make two nodes consume one shard.
@@ -25,7 +25,7 @@ def modulo_applies(nodes: Iterable[Node]) -> bool:
 
 
 def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None:
-    """Check that the settings of a candidate agree with those of the members there are.
+    """Check that the settings of a candidate agree with the members'.
 
     Raises:
         AssignmentConflict: they do not; the subclass and its sentence say how.
@@ -35,7 +35,7 @@ def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None
 
 
 def check_modulo(members: Iterable[Node], candidate: Node) -> None:
-    """Check that a node's modulo settings are whole, and agree with those of the members.
+    """Check that a node's modulo settings are whole, and agree with the members'.
 
     Raises:
         AssignmentConflict: they do not; the subclass and its sentence say how.

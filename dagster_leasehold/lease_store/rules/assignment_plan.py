@@ -105,7 +105,7 @@ class Plan:
         generation: the generation of the group that was planned for.
         actions: the moves, in the order that they should be tried.
         unassigned: shards that no node can take now.
-        counts: shards per node once every move is done, of those that count.
+        counts: shards that count, per node, once every move is done.
         moves: changes of owner that the plan makes, first claims included.
         moves_minimum: the fewest changes of owner that any plan of this mode needs.
         refusals: nodes whose settings contradict the others'.

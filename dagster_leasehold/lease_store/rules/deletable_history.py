@@ -51,7 +51,7 @@ PORTION_ROWS = 200
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
 REFERENCE_ENTRIES = 64
-"""The number of a group's newest entries that give the date from which ages count."""
+"""The number of a group's newest entries whose dates ages are counted from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def old_entries(
 def summarised(
     summary: ShardSummary, entries: Sequence[JournalEntry], *, too_early: str = ""
 ) -> tuple[ShardSummary, list[int]]:
-    """Return the summary with these entries, and the numbers of those that go.
+    """Return the summary with these entries, and the numbers of the ones that go.
 
     `too_early` says how the shard started before its parents were over, if these entries show it.
     """

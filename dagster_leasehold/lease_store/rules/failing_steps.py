@@ -22,11 +22,11 @@ _LOG = logging.getLogger(__name__)
 FIRST_WAIT_S = 5.0
 WAIT_MAX_S = 300.0
 STEPS_MAX = 10_000
-"""The most failing steps that are remembered; of more, those that are due first are forgotten."""
+"""The most failing steps that are remembered; beyond it, steps due first are forgotten."""
 SHOWN_MAX = 20
 SILENCE_MAX = 2
 CALLS_MAX = 64
-"""The most calls in which a step for many things looks for those that fail alone."""
+"""The most calls of a step for many things to find the ones that fail alone."""
 _AWAY = (errors.StoreError, errors.SourceUnavailable)
 _AWAY_MAX = 3
 """One thing that cannot be reached fails with all, then with its half; the other half is there."""
@@ -84,7 +84,7 @@ class FailingSteps:
         clock: monotonic seconds.
         first_s: the wait after a step's first failure, in seconds.
         max_s: the longest wait, in seconds.
-        jitter: gives the part in [0, 1) by which a wait is shortened; see `retry_wait_s`.
+        jitter: returns how much of a wait is cut, in [0, 1); see `retry_wait_s`.
     """
 
     clock: Callable[[], float]
@@ -188,12 +188,12 @@ class FailingSteps:
         """Take one step for many things at once; where it fails, for halves, so that one is alone.
 
         Args:
-            items: the things, by the name of the step for each; those that wait are left out.
+            items: the things, by the name of the step for each; waiting ones are left out.
             action: the step for some of them; taking it again is harmless.
             raises: errors that concern more than these things.
 
         Returns:
-            The answers; together they are for all things but those that failed or wait.
+            The answers, for all things except failed and waiting ones.
 
         Raises:
             StoreError, SourceUnavailable: neither all nor their halves could be reached.

@@ -34,7 +34,7 @@ class GapVerdict:
 
 
 def position_behind(policy: GapPolicy) -> str:
-    """Return the position, `begin` or `end` of what is left, at which a shard passes its gaps."""
+    """Return the position where a shard passes its gaps: `begin` or `end` of what is left."""
     return END if policy is GapPolicy.END else BEGIN
 
 

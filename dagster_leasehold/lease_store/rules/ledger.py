@@ -128,7 +128,7 @@ def check_next_in_line(
     Raises:
         IntentConflict: the number is not the next, the range does not begin at the checkpoint or
             ends before it starts, or an intent of this number has other bounds.
-        CheckpointRefused: a cursor has no place among those of the shard.
+        CheckpointRefused: a cursor has no place among the shard's.
     """
     for cursor in (intent.start, intent.end):
         check_place(intent.tenure.key, intent.tenure.shard, cursor)

@@ -42,7 +42,7 @@ def shards_first_seen(
 
     Args:
         new: the listing of the new shards.
-        shards: the group's rows, at least those of the parents of new shards.
+        shards: the group's rows, at least the parents of new shards.
         listed: all shards of the source's list; a parent that is new as well counts as unfinished.
         ordered: whether the group is.
     """

@@ -209,7 +209,7 @@ class Observations:
             }
 
     def see_transfers(self, shards: Iterable[ShardLease]) -> None:
-        """Take note of the shards in transfer; those that arrived are forgotten."""
+        """Record the shards in transfer; arrived ones are forgotten."""
         now = self._clock()
         self._transfers = {
             lease.shard: _Sight(lease.lease_id, now).or_earlier(self._transfers.get(lease.shard))

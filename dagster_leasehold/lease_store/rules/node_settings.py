@@ -190,7 +190,7 @@ def check_served(
     nodes: Mapping[str, NodeSettings],
     served: Sequence[NodeName],
 ) -> None:
-    """Check that a stream's settings of nodes are those of the nodes that a deployment serves.
+    """Check that a stream's settings name nodes that a deployment serves.
 
     Raises:
         InvalidSetting: settings of a node that it does not serve.

@@ -34,7 +34,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 _Owned = tuple[NodeName, ShardLease]
 
 RELIEF_MIN = 0.1
-"""The part by which the highest or lowest load has to get better for shards to move."""
+"""How much the highest or lowest load has to improve for shards to move."""
 LEVEL = 0.05
 """The distance from the mean, as a part of it, within which loads count as level."""
 
@@ -436,7 +436,7 @@ class _Levelling:
 
 
 def _entry(shard: ShardId, *, owned: bool) -> _Entry:
-    """Order shards of one weight: those that a node has move last."""
+    """Order shards of one weight: held ones move last."""
     return owned, rank_key(shard), shard
 
 
@@ -526,7 +526,7 @@ def _action(
 def _weighted_proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
-    """Explain the moves: those that every load needs, and the purpose of the others."""
+    """Explain the moves that every load needs, and the purpose of the others."""
     lines = [f"{needed} shards are unassigned, or on nodes that take no runs: each must move"]
     if moves > needed:
         highest = max(before.values())

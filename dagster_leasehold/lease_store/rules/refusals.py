@@ -64,7 +64,7 @@ def group_in_use(key: GroupKey, members: Iterable[NodeName]) -> errors.GroupInUs
 def children_consumed(
     key: GroupKey, shard: ShardId, children: Sequence[ShardId]
 ) -> errors.CheckpointRefused:
-    """Return the error of reopening a shard after those that come from it had been read."""
+    """Return the error of reopening a shard whose children had been read."""
     named = ", ".join(children[:SHARDS_NAMED_MAX])
     more = len(children) - SHARDS_NAMED_MAX
     return errors.CheckpointRefused(

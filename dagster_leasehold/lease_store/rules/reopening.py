@@ -41,7 +41,7 @@ class Forcing:
 
     Attributes:
         steps: the rows to write, that of the shard itself first; none where nothing changes.
-        marks: journal entries that come before those of the steps.
+        marks: journal entries that come before the steps'.
         withdrawn: for each shard the numbers of the committed batches that are withdrawn, if any.
     """
 
@@ -165,7 +165,7 @@ def _reset(
     steps: list[Step] = []
     reason = f"its parent {parent} was reopened"
     if parent not in row.parents:
-        reason = f"{parent}, from which its parents come, was reopened"
+        reason = f"{parent}, an ancestor of it, was reopened"
     if (step := released(row, reason)) is not None:
         steps.append(step)
         row = step.after

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 
 class ShardState(StrEnum):
-    """The state of a shard; the values are those of the `state` column."""
+    """The state of a shard; the values of the `state` column."""
 
     WAIT = "wait"
     NOT_ALLOC = "not_alloc"
@@ -64,7 +64,7 @@ def first_state(
     states: Mapping[str, ShardState],
     gone: Collection[str] = (),
 ) -> ShardState:
-    """Edge 1: return the state in which a shard begins that was never seen before.
+    """Edge 1: return the state of a shard that is seen for the first time.
 
     `states` maps the shards of the group, those of the same listing included, to their states. A
     parent that is not among them can be listed yet, and is waited for:

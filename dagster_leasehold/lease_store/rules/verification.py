@@ -101,8 +101,8 @@ class Audit:
 
     Attributes:
         violations: every promise that it breaks; none is the proof.
-        tenures: the number of those that were opened.
-        batches: the number of those that are committed.
+        tenures: the number of opened tenures.
+        batches: the number of committed batches.
     """
 
     violations: tuple[Violation, ...]

@@ -1,4 +1,4 @@
-"""The border of a forced checkpoint in a shard's ledger, behind which batches are withdrawn.
+"""The border of a forced checkpoint in a shard's ledger; batches after it are withdrawn.
 
 The ledger is asked for single rows, by number: for as many as the logarithm of its length.
 """

@@ -177,7 +177,7 @@ class Columns(Generic[Value]):
         named: the columns of fields, where their names differ.
         reads: makes a field of what is in its column, where they differ.
         writes: makes what is in the column of a field, likewise.
-        table: the table of the rows of this kind, of which there is one.
+        table: the only table of the rows of this kind.
         parts: makes a field of several columns, and several columns of it.
     """
 
@@ -292,7 +292,7 @@ class Columns(Generic[Value]):
         ]
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return changes of fields as those of columns."""
+        """Return changes of fields as changes of columns."""
         return {
             self.column(name).name: self.column(name) + value.value
             if isinstance(value, Plus)

@@ -350,7 +350,7 @@ class RowsInSql:
         return bool(rows[0]["paused"]), {row.shard: row for row in read}
 
     def _beside_group(self, condition: sa.ColumnElement[bool], *selected: Any) -> sa.Select[Any]:
-        """Select the group with those of its shards that meet a condition; one row at least."""
+        """Select the group with its shards that meet a condition; one row at least."""
         same = sa.and_(
             shard_lease.c.consume_group == consumer_group.c.consume_group,
             shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
@@ -361,7 +361,7 @@ class RowsInSql:
         return chosen.select_from(joined).where(self._own(consumer_group))
 
     def _of_group(self, chosen: sa.Select[Any]) -> Sequence[Row]:
-        """Read rows of which there is one at least, if there is the group."""
+        """Read rows; a group has at least one."""
         rows = self._tx.rows(chosen).all()
         if not rows:
             self.group()
@@ -426,7 +426,7 @@ class RowsInSql:
         return identity
 
     def groups(self, stream: StreamName | None, *, lock: bool = False) -> list[Group]:
-        """Return all groups, or those of a stream, in order of stream and name."""
+        """Return all groups, or a stream's, in order of stream and name."""
         columns = consumer_group.c
         chosen = sa.select(consumer_group).order_by(columns.logstream_sig, columns.consume_group)
         if stream is not None:

@@ -120,14 +120,14 @@ def _ours(target: Target, states: Iterable[Any]) -> Iterator[Any]:
     prefixes = tuple(f"{definition_name(stream)}_" for stream in streams)
     for state in states:
         name = state.instigator_name
-        # Those of hourly assets bear the names of these.
+        # Sensors of hourly assets bear the assets' names.
         ours = name.startswith(prefixes) or name.endswith("_watermark")
         if ours and state.status.value != "STOPPED":
             yield state
 
 
 def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding]:
-    """Yield the errors with which the last ticks that ended have failed."""
+    """Yield the errors of the last ticks that failed."""
     failing: defaultdict[str, list[str]] = defaultdict(list)
     for state in states:
         origin, selector = state.instigator_origin_id, state.selector_id

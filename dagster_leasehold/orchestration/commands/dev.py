@@ -45,7 +45,7 @@ def agents_of_nodes(
         settings: of the deployment.
         environment: of the agents.
         count: how many nodes.
-        module: of the definitions, or None for those of the settings.
+        module: of the definitions, or None for the one of the settings.
     """
     command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "node"]
     command += ["--home", str(settings.home.absolute())]

@@ -218,7 +218,7 @@ def sources(target: Target) -> Iterator[Finding]:
 
 
 def nodes(target: Target) -> Iterator[Finding]:
-    """Yield for each group its members, and those of them that take no runs."""
+    """Yield for each group its members, and which of them take no runs."""
     for group in target.store.groups():
         members = [node for node in target.store.pulse(group.key).nodes if node.member]
         silent = [str(node.name) for node in members if not node.accepts_runs]

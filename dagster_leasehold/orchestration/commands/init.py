@@ -35,7 +35,7 @@ DEPLOYMENT = """\
 # lease_timeout_s = 20.0
 # The place of committed output: a folder in the home, or a URI such as s3://bucket/path.
 # output = "output"
-# The days for which the history of shards and batches stays.
+# How many days the history of shards and batches stays.
 # history_days = 30.0
 # The lease store is SQLite in the home. Name another database by the variable
 # LEASEHOLD_DATABASE_URL, since its address can hold a password.

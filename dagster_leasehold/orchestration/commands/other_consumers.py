@@ -35,7 +35,7 @@ SOURCE_OF = {
 
 @dataclass(frozen=True)
 class ConsumersName:
-    """The words by which a command names other consumers.
+    """The words of a command that name other consumers.
 
     Attributes:
         kind: None for the first kind that the stream's source has.

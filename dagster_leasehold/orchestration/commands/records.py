@@ -156,7 +156,7 @@ def json_value(value: Any) -> Any:
 
 
 def _with_maps(value: Any, kind: Any) -> Any:
-    """Return a value of an Arrow type, of which maps are dictionaries of texts."""
+    """Return a value of an Arrow type, with maps as dictionaries of texts."""
     import pyarrow as pa
 
     if value is None or not pa.types.is_nested(kind):

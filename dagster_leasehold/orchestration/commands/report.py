@@ -97,7 +97,7 @@ def report_of(
     if len(journal) == ENTRIES_MAX:
         notes.append(f"Ownership, moves and runs begin at {journal[0].at:%Y-%m-%d %H:%M} UTC.")
     if not complete:
-        notes.append("Rates are those of the newest batches of each shard.")
+        notes.append("Rates are taken from the newest batches of each shard.")
     return Report(
         at=now,
         view=view,

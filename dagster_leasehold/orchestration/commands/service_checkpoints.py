@@ -91,7 +91,7 @@ class Taking:
     Attributes:
         moved: those whose checkpoint is set, parents first.
         unchanged: those whose checkpoint is the same here.
-        expired: those that are moved, and whose next record was removed.
+        expired: the moved shards whose next record was removed.
         gone: the shards that the log had and that were removed.
     """
 

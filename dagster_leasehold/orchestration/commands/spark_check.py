@@ -83,7 +83,7 @@ def versions_here() -> Versions:
 def look_into_worker(session: object, modules: Sequence[str]) -> Versions:
     """Return the versions of Python, PySpark and pyarrow in a worker of a Spark session.
 
-    Those of `modules` that it can import are there as well, with empty versions.
+    Importable `modules` are there as well, with empty versions.
     """
 
     def look(batches: Iterator[object]) -> Iterator[object]:
@@ -129,7 +129,7 @@ def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]]
 
 
 def _streams(target: Target) -> Iterator[ShardStream]:
-    """Yield the declared streams; those that cannot be used are findings of their sources."""
+    """Yield the declared streams; unusable ones are findings of their sources."""
     names: Sequence[str] = ()
     with suppress(LeaseholdError):
         names = target.streams.names
@@ -139,7 +139,7 @@ def _streams(target: Target) -> Iterator[ShardStream]:
 
 
 def _compared(here: Versions, there: Versions) -> Iterator[Finding]:
-    """Yield in what a worker's versions do not go with those of this host."""
+    """Yield the versions of a worker that do not fit this host's."""
     from dagster_leasehold.assets.spark.spark_versions import go_together
 
     if _minor(there["Python"]) != _minor(here["Python"]):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def source_name(source: ShardSource) -> str:
-    """Return the name by which settings choose a source."""
+    """Return the name of a source in settings."""
     return source.spark_options().get("source", "")
 
 

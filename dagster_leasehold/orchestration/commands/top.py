@@ -342,7 +342,7 @@ def _raw_keys() -> Generator[None]:
 
 
 def _keys() -> list[str]:
-    """Wait a moment for keys, and return those that came."""
+    """Wait a moment for keys, and return them."""
     descriptor = sys.stdin.fileno()
     if not select.select([descriptor], [], [], KEY_WAIT_S)[0]:
         return []

@@ -1,4 +1,4 @@
-"""Child processes that end with us, and those of them that are started again when they have died.
+"""Child processes that end with us; some are restarted when they have died.
 
 Each is in its own session, and its output goes to a log file. A note beside the log says which
 process it is: if its parent is killed, others end it by the note.
@@ -39,7 +39,7 @@ STEADY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ChildNote:
-    """The note of a child, by which others find it when its parent was killed.
+    """The note of a child, so that others find it when its parent was killed.
 
     Attributes:
         name: of the child, with its article.
@@ -200,7 +200,7 @@ class _Adopted(psutil.Process):
     """A process that another one has started, with what is asked of a child of ours."""
 
     def poll(self) -> int | None:
-        """Return None while it runs; only its parent learns the code with which it ended."""
+        """Return None while it runs; only its parent learns its exit code."""
         try:
             runs = self.is_running() and self.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:

@@ -61,9 +61,9 @@ class AgentState:
     says that the predecessor is dead. The note is as old as the last heartbeat of its code server.
 
     Attributes:
-        place: the boot and pid namespace in which it can be used: elsewhere the runs of the
+        place: the boot and pid namespace where it can be used: elsewhere the runs of the
             predecessor could not be ended, and would keep beating for the incarnation.
-        incarnation: the one under which the node answers to its name.
+        incarnation: the node's own.
         sessions: its code servers.
     """
 
@@ -107,7 +107,7 @@ class LeftServer:
     Attributes:
         process: the server.
         listen: where it listens.
-        id: by which it answers.
+        id: its identity.
     """
 
     process: ProcessIdentity

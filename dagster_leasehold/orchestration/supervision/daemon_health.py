@@ -111,7 +111,7 @@ class DaemonHealth:
     def _late(self, lags: Mapping[GroupKey, Sequence[ShardLag]]) -> set[GroupKey]:
         """Return the groups with a batch that waits since a look of `LATE_S` ago, by their numbers.
 
-        The dates of batches are by the clocks of those who committed them. What this daemon knows
+        The dates of batches come from the committing hosts' clocks. What this daemon knows
         is that a batch which it saw waiting waits still; a new daemon has seen none.
         """
         now, before = self._clock(), self._waiting

@@ -1,6 +1,6 @@
 """Two pages that tell an orchestrator how a process does: `/healthz` and `/readyz`.
 
-The names and the meaning are those of Kubernetes' probes: who is not healthy is started again, who
+The names and the meaning come from Kubernetes' probes: who is not healthy is started again, who
 is not ready is waited for. Each page is one line of text, with the status 200 or 503.
 """
 

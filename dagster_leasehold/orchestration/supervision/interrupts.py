@@ -47,7 +47,7 @@ class Interruption(KeyboardInterrupt):
 def ended_by_signals() -> Generator[None]:
     """Have SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
 
-    The first signal ends it; those that follow wait until its children have ended. Nothing in the
+    The first signal ends it; later ones wait until its children have ended. Nothing in the
     block can catch the interruption for good. Where Python itself drops it, as it drops all that is
     raised in a finalizer or in the callback of a weak reference, it is raised again.
     """

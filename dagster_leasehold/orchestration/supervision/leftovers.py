@@ -57,7 +57,7 @@ class Usage:
     """The processes of one kind on a home, and their memory.
 
     Attributes:
-        name: of those that were started, with all that they have started themselves.
+        name: of the started process, with its descendants.
         processes: their number.
         memory_bytes: the sum of their proportional sizes; of their resident sizes where the system
             does not tell those.

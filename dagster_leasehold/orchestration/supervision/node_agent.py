@@ -54,7 +54,7 @@ TURN_MAX_S = 120.0
 Each beat of a group is a turn: a round takes as much longer as there are groups.
 """
 HAND_OVER_FRACTION = 0.5
-"""The part of the time for leaving in which other nodes can take the shards over."""
+"""The part of the time for leaving that other nodes have to take the shards over."""
 SILENT_MAX_S = 10.0
 """After how long without an answer of its code server a node gives its shards away, in seconds."""
 
@@ -198,7 +198,7 @@ class NodeAgent:
         """Once the code server answers, watch the node's name; when it is free, publish and join.
 
         1. The note of the last incarnation was lost, and a run of that incarnation still beats.
-        2. Published now, the node would be sent runs for that incarnation, each of which beats.
+        2. Published now, the node would be sent runs for that incarnation, and each beats.
         3. So it is published later: once those runs have ended, the old incarnation is silent.
         """
         if not self._members:

@@ -38,7 +38,7 @@ def free_bytes(path: Path) -> int | None:
 
 
 def require_room(home: Path, needed_bytes: int = HOME_BYTES) -> None:
-    """Refuse a disk on which what is about to be started would fail half-way.
+    """Refuse a disk that is too full for what is about to be started.
 
     Args:
         home: the folder of the deployment, which need not exist yet.
@@ -119,7 +119,7 @@ def check_folder(folder: Path | None = None) -> None:
 
 
 def check_spark(settings: Settings) -> None:
-    """Refuse a machine on which Spark is to be started and cannot be.
+    """Refuse a machine that cannot start Spark, if Spark is to be started.
 
     Raises:
         JavaNotFound: there is no Java to run it.

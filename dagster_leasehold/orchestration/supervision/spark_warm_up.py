@@ -112,7 +112,7 @@ def _start_in(
 def run_first_job(address: str, folder: Path) -> int:
     """Consume one record in the session that all runs share, and throw the output away.
 
-    It is the same kind of job as those of a run without a transform, because each of its parts
+    It is the same kind of job as in a run without a transform, because each of its parts
     takes its own time when it comes first: planning in Python, forking workers, loading the modules
     that read and write. The parts that a transform of DataFrames needs besides are left to it.
 

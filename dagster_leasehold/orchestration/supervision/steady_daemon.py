@@ -6,7 +6,7 @@ before it: two seconds of processor time each time, whether there are records or
 socket that only its user can reach, and then becomes the daemon. With `--folder DIR`, socket and
 workspace file are there, so that a webserver can use the same server, and the daemon waits until
 the file `storage-ready` is there as well. With `--health HOST:PORT` it
-serves the pages by which an orchestrator knows how it does.
+serves health pages for an orchestrator.
 
 Dagster waits by the wall clock. When that is set back by an hour, its daemon ticks no sensor and
 begins no run for an hour. So the daemon starts over in its process then, and the times of the last
@@ -141,7 +141,7 @@ class ClockWatch:
         self._ahead_s = wall() - steady()
 
     def set_back_s(self) -> float:
-        """Return the seconds by which the clock was set back since the last look, or 0."""
+        """Return how many seconds the clock was set back since the last look."""
         before_s, self._ahead_s = self._ahead_s, self._wall() - self._steady()
         back_s = before_s - self._ahead_s
         return back_s if back_s > STEP_S else 0.0

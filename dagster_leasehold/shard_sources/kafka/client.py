@@ -29,7 +29,7 @@ BUFFER_KIBIBYTES = 16 * 1024
 """The most that a reader fetches ahead of a partition; all after a range is fetched for nothing."""
 MESSAGES_MAX = 1_000
 LOG_CRITICAL = 2
-"""The level of syslog from which on librdkafka logs."""
+"""The lowest level of syslog that librdkafka logs."""
 LOOK_S = 0.5
 """The time between two looks, during a wait for records, for a refusal by the brokers."""
 IDLE_MAX = 4

@@ -176,7 +176,7 @@ class KafkaSource(KafkaReader):
         return offsets_left(shard, cursor, bounds)
 
     def spark_options(self) -> Mapping[str, str]:
-        """Return the options from which a Spark worker builds the reader again.
+        """Return the options of the reader in a Spark worker.
 
         Of secrets they hold the names of the environment variables.
         """

@@ -38,7 +38,7 @@ class QueryBatches:
 
 
 def query_batches(offsets: Iterable[str], commits: Iterable[str]) -> QueryBatches:
-    """Return the batches for which a checkpoint location has files of these names.
+    """Return the batches that a checkpoint location has files of.
 
     Raises:
         UnknownGroup: no batch is done.

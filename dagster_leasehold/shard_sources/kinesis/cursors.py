@@ -32,7 +32,7 @@ _PARTS_MAX = 10**9
 
 
 class Side(StrEnum):
-    """The side of a record, or of all records, on which a place lies."""
+    """The side of a record, or of all records, where a place is."""
 
     START = "start"
     AT = "at"
@@ -48,7 +48,7 @@ class Place:
         side: before all records, at one, after one, or behind the removed shard.
         number: the sequence number of that record.
         part: the number of the record among those packed into it.
-        sure_s: the second of the service's clock up to which no record after it was left out.
+        sure_s: no record after it was left out until this second of the service's clock.
     """
 
     side: Side
@@ -87,7 +87,7 @@ class Place:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """The key by which places of one shard are compared, however sure they are."""
+        """The key that orders places of one shard, however sure they are."""
         match self.side:
             case Side.START:
                 return (0, 0, 0)

@@ -33,7 +33,7 @@ class LeaseTable(KinesisService):
     kind = "dynamodb"
 
     def stream_argument(self) -> dict[str, object]:
-        """Return the argument by which a request names the table."""
+        """Return the argument that names the table in a request."""
         return {"TableName": self.stream}
 
     def __str__(self) -> str:

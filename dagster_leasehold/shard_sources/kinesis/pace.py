@@ -1,4 +1,4 @@
-"""The pace at which one host can read a shard, shared by all of its processes.
+"""The pace of one host's reads of a shard, shared by all of its processes.
 
 A shard answers five reads and two megabytes a second, to all who ask together. Sensors, runs and
 Spark's workers of one host are processes of their own: for each shard they share a small file that

@@ -63,7 +63,7 @@ class Page:
         at_tip: nothing followed it when it was read.
         closed: the shard is read-only and ends here.
         asked: the service's clock at the answer; None where it gave none.
-        behind_s: the time, in seconds, by which the page ends before that.
+        behind_s: how much before that the page ends, in seconds.
     """
 
     records: list[StoredRecord]
@@ -74,7 +74,7 @@ class Page:
 
     @property
     def searched_s(self) -> int:
-        """The second up to which all records of the shard were delivered; 0 if unknown.
+        """The second until which all records of the shard were delivered; 0 if unknown.
 
         A little less than the service says: what was put just then can be visible a moment later.
         """

@@ -231,7 +231,7 @@ def fill(batch: Batch, rest: Unread) -> bool:
 def renewed(start: Place, page: Page | None, retention_s: float) -> Place:
     """The start of an empty batch, or its renewal when a quarter of the retention has passed.
 
-    A shard in which nothing happens would otherwise come to stand on a record that retention has
+    A quiet shard would otherwise come to stand on a record that retention has
     removed, and it would be unknown whether others were removed with it.
     """
     if page is None or page.searched_s - start.sure_s < retention_s / RENEWALS_PER_RETENTION:

@@ -100,7 +100,7 @@ class KinesisReader:
             yield from user_records(stored, hashes)
 
     def spark_options(self) -> Mapping[str, str]:
-        """Return the options from which a Spark worker builds the reader again."""
+        """Return the options of the reader in a Spark worker."""
         return {
             "source": SOURCE_NAME,
             "stream": self.stream,

@@ -112,7 +112,7 @@ class KinesisService:
         return ask(attempt, attempts=ATTEMPTS, pause_max_s=PAUSE_MAX_S, sleep=self.sleep)
 
     def stream_argument(self) -> dict[str, object]:
-        """Return the argument by which a request names the stream."""
+        """Return the argument that names the stream in a request."""
         name = "StreamARN" if self.stream.startswith("arn:") else "StreamName"
         return {name: self.stream}
 

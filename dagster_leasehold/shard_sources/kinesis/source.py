@@ -127,7 +127,7 @@ class KinesisStream(KinesisReader):
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
         """The cursor of the first record at or after a position; the end if there is none.
 
-        Times are those at which the service took the records.
+        Times mean when the service took the records.
         """
         if removed(shard, listed := self._shards.listed()):
             return str(GONE)

@@ -120,7 +120,7 @@ class Catalog:
 
 
 def catalog_lock(root: Path) -> FileLock:
-    """The lock under which the catalog is replaced; reading needs none."""
+    """The lock for replacing the catalog; reading needs none."""
     return FileLock(root / "catalog.lock", timeout=_LOCK_WAIT_S)
 
 

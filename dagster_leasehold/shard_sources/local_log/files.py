@@ -92,7 +92,7 @@ def each_offset_once(names: Iterable[FileName], begin: int) -> Iterator[FileName
 
 
 def contiguous_end(names: Iterable[FileName], begin: int) -> int:
-    """The offset up to which files hold all from `begin` on."""
+    """The offset where the files' records from `begin` on end."""
     for name in names:
         if not name.begin <= begin < name.end:
             break

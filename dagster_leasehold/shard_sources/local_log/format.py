@@ -190,7 +190,7 @@ def _event_us(moment: datetime) -> int:
 
 @cache
 def file_schema() -> pa.Schema:
-    """The columns of a file: those of a record that its place does not tell."""
+    """The columns of a file: a record's, except what its place tells."""
     return pa.schema(
         [
             pa.field("event_time", pa.timestamp("us", tz="UTC")),
@@ -241,7 +241,7 @@ def _checked_size(record: object) -> int:
 
 
 def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
-    """Records as one message; `now` is the event time of those that have none."""
+    """Records as one message; `now` is the event time of records without one."""
     now_us = microseconds(now)
     count = len(records)
     time_type, _, _, attribute_type = file_schema().types
@@ -273,7 +273,7 @@ def decode(encoded: bytes, entry: Entry, where: Path | str) -> pa.RecordBatch:
     """The record batch of a message, after its checksum was found right.
 
     Raises:
-        LogCorrupt: the bytes are not those that were written, or not of the form of any that are.
+        LogCorrupt: the bytes were changed, or have no known form.
     """
     if zlib.crc32(encoded) != entry.checksum:
         raise _damaged(entry, where, "is damaged")
@@ -360,7 +360,7 @@ def _sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
 
 
 def _follow(metadata: memoryview, at: int) -> int:
-    """Return the place to which an offset leads."""
+    """Return the place that an offset names."""
     (offset,) = _UINT32.unpack_from(metadata, at)
     return at + offset
 

@@ -47,7 +47,7 @@ class Head:
     Attributes:
         sequence: +1 at each append.
         end: the offset after the last record that was acknowledged.
-        begin: the offset at which retention lets the shard begin.
+        begin: the offset where retention lets the shard begin.
         certain: both slots are whole, so that this is certainly the newest.
     """
 

@@ -32,7 +32,7 @@ def append_lines(
     divide = _by_turns(len(ordered))
     ranges: dict[CatalogShard, AppendedRange] = {}
     with ExitStack() as stack:
-        # Each open writer has two files open, of which a process may have about a thousand.
+        # Each open writer has two files open, and a process may have about a thousand.
         writers = {
             shard: stack.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_OPEN_MAX]
         }
@@ -55,7 +55,7 @@ def append_lines(
 
 
 def check_readable(files: Iterable[Path]) -> None:
-    """Refuse files of which one cannot be read, before anything is begun.
+    """Refuse unreadable files before anything is begun.
 
     Raises:
         UserMistake: a file is missing, is a folder, or may not be read.

@@ -122,7 +122,7 @@ def parse_hash(text: str) -> int:
 
 
 def split_point(begin: str, end: str, at: str | None) -> str:
-    """Return the hash at which to split `[begin, end)`: a given one, or the middle.
+    """Return the hash that splits `[begin, end)`: a given one, or the middle.
 
     Raises:
         ReshardingRefused: the range is too small, or the hash is not strictly inside it.

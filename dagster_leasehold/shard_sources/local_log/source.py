@@ -131,5 +131,5 @@ class LocalLogSource(LocalLogReader):
         return positions.offsets_left(shard, cursor, bounds)
 
     def spark_options(self) -> Mapping[str, str]:
-        """Return the options from which a Spark worker builds the reader again."""
+        """Return the options of the reader in a Spark worker."""
         return {"source": SOURCE_NAME, "root": str(self.root)}

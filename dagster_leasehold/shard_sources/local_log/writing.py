@@ -194,7 +194,7 @@ class ShardWriter:
         self._head = head
 
     def _count_small(self, name: FileName, size: int) -> None:
-        """Add the newest file to those that will become one, or start over after a large one."""
+        """Add the newest file to the ones that will be merged, or start over after a large one."""
         if size < _SMALL_BYTES_MAX:
             self._small.append(name)
         else:
@@ -310,5 +310,5 @@ def retain(folder: ShardFolder, before: datetime | str) -> str:
 
 
 def _retention_lock(folder: Path) -> FileLock:
-    """The lock under which files before the beginning are removed."""
+    """The lock for removing files before the beginning."""
     return FileLock(folder / "retain.lock", timeout=_RETENTION_WAIT_S)

@@ -145,7 +145,7 @@ class LogHubClient:
         return str(answer.get_cursor())
 
     def cursor_time(self, shard: str, cursor: str) -> int:
-        """The second since 1970 in which the service received the LogGroup at a cursor."""
+        """The second since 1970 when the service received the LogGroup at a cursor."""
         answer = self._ask(
             lambda wire: wire.get_cursor_time(*self._place, shard, cursor),
             shard=shard,

@@ -23,7 +23,7 @@ def with_parents(shards: Sequence[ListedShard]) -> list[ShardListing]:
     """Return the shards in order of creation, each with its parents.
 
     Shards are numbered as they are made, and each hash belongs to one shard at a time. So the
-    parents of a new shard are those to whom its range belonged when it was made: one at a split,
+    parents of a new shard are the shards that had its range when it was made: one at a split,
     two at a merge, none at first. Parents that the service has forgotten are not listed.
     """
     owned: list[tuple[str, str, int]] = []

@@ -31,7 +31,7 @@ class LogColumns(RecordColumns):
     """The columns of logs.
 
     `event_time` is the log's own time, cut to microseconds. Attributes are the group's topic,
-    source and tags, under the names by which the service's queries know them, and the log's
+    source and tags, under the names in the service's queries, and the log's
     nanoseconds where microseconds do not hold them.
     """
 

@@ -64,7 +64,7 @@ class LogHub(LogHubReader):
             }
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """The cursor at a position; a time is that at which the service received a LogGroup.
+        """The cursor at a position; a time means when the service received a LogGroup.
 
         The service knows whole seconds: a time within one means all that came in it.
         """
@@ -97,7 +97,7 @@ class LogHub(LogHubReader):
         return {shard: moment for shard, moment in moments.items() if moment is not None}
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch ends: at least one record; bytes are those of the messages.
+        """Where a batch ends: at least one record; bytes are the messages'.
 
         It ends between LogGroups where it holds the whole rest of one, because the service sends
         whole groups and its consumer groups cannot point into one. Otherwise it ends within one.
@@ -146,7 +146,7 @@ class LogHub(LogHubReader):
         return 0 if GroupCursor.parse(shard, cursor) >= end else None
 
     def spark_options(self) -> Mapping[str, str]:
-        """Return the options from which a Spark worker builds the reader again."""
+        """Return the options of the reader in a Spark worker."""
         given = self.options.model_dump(exclude_defaults=True)
         return {"source": SOURCE_NAME, **{name: str(value) for name, value in given.items()}}
 

@@ -30,7 +30,7 @@ class ColumnAgreement:
         self._agreed: TableColumns | None = None
 
     def agree(self, files: Iterable[Sequence[Column]]) -> TableColumns:
-        """Agree on the columns of some files, and return those of the table.
+        """Agree on the columns of some files, and return the table's.
 
         The store is asked only for columns that this process has not seen agreed on yet.
 

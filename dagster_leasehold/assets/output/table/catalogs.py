@@ -2,7 +2,7 @@
 
 The default one is two tables of the lease database, in the form of PyIceberg's `SqlCatalog`, which
 can be pointed at it. Its pointer moves in the transaction that moves the cursors, so that one
-cannot be ahead of the other. `other_catalog` has those that commit by themselves.
+cannot be ahead of the other. `other_catalog` has the catalogs that commit by themselves.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def catch_up(
         patience_s: gives up when nothing was published for so long, in seconds.
         clock: monotonic seconds.
         sleep: waits for some seconds.
-        jitter: gives the part in [0, 1) by which a wait after a refusal is shortened.
+        jitter: returns how much of a wait after a refusal is cut, in [0, 1).
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached, or no process publishes, and

@@ -117,7 +117,7 @@ def merged(agreed: Columns, file: Columns) -> Columns:
 
 
 def joined(one: Columns, other: Columns) -> Columns | None:
-    """Return the columns to which rows of two files can be brought; None if there are none."""
+    """Return the columns that rows of two files fit; None if there are none."""
     import pyarrow as pa
 
     if one == other:

@@ -1,4 +1,4 @@
-"""Table and ledger agree: the table's files are those of the batches that count as published.
+"""Table and ledger agree: the table has the files of the batches that count as published.
 
 Both sides are read as streams. Each file adds its hash to one of many sums on the one side, and
 takes it off on the other; only files whose sums are not level are looked at by their names. So
@@ -9,7 +9,7 @@ Consumption, publishing and rewriting continue meanwhile, which must not look li
 1. A cut: cursors and snapshot belong together, since no publication came between the reads of them.
    A snapshot stays as it is, and batches that are committed later are behind the cursors.
 2. A change of published output that the ledger made after the cut, or that the table was still to
-   follow, shows as files on one side. Those of changes that wait at the cut are expected.
+   follow, shows as files on one side. Files of changes that wait at the cut are expected.
 3. What is left is looked at once more, at a new cut. A file of a change that came in between has
    reached the other side by then, or its change waits; what a table lost stays lost.
 
@@ -87,7 +87,7 @@ class _Sides:
     Attributes:
         unequal: the numbers of the sums that are not level.
         files: the number of the table's files.
-        foreign: the number of those that another program wrote.
+        foreign: the number of files that another program wrote.
         records: of the ledger's files, less those of the table; without those that are expected
             on one side.
         lookups: paths of the table that the listing of the output does not have.
@@ -196,7 +196,7 @@ class TableComparison:
         return tuple(added.values()), tuple(sorted(surplus)), changes
 
     def absent(self, paths: Sequence[str]) -> list[str]:
-        """Return those of these files that do not exist."""
+        """Return the files that do not exist."""
         sizes = self.place.sizes(paths) if paths else ()
         return [path for path, size in zip(paths, sizes, strict=True) if size is None]
 
@@ -302,7 +302,7 @@ class TableComparison:
 
 
 def _expected(cut: _Cut) -> tuple[set[str], set[str]]:
-    """Return the files that changes put in, and those that they take out, since they wait."""
+    """Return the files that waiting changes put in, and the ones that they take out."""
     coming = {file.path for change in cut.changes for file in change.added}
     return coming, {path for change in cut.changes for path in change.removed}
 

@@ -1,6 +1,6 @@
 """A file of the ledger as the table's manifests name it, without a look into the file.
 
-Bounds are those that the writer saw. A file is in a partition if all of its records are: of one
+Bounds are the ones that the writer saw. A file is in a partition if all of its records are: of one
 shard it is always, of one day if its event times are known, lie in that day, and none is missing.
 Any other file is named under the spec of the shard alone, and its bounds say what it cannot hold.
 """
@@ -29,11 +29,11 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(slots=True)
 class FileForm:
-    """The form in which files go into the manifests of one table.
+    """The form of files in the manifests of one table.
 
     Attributes:
         schema: the table's newest.
-        specs: those that files go under, in the order that they are tried.
+        specs: the specs of files, in the order that they are tried.
         root: the location of the stream's output, in front of the paths of the ledger.
     """
 

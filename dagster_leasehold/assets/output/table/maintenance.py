@@ -47,7 +47,7 @@ def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
 
 
 def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) -> list[str]:
-    """Return those of these files of metadata that no state of the table names."""
+    """Return the files of metadata that no state of the table names."""
     named = {
         location.removeprefix(f"{table.metadata.location}/")
         for table in tables

@@ -65,7 +65,7 @@ class Manifests:
     Attributes:
         io: reads and writes them.
         metadata: of the table, with its newest schema.
-        specs: those that files go under, in the order that they are tried.
+        specs: the specs of files, in the order that they are tried.
         snapshot: the id of the snapshot that is being made.
         new_path: gives a location that was never used, for a manifest of a level.
         written: the locations of the manifests that were written.
@@ -102,9 +102,9 @@ class Manifests:
         *,
         oldest_first: bool,
     ) -> list[ManifestFile]:
-        """Return manifests in which files at these locations are marked as removed.
+        """Return manifests that mark files at these locations as removed.
 
-        They are looked for manifest by manifest, in those that can hold files of their shards,
+        They are looked for manifest by manifest, in manifests that can hold files of their shards,
         until all are found.
         """
         left = dict(locations)
@@ -125,7 +125,7 @@ class Manifests:
         return result
 
     def merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Return manifests of which some were merged, or moved to the specs of today."""
+        """Return manifests after merging some, or moving them to today's specs."""
         groups: dict[Group, list[ManifestFile]] = {}
         result: list[ManifestFile] = []
         for manifest in manifests:
@@ -222,7 +222,7 @@ class Manifests:
         yield few
 
     def _is_moved(self, spec: int) -> bool:
-        """Return True if a spec lacks the shard, and those of today have it."""
+        """Return True if a spec lacks the shard, and today's specs have it."""
         if not self.specs or self._shard_place(spec) is not None:
             return False
         return self._shard_place(self.specs[-1].spec_id) is not None
@@ -230,7 +230,7 @@ class Manifests:
     def _moved(self, spec: int, entry: ManifestEntry) -> int:
         """Put an entry under the first spec of today whose values it has; return its spec.
 
-        A file is of one shard, which its bounds name; the other values are those of its own spec.
+        A file is of one shard, which its bounds name; the other values come from its own spec.
         """
         from pyiceberg.typedef import Record
 

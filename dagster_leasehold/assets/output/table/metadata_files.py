@@ -24,7 +24,7 @@ class PlaceIO(FileIO):
 
     Args:
         place: holds them.
-        location: the URI by which readers know the place.
+        location: the place's URI for readers.
     """
 
     def __init__(self, place: OutputPlace, location: str) -> None:

@@ -1,6 +1,6 @@
 """Pure rules of a publication: the batches and changes that the next snapshots hold.
 
-Changes come first, in their order; those of one kind in a row become one snapshot. The batches
+Changes come first, in their order; changes of one kind in a row become one snapshot. The batches
 follow as one snapshot. All of them are one publication: it is in the table as a whole, or not.
 
 A change whose files another program has rewritten cannot be carried out. A replacement (a replay, a
@@ -73,7 +73,7 @@ class PublicationPlan:
         changes: the numbers of the changes.
         rejected: a sentence for each change that is not carried out as it is.
         spans: the first and the last batch of each range.
-        withdrawn: the shards of which some batches are withdrawn.
+        withdrawn: the shards with withdrawn batches.
     """
 
     snapshots: tuple[SnapshotPlan, ...] = ()

@@ -65,9 +65,9 @@ class PublishRounds:
         clock: monotonic seconds.
         run: that publishes; empty for the sensor, which also removes metadata that nothing names.
         ended: tells if another run is known to have ended.
-        now: the wall clock, by which the interval counts since another process published.
+        now: the wall clock, which measures the interval since another process published.
         early_s: a tick can come so much early: left to the next one, the interval would double.
-        jitter: gives the part in [0, 1) by which a wait after a failure is shortened, so that
+        jitter: returns how much of a wait after a failure is cut, in [0, 1), so that
             publishers that were refused together are not refused together again.
         steps: what fails, and when it is tried again.
         snapshot: the table's newest one, as far as this process knows.
@@ -215,7 +215,7 @@ def waits_for_publication(store: Publications, key: GroupKey, publication: Publi
 
 
 class PublishingRun:
-    """A thread in which a run publishes what it commits, beside its batches.
+    """A thread that publishes what its run commits, beside the batches.
 
     Example:
         >>> with PublishingRun(rounds) as publishing:   # doctest: +SKIP
@@ -226,7 +226,7 @@ class PublishingRun:
         self._rounds = rounds
         self._committed = Event()
         self._over = False
-        # Its spans are those of the run.
+        # Its spans belong to the run.
         work = partial(copy_context().run, self._publish)
         self._thread = Thread(target=work, name="publishing", daemon=True)
 

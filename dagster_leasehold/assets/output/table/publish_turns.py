@@ -16,7 +16,7 @@ class PublishReport:
     """The outcome of one turn.
 
     Attributes:
-        batches: those that are in the table now, and were not before.
+        batches: the ones that are in the table now, and were not before.
         records: the number of records in their files.
         changes: changes of earlier batches that the table shows now.
         more: True if there is more to publish.

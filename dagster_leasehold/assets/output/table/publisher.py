@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 
 GROUP_KEY = "leasehold.group"
 ADOPTION_TAG = "before-adoption"
-"""The beginning of the name under which the snapshot before an adoption is kept."""
+"""The beginning of the name of the snapshot before an adoption."""
 NEW_TABLE_PROPERTIES = {
     # The publisher removes metadata files; these are for engines that commit as well.
     "write.metadata.delete-after-commit.enabled": "true",

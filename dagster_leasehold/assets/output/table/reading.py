@@ -214,7 +214,7 @@ def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan
     """Return PyIceberg's filter, as far as the table knows the columns that it is on."""
     from pyiceberg import expressions
 
-    # A type checker takes their constructors for those of models.
+    # A type checker takes their constructors for a model's.
     of: Any = expressions
     chosen = of.AlwaysTrue()
     if shards is not None and shard_field(schema) is not None:

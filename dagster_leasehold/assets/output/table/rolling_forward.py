@@ -1,6 +1,6 @@
 """A ledger that was restored from a backup is compared with its table, shard by shard.
 
-The states of the table (`shard_states`) say up to which cursor it has each shard. A shard whose
+The states of the table (`shard_states`) say how far it has each shard. A shard whose
 checkpoint lies behind that, or whose files are others, follows the table:
 
 1. The batches from the first one on whose files the table does not have give way. In the restored
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 
 TOLD_MAX = 20
-"""The most shards of which a sentence each is told."""
+"""The most shards with a sentence each."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class _Shard:
     Attributes:
         state: of the shard in the table.
         head: of its ledger; None where the ledger does not have it.
-        files: those of the table that no batch has named so far.
+        files: of the table, that no batch has named so far.
         border: the first batch that gives way.
         quarantined: files of records in quarantine, of batches that give way.
     """
@@ -121,7 +121,7 @@ def shards_ahead(
     mark: Mark,
     states: States,
 ) -> list[ShardAhead]:
-    """Return the shards of which a table has more than the ledger; unknown ones come first.
+    """Return the shards that a table has more of than the ledger; unknown ones come first.
 
     Args:
         store: has the ledger.
@@ -129,7 +129,7 @@ def shards_ahead(
         io: reads the table's metadata.
         table: the table.
         mark: of the table.
-        states: those that the mark names.
+        states: the ones that the mark names.
 
     Raises:
         TableUnavailable: a file of the table tells no shard.
@@ -188,7 +188,7 @@ class RollingForward:
         return mark is not None and self._publication().last == unsettled_id(mark.publication)
 
     def shards(self, table: OpenTable | None) -> list[ShardAhead]:
-        """Return the shards of which a table has more than the ledger.
+        """Return the shards that a table has more of than the ledger.
 
         Raises:
             LogCorrupt: the states of the table are damaged.

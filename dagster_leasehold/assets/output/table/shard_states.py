@@ -1,7 +1,7 @@
 """A file beside the table's metadata that records, for each shard, how much is in the table.
 
 A lease database that is restored from a backup has lost commits whose output is in the table. The
-files of the table do not tell at which cursors they begin and end, so each publication writes that
+files of the table do not tell where they begin and end, so each publication writes that
 into a new file, and the mark of the table names it. The file is removed once the next publication
 is settled; what a killed publisher leaves is vacuum's.
 

@@ -97,7 +97,7 @@ class Staging:
         updates: those so far.
         written: the locations of the files that were written.
         missing: the locations of files that were to be taken out, and that the table lacks.
-        specs: those that files go under, since `evolve`; see `file_specs`.
+        specs: the specs of files, since `evolve`; see `file_specs`.
     """
 
     io: FileIO
