@@ -48,7 +48,7 @@ class QuietShard:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a tick has seen of the shards that it serves.
+    """The state that a tick has seen of the shards that it serves.
 
     Attributes:
         quiet: the shards that no run serves.
