@@ -1,8 +1,9 @@
 """How soon records are committed, and readable, after something has died or moved.
 
-`python -m benchmarks.recovery [--rounds 5] [--events run agent host leave hand-over] [--json]`
-starts `leasehold dev` with two nodes over a log of 8 shards, at 300 records a second and a commit
-interval of 1 s, and lets one event after the other happen:
+`python -m benchmarks.recovery [--rounds 5] [--events run agent host leave hand-over]
+[--database sqlite|mysql|mariadb] [--json]` starts `leasehold dev` with two nodes over a log of 8
+shards, at 300 records a second and a commit interval of 1 s, with leases and Dagster's storage in
+the database, and lets one event after the other happen:
 
 * `run`: the run of a node is killed, its agent lives.
 * `agent`: the agent is killed and started again.
@@ -24,11 +25,12 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 
@@ -43,10 +45,16 @@ from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
+from tests import mariadb, mysql
 from tests.acceptance.leasehold_process import agents_of, kill_node, standing_still
 
 EVENTS = ("run", "agent", "host", "leave", "hand-over")
 RATE, INTERVAL_S = 300, 1.0
+DATABASES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "sqlite": nullcontext,
+    "mysql": mysql.running,
+    "mariadb": mariadb.running,
+}
 WARM_UP_S, SETTLED_S, POLL_S = 45.0, 15.0, 0.05
 WATCHED_S = {"run": 25.0, "agent": 30.0, "host": 40.0, "leave": 20.0, "hand-over": 10.0}
 
@@ -199,10 +207,15 @@ class Scene:
         return agent
 
 
-def measure(folder: Path, events: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+def measure(
+    folder: Path, events: Sequence[str], rounds: int, variables: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Return a row per event."""
     rows: list[dict[str, Any]] = []
-    with LiveDeployment(folder / "home", interval_s=INTERVAL_S) as deployment:
+    if url := variables.get("LEASEHOLD_DATABASE_URL"):
+        open_store(url, upgrade=True).close()
+    home = folder / "home"
+    with LiveDeployment(home, interval_s=INTERVAL_S, variables=variables) as deployment:
         store = open_store(deployment.settings.store_url)
         scene = Scene(deployment, store)
         with log_flow(deployment.log, RATE):
@@ -235,15 +248,19 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--events", nargs="+", choices=EVENTS, default=EVENTS)
+    parser.add_argument("--database", choices=DATABASES, default="sqlite")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     adopt_orphans()
     folder = Path(tempfile.mkdtemp(prefix="leasehold-recovery-"))
     try:
-        rows = measure(folder, arguments.events, arguments.rounds)
+        with DATABASES[arguments.database]() as server:
+            variables = server.of_deployment() if server else {}
+            with patch.dict(os.environ, variables):
+                rows = measure(folder, arguments.events, arguments.rounds, variables)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    note = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} after"
+    note = f"{arguments.database}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} after"
     print_rows(rows, as_json=arguments.json, note=note)
 
 

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -83,6 +83,7 @@ class LiveDeployment:
         interval_s: the stream's commit interval, in seconds; None leaves it to the default.
         idle_limit_s: the time without records after which a run ends; None leaves the default.
         nodes: their number, which divides that of the shards.
+        variables: further ones of its environment, such as those of a database server.
     """
 
     def __init__(
@@ -92,9 +93,11 @@ class LiveDeployment:
         interval_s: float | None,
         idle_limit_s: float | None = None,
         nodes: int = NODES,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._home = home
         self._nodes = nodes
+        self._variables = variables or {}
         home.mkdir()
         given = {"commit_interval_s": interval_s, "idle_limit_s": idle_limit_s}
         pace = {name: value for name, value in given.items() if value is not None}
@@ -130,6 +133,7 @@ class LiveDeployment:
             for name, value in os.environ.items()
             if not name.startswith(("LEASEHOLD_", "DAGSTER_", "PYTHONDONTWRITEBYTECODE"))
         }
+        environment |= self._variables
         with (self._home / "up.log").open("wb") as output:
             self._process = subprocess.Popen(
                 command,
