@@ -81,7 +81,7 @@ def test_a_node_whose_daemon_stands_still_takes_over_and_publishes(tmp_path: Pat
         scene = Scene(log, open_store(settings.store_url))
         scene.append()
         dev.until(lambda: scene.owners() == {"node-a": 2, "node-b": 2}, START_S)
-        dev.until(scene.readable, CHANGE_S)
+        dev.until(scene.readable, START_S)
         up = psutil.Process(dev.pid)
         (daemon,) = (child for child in up.children() if DAEMON in child.cmdline())
         with standing_still(daemon):
@@ -124,7 +124,7 @@ def test_runs_begin_though_the_clock_was_set_back(tmp_path: Path) -> None:
         scene = Scene(log, open_store(settings.store_url))
         scene.append()
         dev.until(lambda: bool(scene.owners()), START_S)
-        dev.until(scene.readable, CHANGE_S)
+        dev.until(scene.readable, START_S)
         up = psutil.Process(dev.pid)
         (daemon,) = (child for child in up.children() if DAEMON in child.cmdline())
         clock.step(minutes=-BACK_MIN)
