@@ -169,7 +169,8 @@ class Sink:
         self.settings: Settings = load_settings(home=home, agents=True)
 
     def __enter__(self) -> Sink:
-        self._processes = {"dev": self._start("dev", "--nodes", "1", "--port", str(free_port()))}
+        words = ("dev", "--nodes", "1", "--port", str(free_port()))
+        self._processes = {"dev": self._start("dev", *words)}
         return self
 
     def __exit__(self, *_: object) -> None:
