@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,18 +40,22 @@ import pytest
 from confluent_kafka import Producer  # noqa: TID253
 
 from benchmarks.figures import print_rows
+from benchmarks.figures.node_processes import (
+    COMMAND,
+    RESTART_S,
+    node_command,
+    node_daemon,
+    node_environment,
+)
 from benchmarks.figures.process_tree import CpuClock, adopt_orphans, wait_for_orphans
 from benchmarks.rivals.strikes import MARK, send
-from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.deployed_stream import DeployedStream
-from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.supervision import dagster_processes
 from tests import object_store
 from tests.declared import declare, stream_text
 from tests.ports import free_port
@@ -81,13 +85,9 @@ def transform(records):
     rows = rows.append_column("visitor_upper", pc.utf8_upper(rows["visitor"]))
     return rows.append_column("hour", pc.hour(rows["at"]))
 """
-WAYS = {"sink": PARSED, "transform": DERIVED, "killed": PARSED}
 PATIENCE_S = 1_800.0
 POLL_S = 0.25
-COMMAND = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line"]
 NODES = 2
-RESTART_S = 1.0
-"""The time from a node's death to its next start, as of a service manager, in seconds."""
 
 
 def record(number: int) -> bytes:
@@ -169,8 +169,9 @@ class Sink:
         self.settings: Settings = load_settings(home=home, agents=True)
 
     def __enter__(self) -> Sink:
-        words = ("dev", "--nodes", "1", "--port", str(free_port()))
-        self._processes = {"dev": self._start("dev", *words)}
+        home = ("--home", str(self._home))
+        dev = [*COMMAND, "dev", "--nodes", "1", "--port", str(free_port()), *home]
+        self._processes = {"dev": self._start("dev", dev, os.environ)}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -187,15 +188,17 @@ class Sink:
         """Return further cells of the row."""
         return {}
 
-    def _start(self, log: str, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, log: str, command: Sequence[str], environment: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
         with (self._home / f"{log}.log").open("ab") as output:
             return subprocess.Popen(
-                [*COMMAND, *words, "--home", str(self._home)],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, **variables},
+                env=environment,
             )
 
     def run(self, records: int) -> dict[str, Any]:
@@ -238,33 +241,17 @@ class KilledNodes(Sink):
     """The same with two nodes, one of which is killed from time to time, in turns.
 
     Args:
-        home, address, uri, transform, interval_s: as of a `Sink`.
+        given: those of a `Sink`.
         every_s: the time between two kills, in seconds.
     """
 
-    def __init__(
-        self,
-        home: Path,
-        address: str,
-        uri: str,
-        transform: str,
-        *,
-        interval_s: float,
-        every_s: float,
-    ) -> None:
-        super().__init__(home, address, uri, transform, interval_s=interval_s)
+    def __init__(self, *given: Any, every_s: float, **named: Any) -> None:
+        super().__init__(*given, **named)
         self._every_s, self._kills = every_s, 0
-        self._deaths: dict[str, float] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Sink:
-        create_instance(self.settings, nodes_text())
-        with dagster_processes.opened_instance(self.settings) as instance:
-            ensure_instance_address(instance)
-        self._variables = dagster_processes.child_environment(self.settings, os.environ)
-        self._variables |= {"LEASEHOLD_AGENTS": "true"}
-        daemon = dagster_processes.daemon(self.settings, self._variables)
-        self._stack.enter_context(daemon)
+        self._stack.enter_context(node_daemon(self.settings, {}))
         self._processes = {}
         for number in range(NODES):
             self._start_node(f"node-{number}")
@@ -281,9 +268,8 @@ class KilledNodes(Sink):
         """Start a dead node again, and kill one when it is time."""
         now = time.monotonic()
         for name, process in list(self._processes.items()):
-            if process.poll() is None:
-                self._deaths.pop(name, None)
-            elif now - self._deaths.setdefault(name, now) >= RESTART_S:
+            if process.poll() is not None:
+                time.sleep(RESTART_S)
                 self._start_node(name)
         if now - self._killed_s >= self._every_s:
             self._killed_s = now
@@ -295,11 +281,18 @@ class KilledNodes(Sink):
         return {"kills": self._kills}
 
     def _start_node(self, name: str) -> None:
-        variables = {**self._variables, MARK: self._mark(name)}
-        self._processes[name] = self._start(name, "node", "--name", name, **variables)
+        environment = {**node_environment(self.settings), MARK: self._mark(name)}
+        self._processes[name] = self._start(name, node_command(self._home, name), environment)
 
     def _mark(self, name: str) -> str:
         return f"{self._home} {name}"
+
+
+WAYS: dict[str, tuple[type[Sink], str]] = {
+    "sink": (Sink, PARSED),
+    "transform": (Sink, DERIVED),
+    "killed": (KilledNodes, PARSED),
+}
 
 
 def _opened(store: Any) -> bool:
@@ -348,13 +341,10 @@ def measure(
         print(f"filled the topic in {time.monotonic() - began_s:.0f} s", file=sys.stderr)
         for way in ways:
             home = folder / way
-            given = (home, broker.address, uri, WAYS[way])
-            sink = (
-                KilledNodes(*given, interval_s=arguments.interval, every_s=arguments.kill_every)
-                if way == "killed"
-                else Sink(*given, interval_s=arguments.interval)
-            )
-            with sink:
+            kind, transform = WAYS[way]
+            more = {"every_s": arguments.kill_every} if kind is KilledNodes else {}
+            given = (home, broker.address, uri, transform)
+            with kind(*given, interval_s=arguments.interval, **more) as sink:
                 row = sink.run(records)
             rows.append({"way": way, **row})
             print(rows[-1], file=sys.stderr)

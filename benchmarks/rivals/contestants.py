@@ -15,19 +15,17 @@ from unittest.mock import patch
 
 from typing_extensions import override
 
+from benchmarks.figures.node_processes import node_command, node_daemon, node_environment
 from benchmarks.rivals.log_feed import TOPIC, FileLog, KafkaLog, Log, LogHubLog
 from benchmarks.rivals.output_files import finished_files
 from benchmarks.rivals.strikes import MARK
-from dagster_leasehold.assets.deployment import ensure_instance_address
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.attempts import attempt_label
 from dagster_leasehold.assets.output.committed_output import committed_paths
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.orchestration.instance import create_instance, nodes_text
 from dagster_leasehold.orchestration.settings import load_settings
-from dagster_leasehold.orchestration.supervision import dagster_processes
 from tests import mariadb
 from tests.database_server import program
 from tests.declared import declare, stream_text
@@ -156,23 +154,16 @@ class Leasehold(Contestant):
         self._group_output = self.settings.output_folder(KEY.stream, KEY.group)
         self._store = open_store(self.settings.store_url, upgrade=True)
         self._stack.callback(self._store.close)
-        create_instance(self.settings, nodes_text(mysql=True))
-        with dagster_processes.opened_instance(self.settings) as instance:
-            ensure_instance_address(instance)
-        environment = {**self.environment(), MARK: self.control_mark}
-        self._stack.enter_context(dagster_processes.daemon(self.settings, environment))
+        self._stack.enter_context(node_daemon(self.settings, {MARK: self.control_mark}, mysql=True))
         return self
 
     @override
     def command(self, worker: int) -> list[str]:
-        module = "dagster_leasehold.orchestration.command_line"
-        home = ["--home", str(self.folder)]
-        return [sys.executable, "-m", module, "node", "--name", f"node-{worker}", *home]
+        return node_command(self.folder, f"node-{worker}")
 
     @override
     def environment(self) -> Mapping[str, str]:
-        given = dagster_processes.child_environment(self.settings, os.environ)
-        return {**given, "LEASEHOLD_AGENTS": "true"}
+        return node_environment(self.settings)
 
     @override
     def readable(self) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.figures.node_processes import RESTART_S
 from benchmarks.figures.process_tree import MEBIBYTE, memory_bytes
 from benchmarks.rivals.contestants import INTERVAL_S, Contestant
 from benchmarks.rivals.log_feed import SHARDS, Feed
@@ -22,7 +23,6 @@ from benchmarks.rivals.strikes import MARK, Moment, Schedule, Strike, Verb, mark
 LOOK_S, POLL_S, AIM_S = 0.25, 0.05, 0.001
 AIM_MAX_S = 4.0
 """The longest wait for a moment to strike at: a worker without records never comes to it."""
-RESTART_S = 1.0
 START_S, END_S = 120.0, 90.0
 FREEZE_BEYOND_S = 3.0
 

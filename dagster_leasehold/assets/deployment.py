@@ -93,7 +93,7 @@ class Deployment:
 
 
 def deployment_in(resources: object) -> Deployment:
-    """Return the deployment from the resources of a run or a tick."""
+    """Return the deployment of a run or a tick: its resource `leasehold`."""
     return getattr(resources, LEASEHOLD)
 
 

@@ -1,4 +1,4 @@
-"""Leases on the shards of a log: who can consume what, up to where, and what was committed.
+"""Leases on the shards of a log: who may consume what, up to where, and what was committed.
 
 A deployment has one lease store. Nodes answer to names in it, claim shards, open tenures on them,
 and commit batches; everything that any process must agree upon is a row here, and every change

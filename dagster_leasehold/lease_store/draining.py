@@ -30,7 +30,7 @@ class ShardDrain:
 
     Attributes:
         check_point: the cursor up to which output is committed, durable.
-        holder: the node that can consume it.
+        holder: the node that may consume it.
         run: the run that has it open; empty when none has.
         intent: a range that was intended and not committed. Without a run it is what a run left
             that died: the next one reads the same range, under the same number.

@@ -89,7 +89,7 @@ class Group:
         timeout_s: T, the volume lease timeout of its nodes.
         handoff_limit_s: the longest time of a transfer, above all announcements.
         initial_position: `begin`, `end` or an ISO 8601 time, used only where nothing is stored.
-        node_cap: the most shards one node can hold, or None.
+        node_cap: the most shards one node may hold, or None.
         weighted: balance the sum of the shards' weights instead of their number.
         paused: nothing is claimed or opened; holders stop at their next batch boundary.
         gap_policy: what becomes of records that were removed before they were read.

@@ -38,7 +38,7 @@ class Identifier(str):
 
 
 class StreamName(Identifier):
-    """A stream: a logstore, a topic. Column `logstream_sig`.
+    """The name of a stream, which is a logstore or a topic; the column `logstream_sig`.
 
     Examples:
         >>> StreamName("visits")
@@ -50,14 +50,14 @@ class StreamName(Identifier):
 
 
 class GroupName(Identifier):
-    """A consumer group of a stream. Column `consume_group`."""
+    """The name of a consumer group of a stream; the column `consume_group`."""
 
     __slots__ = ()
     kind = "consumer group"
 
 
 class ShardId(Identifier):
-    """A shard of a stream; also its Dagster partition key. Column `shard_id`.
+    """The id of a shard, which is also its partition key in Dagster; the column `shard_id`.
 
     Examples:
         >>> ShardId("shardId-000000000001")
@@ -69,7 +69,7 @@ class ShardId(Identifier):
 
 
 class NodeName(Identifier):
-    """A node: one host that runs code for the shards it holds. Column `worker_instance`.
+    """The name of a node, a host that runs code for its shards; the column `worker_instance`.
 
     Examples:
         >>> NodeName("east")

@@ -6,7 +6,7 @@ deployment that does not run cannot be given shards that no run would consume.
 
 A shard weighs its records per second, by the ledger. Weights are coarse, so that they seldom
 change. Times come from the ledger's rows, compared only with one another: they shape how much
-each node gets, never which one can publish.
+each node gets, never which one may publish.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def quantised(rate: float) -> float:
 
 @dataclass(slots=True)
 class TickNotes:
-    """Decisions, refusals and statements of the present tick, noted by the code that makes them.
+    """The current tick's decisions, refusals and statements, collected for its report.
 
     Attributes:
         decisions: one line for each thing that was decided, with its reason.
@@ -183,7 +183,7 @@ class TickReport:
     Attributes:
         remembered: text to give to the next tick; a new process continues from it.
         decisions: one line for each thing that was decided, with its reason; empty when idle.
-        owned: for each served node, the shards that it can consume now.
+        owned: for each served node, the shards that it may consume now.
         progress: checkpoint and tenure of each of those shards.
         snapshot: the group as the tick left it.
         live: the members that are not judged dead.
@@ -217,7 +217,7 @@ class TickReport:
         return any((row.name, row.incarnation) == (node, incarnation) for row in rows)
 
     def ready(self, node: NodeName) -> tuple[ShardId, ...]:
-        """Return the shards that a served node can work on; none while the group is paused.
+        """Return the shards that a served node may work on; none while the group is paused.
 
         One that its source lets no consumer read stays assigned, and is given up until that
         changes.
@@ -736,9 +736,9 @@ class Rebalancer:
 def _owned(
     snapshot: Snapshot, serves: Iterable[NodeName], refusals: Iterable[Refusal]
 ) -> dict[NodeName, tuple[ShardId, ...]]:
-    """Return the shards that each served node can consume.
+    """Return the shards that each served node may consume.
 
-    A node whose settings contradict the others' can consume none until that is fixed.
+    A node whose settings contradict the others' may consume none until that is fixed.
     """
     owned: dict[NodeName, list[ShardId]] = {name: [] for name in serves}
     conflicts = (each for each in refusals if isinstance(each.error, AssignmentConflict))

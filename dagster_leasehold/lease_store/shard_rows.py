@@ -17,7 +17,7 @@ class ShardLease:
     Attributes:
         lease_id: +1 at every change of ownership; the test-and-set of every claim.
         lease_owner: the node that has claimed it, or None.
-        consumer_owner: who can consume and persist now; differs from `lease_owner` in a transfer.
+        consumer_owner: who may consume and persist now; differs from `lease_owner` in a transfer.
         check_point: the cursor up to which output is committed; None where nothing is stored.
         consumer_epoch: the fencing number of the newest tenure; never decreases.
         consumer_run: the run that has the shard open; empty when none has.

@@ -53,7 +53,7 @@ def build_definitions(
     *,
     hourly: Sequence[HourlyAsset] = (),
 ) -> dg.Definitions:
-    """Return all that Dagster loads for some streams; merge it with your own definitions.
+    """Return the Dagster definitions of these streams, to merge with your own.
 
     Args:
         streams: to consume.

@@ -61,7 +61,7 @@ class DeclaringComponent(dg.Component, Generic[T]):
         self.declared = declared
 
     def get_asset_spec(self, spec: dg.AssetSpec) -> dg.AssetSpec:
-        """Return the spec of one of the component's assets in Dagster; a subclass can change it."""
+        """Return an asset's spec; override it in a subclass to change it."""
         return spec
 
     @override

@@ -52,7 +52,7 @@ class NodeRow:
         member: True until it leaves or is evicted.
         accepts_runs: False while it gives its shards away.
         lease_id: the number of its beats.
-        shards: the number of shards that it can consume.
+        shards: the number of shards that it may consume.
         release: the release that it runs.
     """
 
@@ -73,7 +73,7 @@ class ShardRow:
     Attributes:
         shard: its name.
         state: of its lease.
-        consumer_owner: the node that can consume it; None if it is unassigned.
+        consumer_owner: the node that may consume it; None if it is unassigned.
         next_owner: the node that it is transferred to; None outside a transfer.
         check_point: the cursor up to which its output is committed.
         lag: the number of unread records; None where the source cannot tell.

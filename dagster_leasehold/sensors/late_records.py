@@ -166,7 +166,7 @@ class LateRecords:
         """Write late records into the rows of their hours; return the rows that changed.
 
         An hour whose batches are not published, whose file cannot be read, or whose row another
-        process else wrote first, is left to a later tick.
+        process wrote first, is left to a later tick.
         """
         counted: list[EventWindow] = []
         for at in sorted(self._ends.keys() & rows.keys()):

@@ -37,7 +37,7 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleShard:
-    """A shard that a served node can consume and that no run has open.
+    """A shard that a served node may consume and that no run has open.
 
     Attributes:
         epoch: of its last tenure: it rises when a run opens the shard.

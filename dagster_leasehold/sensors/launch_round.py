@@ -349,7 +349,7 @@ class LaunchRounds:
         return [node for node in report.snapshot.nodes if node.address == self.address]
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
-        """Return the node of each shard that a node of ours can consume, and takes runs for."""
+        """Return the node of each shard that a node of ours may consume, and takes runs for."""
         ours = {node.name for node in self._ours(report) if node.accepts_runs}
         return {
             shard: node for node, shards in report.owned.items() if node in ours for shard in shards

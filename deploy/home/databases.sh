@@ -9,7 +9,7 @@ CREATE USER 'leasehold_admin'@'%' IDENTIFIED BY '$LEASEHOLD_ADMIN_PASSWORD';
 CREATE USER 'leasehold'@'%' IDENTIFIED BY '$LEASEHOLD_PASSWORD';
 CREATE USER 'dagster'@'%' IDENTIFIED BY '$DAGSTER_PASSWORD';
 GRANT ALL PRIVILEGES ON leasehold.* TO 'leasehold_admin'@'%';
--- DELETE is for history alone; docs/how-to/operations.md grants it for five tables, once they are there.
+-- DELETE is for history alone: docs/how-to/operations.md grants it once the tables are there.
 GRANT SELECT, INSERT, UPDATE, DELETE ON leasehold.* TO 'leasehold'@'%';
 GRANT ALL PRIVILEGES ON dagster.* TO 'dagster'@'%';
 SQL

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tests.environment import forget_settings
+from tests.unit.test_front_door import FRONT, NAMES
 
-DOORS = (
-    "dagster_leasehold",
-    "dagster_leasehold.reading",
-    "dagster_leasehold.clients",
-    "dagster_leasehold.sources",
-)
 ON_A_PAGE = {
     "Chosen", "GroupMember", "HourlyAssetComponent", "Processor",
     "ProcessorWorker", "PullClient", "ShardFeed", "ShardStreamComponent", "SourceFeed",
@@ -30,20 +24,20 @@ ON_A_PAGE = {
 """Names that take more than a few lines: a how-to page shows them, and a test runs that page."""
 
 
-def public() -> Iterator[tuple[str, str, Any]]:
-    """Yield each public name that is no error, with the module that offers it."""
-    for door in DOORS:
-        module = importlib.import_module(door)
-        for name in module.__all__:
-            value = getattr(module, name)
-            if not (inspect.isclass(value) and issubclass(value, Exception)):
-                yield door, name, value
+EXAMPLES = [
+    (door, name, value)
+    for door, name in NAMES
+    if not (
+        inspect.isclass(value := getattr(importlib.import_module(door), name))
+        and issubclass(value, Exception)
+    )
+]
+"""Each public name that is no error, with the module that offers it."""
 
 
-NAMES = [*public()]
-
-
-@pytest.mark.parametrize(("door", "name", "value"), NAMES, ids=[f"{d}.{n}" for d, n, _ in NAMES])
+@pytest.mark.parametrize(
+    ("door", "name", "value"), EXAMPLES, ids=[f"{d}.{n}" for d, n, _ in EXAMPLES]
+)
 def test_its_example_runs(
     door: str, name: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +45,7 @@ def test_its_example_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BRANCH_DATABASE_URL", "sqlite:///branch.db")
     names: dict[str, Any] = {"datetime": datetime, "timezone": timezone, "Path": Path, "pa": pa}
-    for module in map(importlib.import_module, (DOORS[0], door)):
+    for module in map(importlib.import_module, (FRONT, door)):
         names |= {each: getattr(module, each) for each in module.__all__}
     finder = doctest.DocTestFinder(recurse=False)
     [documented] = finder.find(value, name, globs=names)

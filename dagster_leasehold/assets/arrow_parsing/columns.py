@@ -58,7 +58,7 @@ class ValueFormat(Protocol):
 def parse_column(
     records: pa.Table, column: str, form: ValueFormat
 ) -> tuple[Sequence[pa.ChunkedArray], pa.ChunkedArray]:
-    """Return the fields of each record as columns, and the error of records without any.
+    """Return the parsed fields as columns, and the error of each record that is not parsed.
 
     Raises:
         TransformError: the column holds neither bytes nor text.

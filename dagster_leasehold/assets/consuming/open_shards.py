@@ -34,7 +34,7 @@ class OpenShard:
     """One shard of a run, open under a tenure.
 
     Attributes:
-        tenure: its tenure.
+        tenure: the tenure that has the shard open.
         sequence: the number of its next batch.
         intent: the batch that an earlier tenure intended and never committed, or None.
         numbered: True if the ledger has a row for the batch `sequence`, of whichever tenure.
@@ -98,7 +98,7 @@ class OpenShards:
     Attributes:
         reports: the reports of the shards that were released.
         unanswered: True once the store left the run without an answer about one of its shards,
-            whose tenure might still be open: everybody takes it for served until the run ends.
+            whose tenure might still be open: all others take it for served until the run ends.
     """
 
     def __init__(self, store: Tenures, now: Callable[[], datetime] = utc_now) -> None:

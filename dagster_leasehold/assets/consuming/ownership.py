@@ -31,7 +31,7 @@ class MayConsume:
 
 @dataclass(frozen=True, slots=True)
 class MayClaim:
-    """The shard is unassigned: a served node can claim it while its counter is `lease_id`."""
+    """The shard is unassigned: a served node may claim it while its counter is `lease_id`."""
 
     node: NodeName
     lease_id: int
@@ -101,7 +101,7 @@ def standings_of(
 def _obstacle(
     snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
 ) -> str | None:
-    """Return the sentence why no node of the deployment can consume the shard now, or None."""
+    """Return the sentence why no node of the deployment may consume the shard now, or None."""
     key = snapshot.group.key
     if wanted is not None and wanted not in served:
         return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."

@@ -1,4 +1,4 @@
-"""The placement of a run: which node it serves for each of its shards."""
+"""The node on whose behalf a run consumes each of its shards."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Placer:
-    """Finds the node that one run serves for each of its shards.
+    """Finds the node on whose behalf one run consumes each of its shards.
 
     Attributes:
         instance: knows which other runs have ended.
         key: the group.
-        deployment: whose nodes can consume.
+        deployment: whose nodes may consume.
         run: the run's id, for the journal.
         wanted: the node that the launcher named, or None to take whichever holds the shard.
     """

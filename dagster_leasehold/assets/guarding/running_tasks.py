@@ -63,7 +63,7 @@ class _Progress:
 
 
 def _of_driver(tracker: Any) -> Tasks:
-    # The driver is this process, so that all its stages belong to this run.
+    # This process is the driver, so all stages are this run's.
     stages = [*filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))]
     return Tasks(
         any(stage.numActiveTasks > 0 for stage in stages),

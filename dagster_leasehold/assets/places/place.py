@@ -282,7 +282,7 @@ class MovingRecords:
         self._noted_at = clock()
 
     def moved(self) -> None:
-        """Record some records; a disk that refuses the sign stops no work."""
+        """Show that records move; if the disk refuses the sign, the work goes on."""
         now = self._clock()
         if now - self._noted_at < self._folder.signs_every_s:
             return

@@ -182,8 +182,8 @@ class Replayer:
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
         """Replay a span of these shards; return one report per shard.
 
-        An error of one shard is in its report. An error that ends the whole replay early, or an
-        interrupt included, propagates to the caller after all claims were given back.
+        An error of one shard is in its report. The caller gets an error or an interrupt that
+        ends the whole replay early, after all claims were given back.
         """
         named = list(dict.fromkeys(shards))
         self._named = len(named)

@@ -97,7 +97,7 @@ def without_noise(lines: Iterable[str]) -> Iterator[str]:
 
 
 def watch(folder: Path) -> int:
-    """Run the server of `folder` until it ends, a signal comes, or it is unused."""
+    """Run the server of `folder` until it exits, is signalled, or has no users left."""
     end_with_parent = _PRCTL and partial(_PRCTL, _SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     server = subprocess.Popen(
         _command(folder),

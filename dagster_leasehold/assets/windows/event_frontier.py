@@ -1,8 +1,7 @@
-"""Pure rules for how far in event time a stream's committed output is complete.
+"""Pure rules that tell up to which event time a stream's committed output is complete.
 
 A shard that can still deliver records holds back every hour that its watermark has not passed. Two
-kinds of shards hold nothing back: finished ones, and idle ones, if the
-declaration allows for that.
+kinds of shards hold nothing back: finished ones, and idle ones if the declaration says so.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ HOUR = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True)
 class ShardTime:
-    """How far in event time one shard has come.
+    """The event time that one shard has reached.
 
     Attributes:
         watermark: the largest event time of its committed output; None where it has none.

@@ -66,8 +66,8 @@ class ShardFeed(Protocol):
     def first_cursor(self, shard: ShardId) -> str:
         """The cursor of the first record that the shard ever had.
 
-        If that cursor is gone, of the oldest record that the shard still has. Retention may have
-        removed what is there: `fetch` says so.
+        If that cursor is gone, it is the cursor of the oldest record that the shard still has.
+        Retention may have removed what is there: `fetch` says so.
         """
         ...
 

@@ -67,7 +67,7 @@ class OpenShard:
     Each that writes raises `LeaseLost` once the tenure is over.
 
     Attributes:
-        tenure: its tenure.
+        tenure: the tenure that has the shard open.
         persisted: the checkpoint that the store confirmed, if any.
         unsaved: a newer checkpoint, if any.
         reported: True once a heartbeat named it as held.
@@ -209,7 +209,7 @@ class OpenShard:
         self._store.close_tenure(self.tenure, reason=reason)
 
     def contradiction(self, stood: Standing, row: Progress | None) -> str:
-        """Compare the shard with its row; return why its tenure is over, if it is.
+        """Return the reason why the shard's row ends its tenure; empty if the tenure continues.
 
         Args:
             stood: the shard when the row was about to be read.

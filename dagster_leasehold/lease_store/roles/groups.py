@@ -129,6 +129,6 @@ class Groups(Operations):
         return self._reading("draining", key, work)
 
     def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
-        """Return checkpoint and tenure of the shards that `nodes` can consume; one statement."""
+        """Return checkpoint and tenure of the shards that `nodes` may consume; one statement."""
         served = self._reading("progress", key, lambda rows: rows.progress(nodes))
         return {row.shard: row for row in served}

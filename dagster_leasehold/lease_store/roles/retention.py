@@ -13,8 +13,8 @@ Committed output itself goes only if a setting says how long it is kept, from th
 each shard on; the summary says where output begins from then on.
 
 Ages are judged by the dates in the rows, relative to the newest rows of the group, never by the
-clock of the process that deletes; and the newest rows of each shard stay at all times, even if
-their dates say. So a clock that jumps a year ahead can shorten a history, and cannot remove it.
+clock of the process that deletes; and the newest rows of each shard stay, however old their dates
+make them. So a clock that jumps a year ahead can shorten a history, and cannot remove it.
 """
 
 from __future__ import annotations

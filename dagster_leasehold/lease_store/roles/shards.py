@@ -227,7 +227,7 @@ def _sync(
 
 
 def _takers(rows: Rows) -> set[NodeName]:
-    """Return the members that can claim: none while the group is paused."""
+    """Return the members that may claim: none while the group is paused."""
     return set[NodeName]() if rows.group().paused else rows.members()
 
 

@@ -206,7 +206,7 @@ def materialization_payload(commit: BatchCommit) -> dict[str, object]:
 
 
 def may_claim(claim: RewriteClaim, run: str, replaces: str) -> bool:
-    """Return True if a run can claim the output of a shard that has this claim now."""
+    """Return True if a run may claim the output of a shard that has this claim now."""
     return claim.run in ("", run, replaces)
 
 

@@ -325,7 +325,7 @@ class RowsInSql:
         }
 
     def shards_of(self, node: NodeName) -> list[ShardId]:
-        """Return the shards that a node can consume or waits for."""
+        """Return the shards that a node may consume or waits for."""
         held, awaited = (
             sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), owner == node)
             for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
@@ -336,7 +336,7 @@ class RowsInSql:
         ]
 
     def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
-        """Read the checkpoint and tenure of each shard that one of these nodes can consume."""
+        """Read the checkpoint and tenure of each shard that one of these nodes may consume."""
         served = shard_lease.c.consumer_owner.in_(sorted(nodes))
         columns = (shard_lease.c[name] for name in PROGRESS.names)
         chosen = self._beside_group(served, *columns).order_by(shard_lease.c.shard_id)

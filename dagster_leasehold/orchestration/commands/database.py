@@ -39,7 +39,7 @@ def _group() -> None:
 def upgrade(url_env: OtherStore = None, as_json: Json = False, home: Home = None) -> None:
     """Upgrade the schema of the lease store to this release; safe to repeat.
 
-    Nodes of a release that can use the new schema continue. Stop all others first.
+    Stop the nodes whose release cannot use the new schema first; the others can keep running.
     """
     from dagster_leasehold.lease_store import open_store
 

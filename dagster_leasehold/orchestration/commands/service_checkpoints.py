@@ -226,10 +226,10 @@ def export(
 
 
 def _refuse_live(key: GroupKey, progress: GroupProgress, target: Target) -> None:
-    """Refuse while either side can be at work.
+    """Refuse while either side may be at work.
 
     Raises:
-        GroupInUse: the other consumers can run, or a run here has a shard open.
+        GroupInUse: the other consumers may run, or a run here has a shard open.
     """
     if progress.at_work:
         raise errors.GroupInUse(progress.at_work)

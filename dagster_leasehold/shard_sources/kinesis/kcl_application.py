@@ -63,7 +63,7 @@ class KclApplication:
     Args:
         source: the stream.
         table: the application's lease table, which has its name.
-        failover_s: the time that the counter of a dead worker's lease stalls.
+        failover_s: the time after which a lease that is not renewed has expired, in seconds.
         sleep: waits.
     """
 

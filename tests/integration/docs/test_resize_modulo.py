@@ -20,9 +20,10 @@ from dagster_leasehold.orchestration.settings import SETTINGS_FILE, load_setting
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
 from tests.ticks import tick
-from tests.unit.docs.test_docs import section
+from tests.unit.docs.test_docs import fences, section
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/nodes.md"
+HEADING = "Resize a modulo group"
 KEY = GroupKey.parse("default", "visits")
 
 
@@ -66,9 +67,8 @@ class Deployment:
 def test_the_page_from_two_nodes_to_three_and_on_to_another_mode(
     instance: dg.DagsterInstance, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = section(PAGE, "Resize a modulo group")
-    two, three = re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
-    status, plan, update = re.findall(r"^\$ leasehold (.*)$", text, re.M)
+    two, three = fences(PAGE, "python", HEADING)
+    status, plan, update = re.findall(r"^\$ leasehold (.*)$", section(PAGE, HEADING), re.M)
 
     def printed(command: str) -> str:
         assert main(shlex.split(command)) == 0

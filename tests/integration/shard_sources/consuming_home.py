@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections import Counter
 from pathlib import Path
@@ -22,6 +21,7 @@ from dagster_leasehold.shard_sources.source import Limits
 from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
+from tests.unit.docs.test_docs import fences
 
 NODE = NodeName("a")
 PAGE = Path(__file__).parents[3] / "docs/how-to/cut-over.md"
@@ -110,9 +110,7 @@ def do_as_the_page_says(
         block: the number of the block in it.
         names: what the test calls otherwise, by what the page says.
     """
-    section = PAGE.read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    console = re.findall(r"```console\n(.*?)```", section, re.S)[block]
-    for command in console.splitlines():
+    for command in fences(PAGE, "console", heading)[block].splitlines():
         words = shlex.split(command.removeprefix("$ leasehold "))
         output_of(capsys, *(names.get(word, word) for word in words))
 

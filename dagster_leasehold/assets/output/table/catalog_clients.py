@@ -4,10 +4,10 @@ PyIceberg sets no limit for REST, Hive and SQL, and Glue's is 10 times 60 s. Beh
 dropped the connection, or with a service that hangs, a publisher would keep the publish lock until
 its process ended.
 
-Every request runs in a thread of its own, which its caller leaves after `ANSWER_S`, whichever the
-catalog is waiting for: a connection, a token, a lock, or the metadata file that it reads. Sockets
-of REST, Hive and MySQL have the same limit, so that those threads end. A request that was left can
-still arrive: `other_catalog` counts on that.
+Every request runs in a thread of its own, which its caller leaves after `ANSWER_S`, no matter what
+the catalog client waits for: a connection, a token, a lock, or the metadata file that it reads.
+Sockets of REST, Hive and MySQL have the same limit, so that those threads end. A request that was
+left can still arrive: `other_catalog` counts on that.
 """
 
 from __future__ import annotations

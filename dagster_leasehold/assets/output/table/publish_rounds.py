@@ -51,7 +51,7 @@ LEAVE_S = 5.0
 PUBLISHING = "publishing"
 
 Nodes = Callable[[], Mapping[NodeName, str]]
-"""Returns the nodes in whose name a process can publish, each with its incarnation."""
+"""Returns the nodes in whose name a process may publish, each with its incarnation."""
 
 
 @dataclass
