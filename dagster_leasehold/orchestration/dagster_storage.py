@@ -1,8 +1,11 @@
-"""Dagster's storage in MySQL or MariaDB, which does not wait for a silent server for ever.
+"""Dagster's storage in MySQL or MariaDB, with limits on its connections, and with a pool of them.
 
 Dagster's own class opens its connections without a limit. A database host that is cut off in the
 middle of a statement, or a server that hangs, then holds the thread that asked: the daemon's loop
 or a page of the web server, until the process is ended.
+
+It also opens a connection for each transaction. The driver reads the host's certificates for each
+of them, which took the daemon half a core, and made its ticks late.
 """
 
 from __future__ import annotations
@@ -17,11 +20,18 @@ from sqlalchemy import event
 from sqlalchemy.dialects import plugins
 from sqlalchemy.engine import CreateEnginePlugin, Engine
 from sqlalchemy.engine.interfaces import ExceptionContext
+from sqlalchemy.pool import NullPool, QueuePool
+
+from dagster_leasehold.lease_store.database_errors import MYSQL_VERDICTS, Verdict
 
 CONNECT_LIMIT_S = 3
 """Dagster tries to connect six times; a sensor's tick can take 60 s."""
 STATEMENT_LIMIT_S = 30
 """For each reply: above the longest question that the pages ask, and below what a tick can take."""
+IDLE_S = 60
+"""The server ends a session that rests for longer: only a process that asks often keeps one."""
+RECYCLE_S = 15
+"""The longest life of a connection; after a fail-over, the name is resolved again by then."""
 _PLUGIN, _LIMIT = "leasehold_limits", "leasehold_statement_limit_s"
 
 
@@ -62,7 +72,9 @@ def with_limits(url: str, statement_s: int) -> str:
 
 
 class StatementLimits(CreateEnginePlugin):
-    """Sets the limits on each engine of a URL: Dagster makes more than one, in several places.
+    """Sets the limits on each engine of a URL, and a pool where there is none.
+
+    Dagster makes more than one engine, in several places.
 
     The driver takes them as numbers only, and a URL has texts.
     """
@@ -70,6 +82,14 @@ class StatementLimits(CreateEnginePlugin):
     def __init__(self, url: sa.URL, kwargs: dict[str, Any]) -> None:
         super().__init__(url, kwargs)
         self._limit_s = int(str(url.query[_LIMIT]))
+        if kwargs.get("poolclass") is NullPool:
+            kwargs |= {
+                "poolclass": QueuePool,
+                "pool_size": 1,
+                "max_overflow": -1,
+                "pool_recycle": RECYCLE_S,
+                "pool_pre_ping": True,
+            }
 
     def update_url(self, url: sa.URL) -> sa.URL:
         """Return the URL without what only this plugin understands."""
@@ -83,12 +103,24 @@ class StatementLimits(CreateEnginePlugin):
             options["read_timeout"] = options["write_timeout"] = self._limit_s
 
         event.listen(engine, "do_connect", set_limits)
+        event.listen(engine, "connect", _limit_rest)
         event.listen(engine, "handle_error", _give_up_connection)
 
 
+def _limit_rest(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"SET SESSION wait_timeout = {IDLE_S}")
+    cursor.close()
+
+
 def _give_up_connection(context: ExceptionContext) -> None:
-    """Throw away a connection whose reply can still come: the next statement would take it."""
-    if isinstance(context.original_exception, TimeoutError):
+    """Throw away a connection whose reply can still come: the next statement would take it.
+
+    So is one to a server that no longer is the primary: it would refuse the next statement, too.
+    """
+    error = context.original_exception
+    verdict = MYSQL_VERDICTS.get(getattr(error, "errno", None) or 0)
+    if isinstance(error, TimeoutError) or verdict is Verdict.READ_ONLY:
         context.is_disconnect = True
 
 

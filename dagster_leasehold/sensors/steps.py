@@ -20,6 +20,7 @@ from threading import Event, Lock, Thread
 
 import dagster as dg
 
+from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.failing_steps import log_frames, sentence_of
@@ -281,3 +282,17 @@ def opened_instance(context: dg.SensorEvaluationContext) -> dg.DagsterInstance:
                 return instance
         _OPENED.append((ref, dg.DagsterInstance.from_ref(ref)))
         return _OPENED[-1][1]
+
+
+def deployment_of_tick(context: dg.SensorEvaluationContext) -> Deployment:
+    """Return the deployment of the code location whose sensor ticks.
+
+    A sensor that requires its resources has Dagster build them, and open an instance, at every
+    tick. So the sensors name none, and the first tick of a process takes it from the location.
+    """
+    location = context.repository_def
+    if location is None:
+        return deployment_in(context.resources)
+    resource = {LEASEHOLD: location.get_top_level_resources()[LEASEHOLD]}
+    with dg.build_resources(resource, instance=opened_instance(context)) as resources:
+        return deployment_in(resources)

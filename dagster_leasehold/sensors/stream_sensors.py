@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
+from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.log_asset import log_asset_key
 from dagster_leasehold.assets.partitions import asset_key, automation_job, definition_name
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -23,7 +23,7 @@ from dagster_leasehold.sensors.outbox import outbox_step
 from dagster_leasehold.sensors.publish import publish_step
 from dagster_leasehold.sensors.rebalance import rebalance_step
 from dagster_leasehold.sensors.shard_list import shard_list_step
-from dagster_leasehold.sensors.steps import Step, StreamSteps, opened_instance
+from dagster_leasehold.sensors.steps import Step, StreamSteps, deployment_of_tick, opened_instance
 
 
 def build_launching_sensor(
@@ -84,9 +84,8 @@ def _sensor(
     of_process: list[StreamSteps] = []
 
     def begun(context: dg.SensorEvaluationContext) -> StreamSteps:
-        # Asking for resources opens Dagster's instance: only the process's first tick does.
         if not of_process:
-            served = deployment_in(context.resources)
+            served = deployment_of_tick(context)
             of_process.append(StreamSteps([*steps(served)], steady_clock))
         return of_process[0]
 
@@ -97,7 +96,6 @@ def _sensor(
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
         description=description,
-        required_resource_keys={LEASEHOLD},
     )
     def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         work = begun(context)

@@ -9,7 +9,7 @@ from functools import partial
 
 import dagster as dg
 
-from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
+from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.output.expired_output import expired_output
 from dagster_leasehold.assets.windows.event_frontier import HOUR, Frontier, complete_hours, frontier
 from dagster_leasehold.assets.windows.hourly_asset import HourlyAsset, WindowConfig, hour_key
@@ -28,7 +28,7 @@ from dagster_leasehold.sensors import EVERY_LOOP_S
 from dagster_leasehold.sensors.active_runs import partitions_in_work
 from dagster_leasehold.sensors.asked_hours import OWED_MAX, AskedHours, HoursInWork, OwedHour
 from dagster_leasehold.sensors.late_records import LateRecords, windows_of
-from dagster_leasehold.sensors.steps import opened_instance
+from dagster_leasehold.sensors.steps import deployment_of_tick, opened_instance
 from dagster_leasehold.shard_sources.lag import bounds_of
 
 HOURS_PER_TICK_MAX = 24
@@ -282,7 +282,6 @@ def build_watermark_sensor(hourly: HourlyAsset, clock: Clock = steady_clock) -> 
         description=f"Asks for an hour of {hourly.name} when every shard of {hourly.stream.name} "
         "has passed it, asks again if its run failed, and counts records that come after their "
         "hour was made.",
-        required_resource_keys={LEASEHOLD},
     )
     @span("tick", hourly.stream.key, sensor="watermark")
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:
@@ -292,7 +291,7 @@ def build_watermark_sensor(hourly: HourlyAsset, clock: Clock = steady_clock) -> 
             return {keys[key] for key in partitions_in_work(instance, hourly.key, keys)}
 
         if not of_process:
-            of_process.append(WatermarkRounds(hourly, deployment_in(context.resources), clock))
+            of_process.append(WatermarkRounds(hourly, deployment_of_tick(context), clock))
         rounds = of_process[0]
         try:
             result = rounds.tick(context.cursor, in_work)

@@ -15,9 +15,7 @@ Who starts it is settled by a file lock:
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -28,7 +26,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-import psutil
 from filelock import FileLock, Timeout
 
 from dagster_leasehold.assets.errors import SparkUnavailable
@@ -36,6 +33,7 @@ from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FI
 from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE
 from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
+from dagster_leasehold.lease_store.process_sessions import end_session
 
 STATE_FILE = "server.json"
 TOKEN_FILE = "token"
@@ -51,7 +49,7 @@ class ConnectServer:
     """A server as its state file describes it.
 
     Attributes:
-        process: the one that watches over it, leader of its process group.
+        process: the one that watches over it, leader of its session.
         port: where it listens, on the loopback.
         session_id: the one session that all runs share: every new one would cost 200 MB.
         version: of Spark, Python and the user's configuration; another one needs another server.
@@ -210,7 +208,7 @@ def _start(
                 return server
             time.sleep(POLL_S)
         code = process.poll()
-        _kill_group(process.pid)
+        end_session(watcher, STOP_TIMEOUT_S)
         process.wait()
         # The port was free when it was chosen; another process took it since: choose again.
         if "BindException" not in _log_tail(folder):
@@ -257,52 +255,10 @@ def _launch(
 
 def _end(folder: Path) -> bool:
     server = ConnectServer.read(folder)
-    ended = server is not None and (server.alive() or _orphans(server, folder) != [])
-    if server is not None and ended:
-        _kill_group(server.pid)
+    ended = server is not None and end_session(server.process, STOP_TIMEOUT_S) > 0
     for name in (STATE_FILE, TOKEN_FILE):
         (folder / name).unlink(missing_ok=True)
     return ended
-
-
-def _orphans(server: ConnectServer, folder: Path) -> list[psutil.Process]:
-    """Return the Spark servers of a process group whose leader is gone.
-
-    In another container the number of the group might be that of another folder's server.
-    """
-    if not server.process.same_place:
-        return []
-    properties = str(folder.absolute() / PROPERTIES_FILE)
-    orphans: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        try:
-            if os.getpgid(process.pid) == server.pid and properties in process.cmdline():
-                orphans.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return orphans
-
-
-def _kill_group(group: int) -> None:
-    """End a process group: politely, then after a while for certain."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        try:
-            os.killpg(group, number)
-            while time.monotonic() < deadline:
-                _reap(group)
-                os.killpg(group, 0)
-                time.sleep(POLL_S)
-        except (ProcessLookupError, PermissionError):
-            return
-
-
-def _reap(pid: int) -> None:
-    # Only where this process started the server; a zombie would keep its group alive.
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except OSError:
-        return
 
 
 def _version(chosen: Mapping[str, str]) -> str:

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -20,7 +19,8 @@ from typing import Any, Self
 import psutil
 
 from dagster_leasehold.lease_store.durable_files import replace_file
-from dagster_leasehold.lease_store.process_identity import ProcessIdentity, start_of
+from dagster_leasehold.lease_store.process_identity import ProcessIdentity
+from dagster_leasehold.lease_store.process_sessions import has_ended, wait_for_end
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.supervision.interrupts import held_back
@@ -28,7 +28,6 @@ from dagster_leasehold.orchestration.supervision.interrupts import held_back
 POLL_S = 0.05
 TAIL_BYTES = 4000
 NOTE_SUFFIX = ".process"
-KILL_TIMEOUT_S = 60.0
 CODE_UNKNOWN = 256
 """Stands for the exit code of a process that another one has started; none is as large."""
 PAUSE_FIRST_S = 1.0
@@ -69,50 +68,6 @@ class ChildNote:
         identities = {"process": str(self.process), "parent": str(self.parent)}
         noted = {"name": self.name, **identities, "stop_timeout_s": self.stop_timeout_s}
         replace_file(path, json.dumps(noted))
-
-
-def session_of(leader: ProcessIdentity) -> list[psutil.Process]:
-    """Return the processes that are left of the session of a leader."""
-    if not leader.same_place:
-        return []
-    now = start_of(leader.pid)
-    if now is not None and not leader.began_at(now):
-        # The system gives a number away only when nothing is left of its session.
-        return []
-    session: list[psutil.Process] = []
-    for process in psutil.process_iter():
-        try:
-            ended = process.status() == psutil.STATUS_ZOMBIE
-            if not ended and os.getsid(process.pid) == leader.pid:
-                session.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return session
-
-
-def end_session(leader: ProcessIdentity, patience_s: float = 0.0) -> int:
-    """End all that is left of the session of a leader; return the number of processes.
-
-    A code server's runs are of its session, and outlive it when it is killed.
-
-    Args:
-        leader: of the session.
-        patience_s: how long its processes can take to end when told to, before they are killed.
-    """
-    session = session_of(leader)
-    if patience_s:
-        for process in session:
-            with suppress(psutil.Error):
-                process.terminate()
-        deadline = time.monotonic() + patience_s
-        while session_of(leader) and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-    killed = session_of(leader)
-    for process in killed:
-        with suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(killed, timeout=KILL_TIMEOUT_S)
-    return len(session)
 
 
 class RestartWaits:
@@ -201,11 +156,7 @@ class _Adopted(psutil.Process):
 
     def poll(self) -> int | None:
         """Return None while it runs; only its parent learns its exit code."""
-        try:
-            runs = self.is_running() and self.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            runs = False
-        return None if runs else CODE_UNKNOWN
+        return CODE_UNKNOWN if has_ended(self) else None
 
 
 class ChildProcess:
@@ -352,7 +303,7 @@ class ChildProcess:
                 member.kill()
             except psutil.Error:
                 continue
-        psutil.wait_procs(family, timeout=self._stop_timeout_s)
+        wait_for_end(family, self._stop_timeout_s)
         if process.poll() is None:
             process.wait()
         self._process = None

@@ -24,15 +24,11 @@ from dagster_leasehold.lease_store.durable_files import replace_file
 from dagster_leasehold.lease_store.errors import NodeNameTaken, shown
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity, current_place
+from dagster_leasehold.lease_store.process_sessions import end_session, session_of
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
-from dagster_leasehold.orchestration.supervision.child_processes import (
-    ChildProcess,
-    RestartWaits,
-    end_session,
-    session_of,
-)
+from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess, RestartWaits
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
 
 LOG_FILE = "code-server.log"

@@ -21,13 +21,9 @@ from filelock import FileLock, Timeout
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
+from dagster_leasehold.lease_store.process_sessions import end_session, session_of
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.supervision.child_processes import (
-    NOTE_SUFFIX,
-    ChildNote,
-    end_session,
-    session_of,
-)
+from dagster_leasehold.orchestration.supervision.child_processes import NOTE_SUFFIX, ChildNote
 from dagster_leasehold.orchestration.supervision.interrupts import held_back
 
 LOCK_FILE = "running.lock"

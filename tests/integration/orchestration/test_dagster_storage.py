@@ -1,4 +1,4 @@
-"""Dagster's storage on a server that goes silent: before a connection is made, and after it."""
+"""Dagster's storage on a server that goes silent or away, and how often it connects."""
 
 from __future__ import annotations
 
@@ -71,3 +71,40 @@ def test_a_silent_server_is_given_up_and_used_again_once_it_answers(
         os.kill(server.pid, signal.SIGCONT)
     assert instance.get_runs_count() == 0
     assert instance.get_dynamic_partitions("shards") == ["1", "2"]
+
+
+def test_it_keeps_a_connection_and_finds_out_that_the_server_has_ended_it(
+    server: MariaDB, instance: DagsterInstance
+) -> None:
+    """Goal: the driver reads the certificates of the host once, and not for each statement."""
+    instance.add_dynamic_partitions("shards", ["1"])
+    sessions = set[int]()
+    for _ in range(20):
+        assert instance.get_dynamic_partitions("shards") == ["1"]
+        sessions |= resting_sessions(server)
+    # At most one for each of the three storages.
+    assert 1 <= len(sessions) <= 3
+    server.execute(*(f"KILL {session}" for session in sessions))
+    assert instance.get_dynamic_partitions("shards") == ["1"]
+
+
+def resting_sessions(server: MariaDB) -> set[int]:
+    rows = server.execute(
+        "SELECT id FROM information_schema.processlist WHERE db = 'dagster' AND command = 'Sleep'"
+    )
+    return {row[0] for row in rows}
+
+
+def test_it_leaves_a_server_that_takes_no_writes(
+    server: MariaDB, instance: DagsterInstance
+) -> None:
+    """Goal: after a fail-over, no connection to the former primary stays in use."""
+    instance.add_dynamic_partitions("shards", ["1"])
+    old = resting_sessions(server)
+    server.execute("SET GLOBAL read_only = ON")
+    with pytest.raises(DBAPIError):
+        instance.add_dynamic_partitions("shards", ["2"])
+    server.execute("SET GLOBAL read_only = OFF")
+    instance.add_dynamic_partitions("shards", ["2"])
+    assert instance.get_dynamic_partitions("shards") == ["1", "2"]
+    assert old - resting_sessions(server), "the connection that got the error is gone"

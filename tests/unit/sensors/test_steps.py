@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from threading import Event
+from typing import Any
 
 import dagster as dg
 import pytest
 
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import StoreUnavailable
+from dagster_leasehold.orchestration.build import build_definitions
 from dagster_leasehold.sensors import steps
 from dagster_leasehold.sensors.steps import (
     EXPLANATION_MAX,
@@ -202,4 +205,32 @@ def test_all_ticks_of_a_process_share_one_instance(
         assert first is opened()
         assert first.root_directory == instance.root_directory
         first.dispose()
+        steps._OPENED.clear()
+
+
+def test_no_tick_after_the_first_opens_an_instance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: a code server gives a sensor the instance's reference, and what it requires."""
+    monkeypatch.setenv("LEASEHOLD_HOME", str(tmp_path / "home"))
+    definitions = build_definitions([CLICKS])
+    location = definitions.get_repository_def()
+    opened: list[object] = []
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        ref = instance.get_ref()
+        from_ref = dg.DagsterInstance.from_ref
+
+        def open_anew(ref: Any) -> dg.DagsterInstance:
+            opened.append(ref)
+            return from_ref(ref)
+
+        monkeypatch.setattr(dg.DagsterInstance, "from_ref", open_anew)
+        for _ in range(3):
+            for sensor in location.sensor_defs:
+                with dg.build_sensor_context(
+                    instance_ref=ref, repository_def=location, sensor_name=sensor.name
+                ) as context:
+                    sensor.evaluate_tick(context)
+        assert len(opened) == 1
+        steps._OPENED[0][1].dispose()
         steps._OPENED.clear()
