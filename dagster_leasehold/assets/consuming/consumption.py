@@ -232,14 +232,16 @@ class Consumer:
         # A batch that is made apart ends by itself: released before, it would never be found to
         # hang.
         rests = not self._under_way
+        # Where starting takes longer than a budget, each run makes one batch, or none ever would.
+        begun = self._sweeps or not due
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
         elif self._follow is not None and self._open.unanswered:
             # A run that does not follow ends soon, and with it what it may have left open.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
-        elif self._stop_requested() or asked.stop:
+        elif self._stop_requested() or (asked.stop and begun):
             self._open.stop_all(StopReason.STOP_REQUESTED)
-        elif (self._sweeps or not due) and rests and self._clock() >= deadline:
+        elif begun and rests and self._clock() >= deadline:
             self._open.stop_all(StopReason.BUDGET_ENDED)
         elif idle and not due and rests and not asked.take:
             self._open.stop_all(StopReason.CAUGHT_UP)

@@ -382,6 +382,15 @@ def test_a_run_outlives_its_budget_until_it_is_asked_to_end(scene: Scene) -> Non
     assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 50)
 
 
+def test_a_run_that_began_late_makes_a_batch_though_it_is_asked_to_end(scene: Scene) -> None:
+    """Goal: where starting takes longer than the budget, no run ends before its first batch."""
+    scene.asked = [RunRequests(stop=True)] * 100
+    reports = scene.follow()
+    assert {report.stopped for report in reports.values()} == {StopReason.STOP_REQUESTED}
+    assert scene.world.committed(ZERO) == scene.world.expected(ZERO, 10)
+    assert scene.world.now_s <= SWEEP_S + ANSWER_S
+
+
 def test_a_shard_that_ends_while_it_is_followed_is_finished(scene: Scene) -> None:
     scene.at(20.0, lambda: scene.world.log.split(ZERO))
     reports = scene.follow()
