@@ -87,6 +87,15 @@ def test_runs_that_are_killed_without_a_range_are_not_counted(ready: World) -> N
         assert reopened(ready, f"run-{number}", f"run-{number - 1}").failures == 0
 
 
+def test_a_run_that_is_killed_before_it_begins_with_the_range_is_not_counted(ready: World) -> None:
+    """Goal: where nodes die while they start, no record is blamed for it."""
+    ready.intend(ready.open(A, X, "run-0").tenure, "0", "8")
+    for number in range(1, 4):
+        assert reopened(ready, f"run-{number}", f"run-{number - 1}").failures == 1
+    ready.store.close_tenure(reopened(ready, "grave", "run-3").tenure, reason="it ended")
+    assert ready.open(A, X, "run-4").failures == 1
+
+
 def test_a_run_that_is_buried_counts_and_its_burial_does_not(ready: World) -> None:
     """Goal: a killed run is one failed try, whoever closes its tenure, and in a transfer too."""
     ready.intend(ready.open(A, X, "run-1").tenure, "0", "8")
@@ -120,6 +129,7 @@ def test_a_suspicion_may_leave_the_range_as_it_is(ready: World) -> None:
     assert (again.failures, again.suspicion) == (1, alone)
     assert again.intent is not None
     assert again.intent.sequence == 0
+    ready.intend(again.tenure, "0", "1")
     ready.store.suspect(again.tenure, replace(alone, held=True), abandon=False)
     assert reopened(ready, "run-3", "run-2").failures == 2
 
@@ -130,6 +140,7 @@ def test_the_tries_of_a_record_that_stands_alone_are_counted_anew(ready: World) 
     ready.intend(reopened(ready, "run-2", "run-1").tenure, "0", "1")
     third = reopened(ready, "run-3", "run-2")
     assert third.failures == 2
+    ready.intend(third.tenure, "0", "1")
     ready.store.suspect(third.tenure, SUSPECTED.within(1, alone=True), abandon=False)
     assert reopened(ready, "run-4", "run-3").failures == 1
 

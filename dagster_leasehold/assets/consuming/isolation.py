@@ -30,7 +30,7 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.rules.isolation import (
-    FAILED_MAX,
+    KILLED_MAX,
     NextStep,
     Suspicion,
     goes_to_quarantine,
@@ -39,7 +39,7 @@ from dagster_leasehold.lease_store.rules.isolation import (
 )
 from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, ReadRange
 
-UNREAD_AFTER = 2 * FAILED_MAX
+UNREAD_AFTER = 2 * KILLED_MAX
 """The tries after which a record is no longer read: the transform's, and as many more."""
 UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
 _RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)

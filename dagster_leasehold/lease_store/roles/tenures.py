@@ -304,7 +304,7 @@ def _opened(
     outcomes: dict[ShardId, Opened] = {}
     for row in leases:
         next_sequence, intent = next_in_line(newest.get(row.shard))
-        step = transitions.opened(row, run, unfinished=intent is not None)
+        step = transitions.opened(row, run, intent)
         steps.append(step)
         outcomes[row.shard] = transitions.opening(rows.key, step, node, next_sequence, intent)
     rows.carry_out(steps, str(node))

@@ -6,16 +6,17 @@ exception, which this module decides:
 1. A run intends a range and hangs, or its worker is killed. Its tenure counts as a failed try.
 2. A second run makes the same range under the same number, and fails as well.
 3. The third abandons the number for good, and tries the first half of the range under the next
-   one. Before it tries, its suspicion is on the shard's row: the try can kill the run.
+   one. Before it tries, its suspicion is on the shard's row: the try can kill the run. After two
+   runs that were killed it is the fourth: what kills a run is often no record.
 4. A half that fails is halved again. One that commits moves the checkpoint, and the rest of what
    is known to block is halved. So the range shrinks to one record in about log2(n) tries.
-5. A record that stands alone and fails twice blocks the shard. It goes to quarantine, or the shard
-   is held there; a run that tries it again and commits it ends the hold.
+5. A record that stands alone and fails as often blocks the shard. It goes to quarantine, or the
+   shard is held there; a run that tries it again and commits it ends the hold.
 6. Behind it the rest of the first range is tried at once, but still apart from other shards.
 
 Sizes are counted in what the source counts: offsets where its cursors are offsets, records
 elsewhere. A failure that says nothing about records, such as a source that does not answer, is
-not counted; a run that was killed always is, since nothing else can be known of it.
+not counted; a run that was killed is, if it had begun with the range.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Literal
 
 FAILED_MAX = 2
 """The tries that a range has before it is halved, and a record alone before it blocks."""
+KILLED_MAX = 3
+"""As many, where no run could say how it failed: a host or an operator may have killed it."""
 FAILURE_LENGTH_MAX = 1_000
 KILLED = "the run that tried it ended without a word, as if it was killed"
 
@@ -116,9 +119,13 @@ def next_step(failures: int, suspicion: Suspicion | None) -> NextStep:
         return NextStep.SETTLE if failures or suspicion.skip else NextStep.REPEAT
     alone = suspicion is not None and suspicion.alone
     isolating = suspicion is not None and suspicion.isolating
-    if failures < (1 if isolating and not alone else FAILED_MAX):
+    if failures < (1 if isolating and not alone else _failed_max(suspicion)):
         return NextStep.REPEAT
     return NextStep.SETTLE if alone else NextStep.HALVE
+
+
+def _failed_max(suspicion: Suspicion | None) -> int:
+    return FAILED_MAX if suspicion is not None and suspicion.failure else KILLED_MAX
 
 
 def tries_after(
@@ -144,7 +151,8 @@ def goes_to_quarantine(on_poison: OnPoison, suspicion: Suspicion, *, quarantined
 
 def blocks(tries: int, suspicion: Suspicion | None) -> bool:
     """Return True if a shard without an open tenure needs runs of its own."""
-    return tries >= FAILED_MAX or (suspicion is not None and suspicion.isolating)
+    isolating = suspicion is not None and suspicion.isolating
+    return isolating or tries >= _failed_max(suspicion)
 
 
 def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion | None) -> str:

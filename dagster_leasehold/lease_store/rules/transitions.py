@@ -181,17 +181,21 @@ def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | Non
     return None
 
 
-def opened(shard: ShardLease, run: str, *, unfinished: bool = False) -> Step:
+def opened(shard: ShardLease, run: str, intent: Batch | None = None) -> Step:
     """A new tenure: the next epoch; an open one, known to be dead, is closed.
 
-    If a range is `unfinished`, its tries are still counted.
+    The tries of an unfinished range are still counted; the last tenure made none if it died before
+    the range was intended under its epoch.
     """
+    tries = shard.tries if intent is not None else 0
+    if intent is not None and shard.consumer_run and intent.epoch != shard.consumer_epoch:
+        tries -= 1
     after = replace(
         shard,
         consumer_epoch=shard.consumer_epoch + 1,
         consumer_run=run,
         handoff_eta_s=None,
-        tries=(shard.tries if unfinished else 0) + 1,
+        tries=max(0, tries) + 1,
     )
     note = _tenure_note("open", after, f"opened by run {run}")
     opening = replace(note, to_owner=after.consumer_owner)

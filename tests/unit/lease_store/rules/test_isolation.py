@@ -86,13 +86,15 @@ def test_one_record_in_a_thousand_is_found_in_about_as_many_tries_as_the_range_h
     shard = Shard(1024, {at})
     while not shard.quarantined and shard.run():
         pass
-    assert shard.tries <= 2 + math.log2(1024) + 2
+    assert shard.tries <= 3 + math.log2(1024) + 3
 
 
 def test_a_shard_needs_runs_of_its_own_while_it_is_searched() -> None:
     assert not blocks(0, None)
     assert not blocks(1, Suspicion(failure="it hangs"))
     assert blocks(2, Suspicion(failure="it hangs"))
+    assert not blocks(2, None), "what killed them need not be a record"
+    assert blocks(3, None)
     assert blocks(0, Suspicion().within(8))
 
 
