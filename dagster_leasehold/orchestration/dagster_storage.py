@@ -109,7 +109,7 @@ class StatementLimits(CreateEnginePlugin):
 
 def _limit_rest(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
-    cursor.execute(f"SET SESSION wait_timeout = {IDLE_S}")
+    cursor.execute("SET SESSION wait_timeout = %s", (IDLE_S,))
     cursor.close()
 
 

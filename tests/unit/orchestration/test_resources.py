@@ -7,7 +7,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from dagster_leasehold.assets.deployment import Deployment, deployment_in
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.errors import InvalidSetting
 from dagster_leasehold.orchestration.build import build_definitions
@@ -15,10 +14,8 @@ from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
 from dagster_leasehold.orchestration.resources import LeaseholdResource
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.sensors import stream_sensors
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.environment import forget_settings
-from tests.ticks import tick
 from tests.unit.assets.test_lease_asset import materialized
 from tests.unit.sensors.streams import scripted_stream
 
@@ -99,26 +96,6 @@ def test_a_run_works_for_the_deployment_that_its_resources_name(tmp_path: Path) 
     key = dg.AssetKey(["leases", "visits_leases"])
     with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance, asset_selection=[key]).success
-
-
-def test_a_sensor_asks_for_its_deployment_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An idle tick opens no instance of Dagster, which asking for a resource does."""
-    stream, _ = scripted_stream(name="visits")
-    leasehold = LeaseholdResource(home=str(tmp_path / "home"))
-    definitions = build_definitions([stream], leasehold)
-    asked: list[object] = []
-
-    def counted(resources: object) -> Deployment:
-        asked.append(resources)
-        return deployment_in(resources)
-
-    monkeypatch.setattr(stream_sensors, "deployment_in", counted)
-    with dg.DagsterInstance.ephemeral() as instance:
-        for _ in range(3):
-            tick(definitions, "visits_housekeeping", instance)
-    assert len(asked) == 1
 
 
 def test_importing_a_module_reads_no_setting_and_commands_refuse_another_deployment(
