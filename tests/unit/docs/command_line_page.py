@@ -34,9 +34,8 @@ _HEAD = """\
 command is shown with its output in one small deployment: a log of two shards with six records, the
 last of which the transform refused.
 
-Exit codes are 0 (done), 1 (a check failed) and 2 (your mistake, in one sentence on standard error);
-see [states and reasons](states.md#exit-codes-of-the-command-line). Long work shows its progress on
-standard error. `leasehold --install-completion` sets up completion for your shell.
+[Exit codes](states.md#exit-codes-of-the-command-line) are 0, 1 and 2. Long work shows its progress
+on standard error. `leasehold --install-completion` sets up completion for your shell.
 
 Most commands take some of these:
 

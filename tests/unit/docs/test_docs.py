@@ -158,6 +158,13 @@ def test_words_that_say_nothing_are_absent(page: Path) -> None:
         assert not re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text, re.I), word
 
 
+@pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=lambda page: page.name)
+def test_a_how_to_says_when_you_need_it_and_how_you_see_that_it_worked(page: Path) -> None:
+    _, first, *_, last = page.read_text().split("\n\n")
+    assert first.startswith("Use this ") or "Use this page" in first
+    assert last.startswith("**Check:** ")
+
+
 @pages
 def test_lines_stay_readable(page: Path) -> None:
     """Long lines only where Markdown has no way to break them."""
