@@ -38,7 +38,7 @@ from benchmarks.volume import server_url
 from dagster_leasehold.assets.output.table.columns import columns_of
 from dagster_leasehold.assets.output.table.group_table import build_publisher, location_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
-from dagster_leasehold.assets.output.table.publish_turns import turn_of
+from dagster_leasehold.assets.output.table.publish_locks import lock_of
 from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.address import output_place
@@ -46,7 +46,7 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.shard_sources.source import record_schema
 from tests.aged_store import BEGIN, INCARNATION, KEY, NODE, Age, Consumption, fill
@@ -74,10 +74,10 @@ class Table:
         """Commit a batch of every shard, and publish them, as a tick of the sensor does."""
         self.run.commit(files)
         began, own = time.perf_counter(), time.process_time()
-        turn = turn_of(self.store, KEY, NAME, {NODE: INCARNATION})
-        assert isinstance(turn, PublishTurn), turn
-        report = self.publisher.publish(turn)
-        self.store.end_publish_turn(turn)
+        lock = lock_of(self.store, KEY, NAME, {NODE: INCARNATION})
+        assert isinstance(lock, PublishLock), lock
+        report = self.publisher.publish(lock)
+        self.store.release_publish_lock(lock)
         self.own_s.append(time.process_time() - own)
         self.wall_s.append(time.perf_counter() - began)
         assert report.batches == len(self.run.age.names), report
@@ -120,10 +120,10 @@ class Table:
 
     def remove_orphans(self) -> None:
         """Remove metadata that nothing names, as the sensor does once an hour."""
-        turn = turn_of(self.store, KEY, NAME, {NODE: INCARNATION})
-        assert isinstance(turn, PublishTurn), turn
-        self.publisher.remove_orphans(turn, older_than=timedelta())
-        self.store.end_publish_turn(turn)
+        lock = lock_of(self.store, KEY, NAME, {NODE: INCARNATION})
+        assert isinstance(lock, PublishLock), lock
+        self.publisher.remove_orphans(lock, older_than=timedelta())
+        self.store.release_publish_lock(lock)
 
     def _opened(self) -> StaticTable:
         pointer = self.store.table_pointer(NAME)

@@ -52,7 +52,7 @@ class Failpoint(Enum):
     BEFORE_EXPIRY = 38, "the files of output that expires look new, the ledger names them"
     IN_EXPIRE_BATCHES = 39, "ledger rows of output that expires are being deleted"
     WHILE_WAITING = 40, "a run that follows its shards waits for records"
-    AFTER_PUBLISH_TURN = 41, "a publisher has its turn, nothing is staged"
+    AFTER_PUBLISH_LOCK = 41, "a publisher has the lock, nothing is staged"
     BEFORE_TABLE = 42, "the first metadata of a table is written, no catalog names it"
     AFTER_STAGE = 43, "the manifests of a snapshot are written, no metadata names them"
     BEFORE_PUBLISH = 44, "a publication is staged, the catalog has not been asked to take it"

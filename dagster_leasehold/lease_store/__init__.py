@@ -61,11 +61,11 @@ or a process be frozen, the tenure's condition still keeps what the late holder 
 Publishing
 ----------
 The ledger says what is committed; a group's Iceberg table is what people read. One node at a time
-has the turn to publish, with an epoch of its own, and each shard a cursor: the number of its first
+has the publish lock, with an epoch of its own, and each shard a cursor: the number of its first
 batch that is not in the table. All that happens to a batch before the cursor (a replay, compaction,
 withdrawal or expiry) leaves a `TableChange` in its own transaction, which a later publication
 carries out. Cursors, changes and the pointer of the default catalog move in one transaction, which
-compares the turn's epoch, the cursors and the version of each shard's ledger
+compares the lock's epoch, the cursors and the version of each shard's ledger
 (`lease_store.roles.publications`).
 
 What a lease does not do

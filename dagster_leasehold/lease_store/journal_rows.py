@@ -111,7 +111,7 @@ class WaitingEvents:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryClaim:
-    """The turn to deliver a group's hook events: a node, and the turn's fencing number."""
+    """The lock to deliver a group's hook events: a node, and the lock's fencing number."""
 
     key: GroupKey
     node: NodeName

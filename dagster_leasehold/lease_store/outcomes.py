@@ -117,8 +117,8 @@ class TenureView:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnTaken:
-    """The turn to deliver or to publish is another's.
+class LockTaken:
+    """The lock to deliver or to publish is another's.
 
     Attributes:
         node: the live node that has it; None where the one that asked is not alive itself.
@@ -129,12 +129,12 @@ class TurnTaken:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The turn was current, and the write took effect."""
+    """The lock was current, and the write took effect."""
 
 
 @dataclass(frozen=True, slots=True)
-class TurnOver:
-    """The turn has passed to another since; nothing was changed."""
+class LockOver:
+    """The lock has passed to another since; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)

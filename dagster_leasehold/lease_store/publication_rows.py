@@ -116,8 +116,8 @@ class PlannedPublication:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishTurn:
-    """The turn to publish a group's output: a node or none, and the turn's fencing number."""
+class PublishLock:
+    """The lock to publish a group's output: a node or none, and the lock's fencing number."""
 
     key: GroupKey
     node: NodeName | None
@@ -129,12 +129,12 @@ class Publication:
     """The state of a group's table: row of `publication`.
 
     Attributes:
-        epoch: of the newest turn to publish; 0 if none was ever taken: the group's
+        epoch: of the newest lock to publish; 0 if none was ever taken: the group's
             output goes into no table, and its columns alone are known.
-        node: who has the turn, or None.
+        node: who has the lock, or None.
         incarnation: of that node; empty where there is none.
-        run: took the turn, or took the last one; empty where a sensor or a command did.
-        table: the table's name; None until the first turn.
+        run: took the lock, or took the last one; empty where a sensor or a command did.
+        table: the table's name; None until the first lock.
         columns: see `TableColumns`.
         number: how many publications there were.
         last: the id of the newest publication, or None.

@@ -40,8 +40,8 @@ class LogIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryTurn:
-    """A node's turn to deliver the events of its group. No epoch is used twice."""
+class DeliveryLock:
+    """A node's lock to deliver the events of its group. No epoch is used twice."""
 
     node: NodeName | None
     incarnation: str
@@ -83,7 +83,7 @@ KEYS: Mapping[type, tuple[str, ...]] = {
     TableChange: ("sequence",),
     EventWindow: ("asset", "start"),
     WindowAttempt: ("slot",),
-    DeliveryTurn: (),
+    DeliveryLock: (),
     LogIdentity: (),
 }
 """The fields that tell one row of a group from the others; also the order of reading."""

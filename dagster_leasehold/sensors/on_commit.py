@@ -24,7 +24,7 @@ from dagster_leasehold.lease_store.journal_rows import (
     OutboxEvent,
     WaitingEvents,
 )
-from dagster_leasehold.lease_store.outcomes import TurnOver, TurnTaken
+from dagster_leasehold.lease_store.outcomes import LockOver, LockTaken
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
@@ -33,7 +33,7 @@ RETRY_FIRST_S = 5.0
 RETRY_MAX_S = 600.0
 CALLS_PER_SHARD_MAX = 200
 TICK_BUDGET_S = 20.0
-"""The seconds after which a tick begins no further call: other deployments have their turn."""
+"""The seconds after which a tick begins no further call: others get the lock."""
 
 
 @dataclass
@@ -126,14 +126,14 @@ class HookDelivery:
         if member is None:
             report.explanation = "No node that this deployment serves is alive in the group."
             return report
-        turn = store.take_turn(key, *member)
-        if isinstance(turn, TurnTaken):
-            report.explanation = f"Node {turn.node or 'of another deployment'} delivers."
+        lock = store.take_delivery_lock(key, *member)
+        if isinstance(lock, LockTaken):
+            report.explanation = f"Node {lock.node or 'of another deployment'} delivers."
             return report
         try:
-            self._call_all(turn, due, now_s + TICK_BUDGET_S, report)
+            self._call_all(lock, due, now_s + TICK_BUDGET_S, report)
         finally:
-            store.end_turn(turn)
+            store.release_delivery_lock(lock)
         return report
 
     def _live_node(self, address: str) -> tuple[NodeName, str] | None:
@@ -144,31 +144,31 @@ class HookDelivery:
 
     def _call_all(
         self,
-        turn: DeliveryClaim,
+        lock: DeliveryClaim,
         due: list[WaitingEvents],
         deadline_s: float,
         report: DeliveryReport,
     ) -> None:
         """Call the hook shard by shard, the longest waiting first."""
         for each in sorted(due, key=lambda waiting: waiting.oldest.sequence):
-            calls = partial(self._call_shard, turn, each.shard, deadline_s, report)
+            calls = partial(self._call_shard, lock, each.shard, deadline_s, report)
             if not self._steps.attempt(f"shard {each.shard}", calls, True):
                 return
 
     def _call_shard(
-        self, turn: DeliveryClaim, shard: ShardId, deadline_s: float, report: DeliveryReport
+        self, lock: DeliveryClaim, shard: ShardId, deadline_s: float, report: DeliveryReport
     ) -> bool:
         """Call the hook for one shard's batches in order; return False if the tick has to end."""
         events = self._deployment.store().pending_events(
-            turn.key, kind=EventKind.HOOK, shard=shard, limit=CALLS_PER_SHARD_MAX
+            lock.key, kind=EventKind.HOOK, shard=shard, limit=CALLS_PER_SHARD_MAX
         )
         for event in events:
             if self._clock() >= deadline_s:
                 report.explanation = "The rest is left to the next tick."
                 return False
             failure = self._call(event)
-            settled = self._deployment.store().settle_event(turn, event.sequence, error=failure)
-            if isinstance(settled, TurnOver):
+            settled = self._deployment.store().settle_event(lock, event.sequence, error=failure)
+            if isinstance(settled, LockOver):
                 report.explanation = "Another deployment has taken over."
                 return False
             if failure:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
+from dagster_leasehold.lease_store.outcomes import LockOver, PointerMoved, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PointerMove,
     PublishedRange,
-    PublishTurn,
+    PublishLock,
     ShardBacklog,
     TableChange,
     TableName,
@@ -29,7 +29,7 @@ class Publisher:
     """A publisher of the default catalog.
 
     Attributes:
-        files: the table's content as its newest snapshot has it; what a turn stages and does not
+        files: the table's content as its newest snapshot has it; what a lock stages and does not
             commit is not in it.
         node: publishes as this one.
     """
@@ -37,31 +37,31 @@ class Publisher:
     world: World
     node: NodeName = A
     files: list[str] = field(default_factory=list[str])
-    turn: PublishTurn | None = None
+    lock: PublishLock | None = None
 
     @property
     def table(self) -> TableName:
         return TableName("default", "leasehold", self.world.key.stream)
 
     @property
-    def own(self) -> PublishTurn:
-        """The turn that was taken last, whoever has it now."""
-        assert self.turn is not None
-        return self.turn
+    def own(self) -> PublishLock:
+        """The lock that was taken last, whoever has it now."""
+        assert self.lock is not None
+        return self.lock
 
-    def take(self) -> PublishTurn:
-        turn = self.world.store.take_publish_turn(
+    def take(self) -> PublishLock:
+        lock = self.world.store.take_publish_lock(
             self.world.key, self.node, self.world.incarnations[self.node], self.table
         )
-        assert isinstance(turn, PublishTurn), turn
-        self.turn = turn
-        return turn
+        assert isinstance(lock, PublishLock), lock
+        self.lock = lock
+        return lock
 
-    def start(self) -> PublishTurn:
-        """Take the turn, and create the table."""
-        turn = self.take()
-        assert self.world.store.create_table_pointer(turn, FIRST) == Settled()
-        return turn
+    def start(self) -> PublishLock:
+        """Take the lock, and create the table."""
+        lock = self.take()
+        assert self.world.store.create_table_pointer(lock, FIRST) == Settled()
+        return lock
 
     def plan(
         self,
@@ -84,7 +84,7 @@ class Publisher:
 
     def commit(
         self, planned: PlannedPublication, *, seen: str | None = None
-    ) -> Settled | TurnOver | Stale | PointerMoved:
+    ) -> Settled | LockOver | Stale | PointerMoved:
         """Commit to the default catalog, as from the newest metadata file or the one given."""
         pointer = self.world.store.table_pointer(self.table)
         assert pointer is not None

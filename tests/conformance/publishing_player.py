@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PointerMove,
     PublishedRange,
-    PublishTurn,
+    PublishLock,
     TableName,
 )
 from dagster_leasehold.lease_store.store import LeaseStore
@@ -27,7 +27,7 @@ FIRST = "first"
 
 
 class PublishingPlayer:
-    """Takes turns to publish, publishes a part of what waits, and rewrites what is published.
+    """Takes the lock to publish, publishes a part of what waits, and rewrites what is published.
 
     Attributes:
         files: what is in the table.
@@ -38,25 +38,25 @@ class PublishingPlayer:
         self._key = key
         self._random = chance
         self._table = TableName("default", "leasehold", key.stream)
-        self._turns: list[PublishTurn] = []
+        self._turns: list[PublishLock] = []
         self._number = 0
         self.files: list[str] = []
 
-    def take_turn(self) -> Any:
+    def take_lock(self) -> Any:
         nodes = self._store.pulse(self._key).nodes
         node = self._random.choice(nodes)
-        turn = self._store.take_publish_turn(self._key, node.name, node.incarnation, self._table)
-        if isinstance(turn, PublishTurn):
-            self._turns.append(turn)
-            self._store.create_table_pointer(turn, FIRST)
-        return turn
+        lock = self._store.take_publish_lock(self._key, node.name, node.incarnation, self._table)
+        if isinstance(lock, PublishLock):
+            self._turns.append(lock)
+            self._store.create_table_pointer(lock, FIRST)
+        return lock
 
     def publish(self) -> Any:
-        """Publish with the newest turn or an earlier one; the table follows where it counts."""
+        """Publish with the newest lock or an earlier one; the table follows where it counts."""
         pointer = self._store.table_pointer(self._table)
         if pointer is None:
             return None, (), []
-        turn = self._random.choice(self._turns[-1:] * 5 + self._turns[-2:])
+        lock = self._random.choice(self._turns[-1:] * 5 + self._turns[-2:])
         self._number += 1
         changes = self._store.pending_changes(self._key)
         backlog = self._store.unpublished(self._key, limit=self._random.choice((1, 3, 100)))
@@ -71,7 +71,7 @@ class PublishingPlayer:
             tuple(change.sequence for change in changes),
         )
         move = PointerMove(pointer.location, f"{self._number}.json")
-        outcome = self._store.commit_publication(turn, planned, move)
+        outcome = self._store.commit_publication(lock, planned, move)
         if outcome == Settled():
             for change in changes:
                 self.files = [path for path in self.files if path not in change.removed]
@@ -87,12 +87,12 @@ class PublishingPlayer:
 
     def publish_all(self) -> None:
         """Publish all that waits, as whoever does so once."""
-        for turn in self._turns:
-            self._store.end_publish_turn(turn)
-        turn = self._store.take_publish_turn(self._key, None, "once", self._table)
-        assert isinstance(turn, PublishTurn)
-        self._turns = [turn]
-        self._store.create_table_pointer(turn, FIRST)
+        for lock in self._turns:
+            self._store.release_publish_lock(lock)
+        lock = self._store.take_publish_lock(self._key, None, "once", self._table)
+        assert isinstance(lock, PublishLock)
+        self._turns = [lock]
+        self._store.create_table_pointer(lock, FIRST)
         while self._store.unpublished(self._key, limit=1) or self._store.pending_changes(self._key):
             self.publish()
 

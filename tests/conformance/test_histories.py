@@ -67,8 +67,8 @@ class Player:
             self.sync, *[self.register] * 5, *[self.begin] * 3, self.beat, self.leave, self.evict,
             self.cancel, self.complete, *[self.force] * 3, self.close, self.announce,
             self.save, self.finish, self.gap, self.orphans, self.order, self.review, self.progress,
-            self.deliver, self.acknowledge, self.publisher.take_turn, *[self.publisher.publish] * 4,
-            *[self.publisher.rewrite] * 2,
+            self.deliver, self.acknowledge, self.publisher.take_lock,
+            *[self.publisher.publish] * 4, *[self.publisher.rewrite] * 2,
         ]  # fmt: skip
         return often * 3 + seldom
 
@@ -316,5 +316,5 @@ def test_histories_reach_every_edge_and_outcome() -> None:
     assert outcomes >= {
         "Changed", "Stale", "Registered", "NameTaken", "Beaten", "BeatRefused", "Opened",
         "OpenByOther", "NotHeld", "LeaseLost", "IntentConflict", "CheckpointRefused",
-        "UnknownShard", "PublishTurn", "TurnTaken", "Settled", "TurnOver", "Unpublished",
+        "UnknownShard", "PublishLock", "LockTaken", "Settled", "LockOver", "Unpublished",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Hook events: left by a commit, delivered in order by whoever has the turn, and by nobody else."""
+"""Hook events: left by a commit, delivered in order by whoever has the lock, and by nobody else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.journal_rows import DeliveryClaim, EventKind
-from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
+from dagster_leasehold.lease_store.outcomes import LockOver, LockTaken, Settled
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from tests.conformance.test_races import at_once
 from tests.conformance.world import A, B, World, X, Y, a_commit
@@ -35,7 +35,7 @@ def waiting(world: World) -> list[tuple[str, int, str]]:
 
 
 def take(world: World, node: Any) -> DeliveryClaim:
-    claim = world.store.take_turn(world.key, node, world.incarnations[node])
+    claim = world.store.take_delivery_lock(world.key, node, world.incarnations[node])
     assert isinstance(claim, DeliveryClaim)
     return claim
 
@@ -96,25 +96,25 @@ def test_a_failed_attempt_is_counted_and_its_error_kept_in_one_line(
     assert event.error.isprintable()
 
 
-def test_one_node_has_the_turn(world: World, tenures: list[Tenure]) -> None:
+def test_one_node_has_the_lock(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0)
     claim = take(world, A)
-    assert world.store.take_turn(world.key, B, "b-1") == TurnTaken(A)
+    assert world.store.take_delivery_lock(world.key, B, "b-1") == LockTaken(A)
     again = take(world, A)
-    assert again.epoch == claim.epoch + 1, "taking it again fences the turn before"
+    assert again.epoch == claim.epoch + 1, "taking it again fences the lock before"
     (event,) = world.store.pending_events(world.key, kind=HOOK)
-    assert world.store.settle_event(claim, event.sequence) == TurnOver()
-    assert world.store.settle_event(claim, event.sequence, error="late") == TurnOver()
-    assert world.store.end_turn(claim) == TurnOver()
+    assert world.store.settle_event(claim, event.sequence) == LockOver()
+    assert world.store.settle_event(claim, event.sequence, error="late") == LockOver()
+    assert world.store.release_delivery_lock(claim) == LockOver()
     assert waiting(world) == [("x", 1, "x.0")]
-    assert world.store.end_turn(again) == Settled()
-    assert world.store.end_turn(again) == TurnOver()
+    assert world.store.release_delivery_lock(again) == Settled()
+    assert world.store.release_delivery_lock(again) == LockOver()
     assert take(world, B).epoch == again.epoch + 1
 
 
 @pytest.mark.parametrize("how", ["evicted", "left", "another incarnation"])
-def test_the_turn_of_a_dead_node_passes(world: World, tenures: list[Tenure], how: str) -> None:
-    """1. a takes the turn and stops; 2. its lease lapses; 3. b delivers; 4. a wakes up."""
+def test_the_lock_of_a_dead_node_passes(world: World, tenures: list[Tenure], how: str) -> None:
+    """1. a takes the lock and stops; 2. its lease lapses; 3. b delivers; 4. a wakes up."""
     commit(world, tenures[0], 0)
     claim = take(world, A)
     if how == "left":
@@ -126,21 +126,21 @@ def test_the_turn_of_a_dead_node_passes(world: World, tenures: list[Tenure], how
         world.register(A, "a-2")
     assert take(world, B).epoch == claim.epoch + 1
     (event,) = world.store.pending_events(world.key, kind=HOOK)
-    assert world.store.settle_event(claim, event.sequence) == TurnOver()
+    assert world.store.settle_event(claim, event.sequence) == LockOver()
     assert waiting(world) == [("x", 1, "x.0")]
 
 
-def test_only_a_live_node_takes_the_turn(world: World, tenures: list[Tenure]) -> None:
-    assert world.store.take_turn(world.key, A, "a-0") == TurnTaken(None)
-    assert world.store.take_turn(world.key, A, "") == TurnTaken(None)
+def test_only_a_live_node_takes_the_lock(world: World, tenures: list[Tenure]) -> None:
+    assert world.store.take_delivery_lock(world.key, A, "a-0") == LockTaken(None)
+    assert world.store.take_delivery_lock(world.key, A, "") == LockTaken(None)
     world.store.leave(world.key, A, "a-1")
-    assert world.store.take_turn(world.key, A, "a-1") == TurnTaken(None)
-    assert world.store.take_turn(world.key, A, "") == TurnTaken(None)
+    assert world.store.take_delivery_lock(world.key, A, "a-1") == LockTaken(None)
+    assert world.store.take_delivery_lock(world.key, A, "") == LockTaken(None)
 
 
-def test_one_of_two_nodes_takes_the_turn(world: World, tenures: list[Tenure]) -> None:
+def test_one_of_two_nodes_takes_the_lock(world: World, tenures: list[Tenure]) -> None:
     outcomes = at_once(
-        lambda: world.store.take_turn(world.key, A, "a-1"),
-        lambda: world.store.take_turn(world.key, B, "b-1"),
+        lambda: world.store.take_delivery_lock(world.key, A, "a-1"),
+        lambda: world.store.take_delivery_lock(world.key, B, "b-1"),
     )
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["DeliveryClaim", "TurnTaken"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["DeliveryClaim", "LockTaken"]

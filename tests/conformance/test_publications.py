@@ -1,4 +1,4 @@
-"""Publishing: the turn, what waits, and a commit that moves everything or nothing."""
+"""Publishing: the lock, what waits, and a commit that moves everything or nothing."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import (
     Changed,
+    LockOver,
+    LockTaken,
     PointerMoved,
     PublishesElsewhere,
     Settled,
     Stale,
-    TurnOver,
-    TurnTaken,
 )
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PublishedRange,
-    PublishTurn,
+    PublishLock,
     TableColumns,
     TableName,
 )
@@ -47,77 +47,77 @@ def commit(world: World, tenure: Tenure, *numbers: int) -> None:
         world.consume(tenure, str(n), str(n + 1), n, files=files)
 
 
-# -- the turn -----------------------------------------------------------------------------------
+# -- the lock -----------------------------------------------------------------------------------
 
 
-def test_one_node_has_the_turn(world: World, tenures: list[Tenure]) -> None:
+def test_one_node_has_the_lock(world: World, tenures: list[Tenure]) -> None:
     a, b = Publisher(world), Publisher(world, B)
     first = a.take()
-    assert world.store.take_publish_turn(world.key, B, "b-1", b.table) == TurnTaken(A)
+    assert world.store.take_publish_lock(world.key, B, "b-1", b.table) == LockTaken(A)
     again = a.take()
-    assert again.epoch == first.epoch + 1, "taking it again fences the turn before"
-    assert world.store.end_publish_turn(first) == TurnOver()
-    assert world.store.end_publish_turn(again) == Settled()
-    assert world.store.end_publish_turn(again) == TurnOver()
+    assert again.epoch == first.epoch + 1, "taking it again fences the lock before"
+    assert world.store.release_publish_lock(first) == LockOver()
+    assert world.store.release_publish_lock(again) == Settled()
+    assert world.store.release_publish_lock(again) == LockOver()
     assert b.take().epoch == again.epoch + 1
     row = world.store.publication(world.key)
     assert row is not None
     assert (row.node, row.epoch, row.table) == (B, again.epoch + 1, b.table)
 
 
-def test_of_two_processes_of_a_node_one_takes_the_turn(world: World, tenures: list[Tenure]) -> None:
+def test_of_two_processes_of_a_node_one_takes_the_lock(world: World, tenures: list[Tenure]) -> None:
     """Both have seen the same epoch; the later one fences nobody."""
     table = Publisher(world).table
-    take = partial(world.store.take_publish_turn, world.key, A, "a-1", table)
+    take = partial(world.store.take_publish_lock, world.key, A, "a-1", table)
     first = take(run="first", seen_epoch=0)
-    assert isinstance(first, PublishTurn)
-    assert take(run="second", seen_epoch=0) == TurnTaken(A)
+    assert isinstance(first, PublishLock)
+    assert take(run="second", seen_epoch=0) == LockTaken(A)
     row = world.store.publication(world.key)
     assert row is not None
     assert (row.node, row.run, row.epoch) == (A, "first", first.epoch)
     # It knows that the first one has ended.
-    assert take(run="second", seen_epoch=first.epoch) == PublishTurn(world.key, A, first.epoch + 1)
-    assert world.store.end_publish_turn(first) == TurnOver()
+    assert take(run="second", seen_epoch=first.epoch) == PublishLock(world.key, A, first.epoch + 1)
+    assert world.store.release_publish_lock(first) == LockOver()
 
 
 def test_who_publishes_once_needs_no_node(world: World, tenures: list[Tenure]) -> None:
     a = Publisher(world)
     held = a.take()
-    assert world.store.take_publish_turn(world.key, None, "", a.table) == TurnTaken(A)
-    world.store.end_publish_turn(held)
-    once = world.store.take_publish_turn(world.key, None, "", a.table)
-    assert once == PublishTurn(world.key, None, held.epoch + 1)
+    assert world.store.take_publish_lock(world.key, None, "", a.table) == LockTaken(A)
+    world.store.release_publish_lock(held)
+    once = world.store.take_publish_lock(world.key, None, "", a.table)
+    assert once == PublishLock(world.key, None, held.epoch + 1)
     row = world.store.publication(world.key)
     assert row is not None
     assert row.node is None
     assert world.store.create_table_pointer(once, FIRST) == Settled()
     commit(world, tenures[0], 0, 1)
-    a.turn = once
+    a.lock = once
     a.publish()
     commit(world, tenures[0], 2)
     planned, b = a.plan(), Publisher(world, B)
     b.take()
-    assert a.commit(planned) == TurnOver(), "a node fences it at any time"
+    assert a.commit(planned) == LockOver(), "a node fences it at any time"
     assert b.commit(planned) == Settled()
 
 
-def test_the_turn_of_an_evicted_node_passes(world: World, tenures: list[Tenure]) -> None:
+def test_the_lock_of_an_evicted_node_passes(world: World, tenures: list[Tenure]) -> None:
     first = Publisher(world).take()
     counter = world.node(A).lease_id
     world.store.evict(world.key, A, counter, observer="b", reason="silent")
     assert Publisher(world, B).take().epoch == first.epoch + 1
-    assert world.store.end_publish_turn(first) == TurnOver()
+    assert world.store.release_publish_lock(first) == LockOver()
 
 
-def test_the_turns_to_deliver_and_to_publish_are_two(world: World, tenures: list[Tenure]) -> None:
-    assert not isinstance(world.store.take_turn(world.key, B, "b-1"), TurnTaken)
+def test_the_locks_to_deliver_and_to_publish_are_two(world: World, tenures: list[Tenure]) -> None:
+    assert not isinstance(world.store.take_delivery_lock(world.key, B, "b-1"), LockTaken)
     Publisher(world).take()
-    assert world.store.take_turn(world.key, A, "a-1") == TurnTaken(B)
+    assert world.store.take_delivery_lock(world.key, A, "a-1") == LockTaken(B)
 
 
-def test_only_a_live_node_takes_the_turn(world: World, tenures: list[Tenure]) -> None:
+def test_only_a_live_node_takes_the_lock(world: World, tenures: list[Tenure]) -> None:
     table = Publisher(world).table
-    assert world.store.take_publish_turn(world.key, A, "a-0", table) == TurnTaken(None)
+    assert world.store.take_publish_lock(world.key, A, "a-0", table) == LockTaken(None)
     assert world.store.publication(world.key) is None
     assert world.store.published_until(world.key) is None
 
@@ -128,26 +128,26 @@ def test_a_group_publishes_to_one_table_and_a_table_has_one_group(
     publisher = Publisher(world)
     publisher.take()
     other = TableName("default", "leasehold", "Another")
-    elsewhere = world.store.take_publish_turn(world.key, A, "a-1", other)
+    elsewhere = world.store.take_publish_lock(world.key, A, "a-1", other)
     assert elsewhere == PublishesElsewhere(world.key, publisher.table)
     second = World(world.store, replace(world.key, group=type(world.key.group)("second")))
     second.group()
     second.join(A)
-    refused = world.store.take_publish_turn(second.key, A, "a-1", publisher.table)
+    refused = world.store.take_publish_lock(second.key, A, "a-1", publisher.table)
     assert refused == PublishesElsewhere(world.key, publisher.table)
     upper = replace(publisher.table, name=publisher.table.name.upper())
     assert not isinstance(
-        world.store.take_publish_turn(second.key, A, "a-1", upper), PublishesElsewhere
+        world.store.take_publish_lock(second.key, A, "a-1", upper), PublishesElsewhere
     ), "names are compared letter by letter"
 
 
-def test_one_of_two_nodes_takes_the_first_turn(world: World, tenures: list[Tenure]) -> None:
+def test_one_of_two_nodes_takes_the_first_lock(world: World, tenures: list[Tenure]) -> None:
     table = Publisher(world).table
     outcomes = at_once(
-        lambda: world.store.take_publish_turn(world.key, A, "a-1", table),
-        lambda: world.store.take_publish_turn(world.key, B, "b-1", table),
+        lambda: world.store.take_publish_lock(world.key, A, "a-1", table),
+        lambda: world.store.take_publish_lock(world.key, B, "b-1", table),
     )
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["PublishTurn", "TurnTaken"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["LockTaken", "PublishLock"]
 
 
 def test_an_unknown_group_has_no_publication(world: World) -> None:
@@ -251,19 +251,19 @@ def test_a_repeated_commit_is_settled(world: World, tenures: list[Tenure]) -> No
 
 
 def test_a_publisher_that_wakes_up_publishes_nothing(world: World, tenures: list[Tenure]) -> None:
-    """1. a plans and is frozen; 2. b takes the turn and publishes; 3. a wakes up and commits."""
+    """1. a plans and is frozen; 2. b takes the lock and publishes; 3. a wakes up and commits."""
     commit(world, tenures[0], 0)
     a, b = Publisher(world), Publisher(world, B)
     a.start()
     planned = a.plan()
     world.store.evict(world.key, A, world.node(A).lease_id, observer="b", reason="silent")
     b.take()
-    assert a.commit(planned) == TurnOver()
+    assert a.commit(planned) == LockOver()
     assert until(world, X) == 0
     b.publish()
-    assert a.commit(planned, seen=FIRST) == TurnOver()
-    assert world.store.record_publication(a.own, planned) == TurnOver()
-    assert world.store.create_table_pointer(a.own, "other") == TurnOver()
+    assert a.commit(planned, seen=FIRST) == LockOver()
+    assert world.store.record_publication(a.own, planned) == LockOver()
+    assert world.store.create_table_pointer(a.own, "other") == LockOver()
     assert until(world, X) == 1
     assert b.files == ["x/0"]
 
@@ -312,12 +312,12 @@ def test_one_of_two_commits_wins(world: World, tenures: list[Tenure]) -> None:
 def test_a_table_is_created_once(world: World, tenures: list[Tenure]) -> None:
     publisher = Publisher(world)
     assert world.store.table_pointer(publisher.table) is None
-    turn = publisher.take()
+    lock = publisher.take()
     planned = PlannedPublication("p", 1, ranges=(PublishedRange(X, 0, 1, 0),))
     commit(world, tenures[0], 0)
-    assert world.store.create_table_pointer(turn, FIRST) == Settled()
-    assert world.store.create_table_pointer(turn, FIRST) == Settled(), "its reply was lost"
-    assert world.store.create_table_pointer(turn, "second") == PointerMoved(FIRST)
+    assert world.store.create_table_pointer(lock, FIRST) == Settled()
+    assert world.store.create_table_pointer(lock, FIRST) == Settled(), "its reply was lost"
+    assert world.store.create_table_pointer(lock, "second") == PointerMoved(FIRST)
     assert publisher.commit(planned) == Settled()
 
 
@@ -360,17 +360,17 @@ def test_a_recorded_publication_is_settled_once_it_is_in_the_table(
     """1. a records and dies after its commit to the catalog; 2. b finds it in the table."""
     commit(world, tenures[0], 0, 1)
     a, b = Publisher(world), Publisher(world, B)
-    turn = a.take()
+    lock = a.take()
     planned = replace(a.plan(base=7), records=25)
-    assert world.store.record_publication(turn, planned) == Settled()
-    assert world.store.record_publication(turn, planned) == Settled(), "its reply was lost"
+    assert world.store.record_publication(lock, planned) == Settled()
+    assert world.store.record_publication(lock, planned) == Settled(), "its reply was lost"
     world.store.evict(world.key, A, world.node(A).lease_id, observer="b", reason="silent")
-    turn = b.take()
+    lock = b.take()
     row = world.store.publication(world.key)
     assert row is not None
     assert row.pending == planned
     assert until(world, X) == 0, "it is not settled"
-    assert world.store.commit_publication(turn, planned) == Settled()
+    assert world.store.commit_publication(lock, planned) == Settled()
     row = world.store.publication(world.key)
     assert row is not None
     assert (row.pending, row.last, row.snapshot) == (None, planned.id, planned.snapshot)
@@ -381,15 +381,15 @@ def test_a_recorded_publication_is_settled_once_it_is_in_the_table(
 def test_at_most_one_publication_is_pending(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0)
     publisher = Publisher(world)
-    turn = publisher.take()
+    lock = publisher.take()
     first = publisher.plan(base=7)
-    assert world.store.record_publication(turn, first) == Settled()
+    assert world.store.record_publication(lock, first) == Settled()
     commit(world, tenures[0], 1)
     second = publisher.plan(base=7)
-    assert world.store.record_publication(turn, second) == Stale()
-    assert world.store.commit_publication(turn, second) == Stale()
-    assert world.store.commit_publication(turn, first) == Settled()
-    assert world.store.record_publication(turn, second) == Stale(), "it begins behind the cursor"
+    assert world.store.record_publication(lock, second) == Stale()
+    assert world.store.commit_publication(lock, second) == Stale()
+    assert world.store.commit_publication(lock, first) == Settled()
+    assert world.store.record_publication(lock, second) == Stale(), "it begins behind the cursor"
     assert until(world, X) == 1
 
 
@@ -397,20 +397,20 @@ def test_a_publication_that_cannot_arrive_is_dropped(world: World, tenures: list
     """1. P is sent; 2. another program commits; 3. P is dropped, and its batches wait again."""
     commit(world, tenures[0], 0, 1)
     a, b = Publisher(world), Publisher(world, B)
-    turn = a.take()
+    lock = a.take()
     planned = a.plan(base=7)
-    assert world.store.drop_publication(turn, planned) == Settled(), "it is not pending"
-    assert world.store.record_publication(turn, planned) == Settled()
-    assert world.store.drop_publication(turn, a.plan(base=8)) == Settled(), "another one"
+    assert world.store.drop_publication(lock, planned) == Settled(), "it is not pending"
+    assert world.store.record_publication(lock, planned) == Settled()
+    assert world.store.drop_publication(lock, a.plan(base=8)) == Settled(), "another one"
     row = world.store.publication(world.key)
     assert row is not None
     assert row.pending == planned
     world.store.evict(world.key, A, world.node(A).lease_id, observer="b", reason="silent")
-    former, turn = turn, b.take()
-    assert world.store.drop_publication(former, planned) == TurnOver()
-    assert world.store.drop_publication(turn, planned) == Settled()
-    assert world.store.drop_publication(turn, planned) == Settled(), "its reply was lost"
-    assert world.store.commit_publication(turn, planned) == Stale()
+    former, lock = lock, b.take()
+    assert world.store.drop_publication(former, planned) == LockOver()
+    assert world.store.drop_publication(lock, planned) == Settled()
+    assert world.store.drop_publication(lock, planned) == Settled(), "its reply was lost"
+    assert world.store.commit_publication(lock, planned) == Stale()
     row = world.store.publication(world.key)
     assert row is not None
     assert (row.pending, row.last, row.number, until(world, X)) == (None, None, 0, 0)
@@ -428,15 +428,15 @@ def test_what_a_dropped_publication_left_to_do_is_dropped_with_it(
     publisher.publish()
     commit(world, tenures[0], 1, 2)
     planned = publisher.plan(base=7)
-    turn = publisher.own
-    assert world.store.record_publication(turn, planned) == Settled()
+    lock = publisher.own
+    assert world.store.record_publication(lock, planned) == Settled()
     world.store.force_checkpoint(world.key, X, "0", observer="op", reason="again")
     changes = world.store.pending_changes(world.key)
     assert [(each.first, each.removed) for each in changes] == [
         (0, ("x/0",)),
         (1, ("x/1", "x/2")),
     ], "none is of batches before the cursor and of others"
-    assert world.store.drop_publication(turn, planned) == Settled()
+    assert world.store.drop_publication(lock, planned) == Settled()
     assert world.store.pending_changes(world.key) == changes[:1]
     publisher.publish()
     assert publisher.files == publisher.committed() == []
@@ -445,8 +445,8 @@ def test_what_a_dropped_publication_left_to_do_is_dropped_with_it(
 def test_what_was_not_recorded_is_not_settled(world: World, tenures: list[Tenure]) -> None:
     commit(world, tenures[0], 0)
     publisher = Publisher(world)
-    turn = publisher.take()
-    assert world.store.commit_publication(turn, publisher.plan()) == Stale()
+    lock = publisher.take()
+    assert world.store.commit_publication(lock, publisher.plan()) == Stale()
     assert until(world, X) == 0
 
 
@@ -455,11 +455,11 @@ def test_a_publication_is_recorded_only_as_it_was_planned(
 ) -> None:
     commit(world, tenures[0], 0, 1)
     publisher = Publisher(world)
-    turn = publisher.take()
+    lock = publisher.take()
     planned = publisher.plan()
-    assert world.store.record_publication(turn, moved(planned, start=1)) == Stale()
+    assert world.store.record_publication(lock, moved(planned, start=1)) == Stale()
     world.store.force_checkpoint(world.key, X, "1", observer="op", reason="again")
-    assert world.store.record_publication(turn, planned) == Stale()
+    assert world.store.record_publication(lock, planned) == Stale()
 
 
 def test_a_deleted_group_leaves_its_table(world: World, tenures: list[Tenure]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import UnknownShard
 from dagster_leasehold.lease_store.ledger_rows import DataFile
-from dagster_leasehold.lease_store.outcomes import Changed, Settled, Stale, TurnOver
+from dagster_leasehold.lease_store.outcomes import Changed, LockOver, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import ShardAhead
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import Tenure
@@ -108,13 +108,13 @@ def test_nothing_is_published_until_the_table_is_adopted(
     assert publication.number == 9
 
 
-def test_a_turn_that_is_over_changes_nothing(
+def test_a_lock_that_is_over_changes_nothing(
     world: World, tenure: Tenure, publisher: Publisher
 ) -> None:
     over = publisher.own
     publisher.take()
     before = snapshot(world)
-    assert world.store.roll_forward(over, ahead(world)) == TurnOver()
+    assert world.store.roll_forward(over, ahead(world)) == LockOver()
     assert snapshot(world) == before
 
 

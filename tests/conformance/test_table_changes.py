@@ -198,14 +198,14 @@ def test_a_batch_on_its_way_into_another_catalog_is_withdrawn_there(
 ) -> None:
     """1. P is recorded, and in the table; 2. its batches are withdrawn; 3. P is settled."""
     publisher = Publisher(world)
-    turn = publisher.take()
+    lock = publisher.take()
     planned = publisher.plan()
-    assert world.store.record_publication(turn, planned) == Settled()
+    assert world.store.record_publication(lock, planned) == Settled()
     tenure = go_back(world, "1")
     (change,) = changes(world)
     assert shape(change) == (ChangeKind.WITHDRAWAL, 1, ["x/1", "x/2"], [])
     commit(world, tenure, 3, start=1)
-    assert world.store.commit_publication(turn, planned) == Settled()
+    assert world.store.commit_publication(lock, planned) == Settled()
     assert until(world, X) == 3
     (backlog,) = world.store.unpublished(world.key)
     assert (backlog.start, [batch.sequence for batch in backlog.batches]) == (3, [3])
@@ -243,9 +243,9 @@ def test_changes_of_a_shard_are_published_in_order(
     assert publisher.files == publisher.committed() == ["x/0"]
 
 
-def turn(publisher: Publisher):
-    assert publisher.turn is not None
-    return publisher.turn
+def lock(publisher: Publisher):
+    assert publisher.lock is not None
+    return publisher.lock
 
 
 def test_a_large_withdrawal_is_several_changes(

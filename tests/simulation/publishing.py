@@ -45,7 +45,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     PointerMove,
     Publication,
     PublishedRange,
-    PublishTurn,
+    PublishLock,
     TableName,
 )
 from dagster_leasehold.lease_store.shard_rows import ShardListing
@@ -240,50 +240,50 @@ class Seed(ForeignTable):
     # -- the publisher --------------------------------------------------------------------------
 
     def publish(self, node: NodeName, *, adopts: bool = False) -> Steps:
-        """One turn: the pending publication is settled first, then what waits is published."""
+        """Under the lock: settle the pending publication first, then publish what waits."""
         self._replace_the_dead()
-        turn = self.store.take_publish_turn(KEY, node, self._incarnation(node), TABLE)
-        if not isinstance(turn, PublishTurn):
+        lock = self.store.take_publish_lock(KEY, node, self._incarnation(node), TABLE)
+        if not isinstance(lock, PublishLock):
             return
         if not self.elsewhere:
-            self.store.create_table_pointer(turn, str(FIRST))
+            self.store.create_table_pointer(lock, str(FIRST))
         yield
         seen = self.view()
         yield
         row = self.store.publication(KEY)
-        if row is None or row.epoch != turn.epoch:
+        if row is None or row.epoch != lock.epoch:
             return
         if row.pending is not None:
-            yield from self.resume(turn, row.pending, seen)
+            yield from self.resume(lock, row.pending, seen)
         elif self.elsewhere and self.trouble(row, seen):
             if not self.touched:
                 self.violations.append(f"nobody changed the table, and {row.last} is not its last")
             if adopts:
-                yield from self.adopt(turn, seen)
+                yield from self.adopt(lock, seen)
         else:
             try:
                 planned = yield from self.plan(seen.newest)
             except TableUnavailable:
                 if adopts:
-                    yield from self.adopt(turn, seen)
+                    yield from self.adopt(lock, seen)
                 return
             if planned is not None:
-                yield from (self.commit_elsewhere if self.elsewhere else self.commit)(turn, planned)
+                yield from (self.commit_elsewhere if self.elsewhere else self.commit)(lock, planned)
         if self.chance.random() < 0.5:
-            self.store.end_publish_turn(turn)
+            self.store.release_publish_lock(lock)
 
     def view(self) -> View:
         """Read the table."""
         return View(self.newest(), frozenset(self.there), self.mark)
 
-    def resume(self, turn: PublishTurn, pending: PlannedPublication, seen: View) -> Steps:
+    def resume(self, lock: PublishLock, pending: PlannedPublication, seen: View) -> Steps:
         """Settle the pending publication if it is in the table, send it again, or drop it."""
         if seen.mark[0] == pending.id:
-            self.store.commit_publication(turn, pending)
+            self.store.commit_publication(lock, pending)
         elif seen.newest.id == pending.base:
-            yield from self.send(turn, pending)
+            yield from self.send(lock, pending)
         else:
-            self.store.drop_publication(turn, pending)
+            self.store.drop_publication(lock, pending)
 
     def trouble(self, row: Publication, seen: View) -> bool:
         """Return True if another program has changed the records of the table."""
@@ -298,7 +298,7 @@ class Seed(ForeignTable):
             snapshot = self.staged[snapshot.parent] if snapshot.parent in seen.ids else None
         return len(self.records_of(seen.newest.files)) != (row.records or 0)
 
-    def adopt(self, turn: PublishTurn, seen: View) -> Steps:
+    def adopt(self, lock: PublishLock, seen: View) -> Steps:
         """Have the table show what the ledger says is published."""
         changes = self.store.pending_changes(KEY, limit=10_000)
         yield
@@ -310,13 +310,13 @@ class Seed(ForeignTable):
             for file in batch.files
         ]
         planned = self.stage(seen.newest, files, (), [change.sequence for change in changes])
-        yield from self.commit_elsewhere(turn, planned)
+        yield from self.commit_elsewhere(lock, planned)
 
     def _incarnation(self, node: NodeName) -> str:
         return {row.name: row.incarnation for row in self.store.snapshot(KEY).nodes}[node]
 
     def _replace_the_dead(self) -> None:
-        """Sometimes a node that has the turn is taken for dead, and comes back."""
+        """Sometimes a node that has the lock is taken for dead, and comes back."""
         row = self.store.publication(KEY)
         if row is None or row.node is None or self.chance.random() < 0.7:
             return
@@ -364,33 +364,33 @@ class Seed(ForeignTable):
         records = len(self.records_of(files))
         return PlannedPublication(name, snapshot, base.id, tuple(ranges), tuple(changes), records)
 
-    def commit(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
+    def commit(self, lock: PublishLock, planned: PlannedPublication) -> Steps:
         """Commit to the default catalog; a lost reply is settled by asking again."""
         move = PointerMove(str(planned.base), str(planned.snapshot))
-        outcome = self.store.commit_publication(turn, planned, move)
+        outcome = self.store.commit_publication(lock, planned, move)
         yield
         if isinstance(outcome, Settled) and self.chance.random() < 0.2:
-            again = self.store.commit_publication(turn, planned, move)
-            if self._is_current(turn) and not isinstance(again, Settled):
+            again = self.store.commit_publication(lock, planned, move)
+            if self._is_current(lock) and not isinstance(again, Settled):
                 self.violations.append(f"{planned.id} is settled, and said to be {again}")
 
-    def _is_current(self, turn: PublishTurn) -> bool:
+    def _is_current(self, lock: PublishLock) -> bool:
         row = self.store.publication(KEY)
-        return row is not None and (row.node, row.epoch) == (turn.node, turn.epoch)
+        return row is not None and (row.node, row.epoch) == (lock.node, lock.epoch)
 
-    def commit_elsewhere(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
+    def commit_elsewhere(self, lock: PublishLock, planned: PlannedPublication) -> Steps:
         """Record it, commit it to the catalog, and settle it."""
-        if not isinstance(self.store.record_publication(turn, planned), Settled):
+        if not isinstance(self.store.record_publication(lock, planned), Settled):
             return
         yield
-        yield from self.send(turn, planned)
+        yield from self.send(lock, planned)
 
-    def send(self, turn: PublishTurn, planned: PlannedPublication) -> Steps:
+    def send(self, lock: PublishLock, planned: PlannedPublication) -> Steps:
         """Commit it to the catalog, whose reply may be lost, and settle it."""
         self.take(planned)
         yield
         if self.mark[0] == planned.id:
-            self.store.commit_publication(turn, planned)
+            self.store.commit_publication(lock, planned)
 
     def take(self, planned: PlannedPublication) -> None:
         """Commit a snapshot as a catalog does: only if it follows the newest one."""

@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     Publication,
-    PublishTurn,
+    PublishLock,
     TableChange,
 )
 from dagster_leasehold.lease_store.roles import operations
@@ -49,20 +49,20 @@ def test_the_same_on_sqlite(tmp_path: Path) -> None:
 class LooksForNothing(Seed):
     """A publisher that settles what is pending as if it were in the table."""
 
-    def resume(self, turn: PublishTurn, pending: PlannedPublication, seen: View) -> Steps:
+    def resume(self, lock: PublishLock, pending: PlannedPublication, seen: View) -> Steps:
         del seen
-        self.store.commit_publication(turn, pending)
+        self.store.commit_publication(lock, pending)
         yield
 
 
 class DropsAtOnce(Seed):
     """A publisher that drops what is pending although it may still arrive, and plans anew."""
 
-    def resume(self, turn: PublishTurn, pending: PlannedPublication, seen: View) -> Steps:
-        self.store.drop_publication(turn, pending)
+    def resume(self, lock: PublishLock, pending: PlannedPublication, seen: View) -> Steps:
+        self.store.drop_publication(lock, pending)
         planned = yield from self.plan(self.newest())
         if planned is not None:
-            yield from self.commit_elsewhere(turn, planned)
+            yield from self.commit_elsewhere(lock, planned)
 
 
 class TakesAnything(Seed):

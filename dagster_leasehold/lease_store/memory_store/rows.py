@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.publication_rows import (
 )
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.stored_rows import DeliveryTurn, LogIdentity
+from dagster_leasehold.lease_store.stored_rows import DeliveryLock, LogIdentity
 from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
 S = TypeVar("S")
@@ -104,7 +104,7 @@ class GroupRows:
     )
     rewrites: dict[ShardId, RewriteClaim] = field(default_factory=dict[ShardId, RewriteClaim])
     counters: dict[ShardId, LedgerCounters] = field(default_factory=dict[ShardId, LedgerCounters])
-    delivering: dict[tuple[()], DeliveryTurn] = field(default_factory=dict[tuple[()], DeliveryTurn])
+    delivering: dict[tuple[()], DeliveryLock] = field(default_factory=dict[tuple[()], DeliveryLock])
     publications: dict[tuple[()], Publication] = field(default_factory=dict[tuple[()], Publication])
     logs: dict[tuple[()], LogIdentity] = field(default_factory=dict[tuple[()], LogIdentity])
     changes: dict[int, TableChange] = field(default_factory=dict[int, TableChange])
@@ -129,7 +129,7 @@ TABLES: Mapping[type, str] = {
     OutboxEvent: "outbox",
     EventWindow: "windows",
     WindowAttempt: "window_attempts",
-    DeliveryTurn: "delivering",
+    DeliveryLock: "delivering",
     LogIdentity: "logs",
     Gap: "gaps",
     LedgerCounters: "counters",

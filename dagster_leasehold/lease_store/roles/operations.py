@@ -22,13 +22,13 @@ from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import DeliveryClaim
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerCounters
-from dagster_leasehold.lease_store.outcomes import Settled, TurnOver, TurnTaken
-from dagster_leasehold.lease_store.publication_rows import ChangeKind, Publication, PublishTurn
+from dagster_leasehold.lease_store.outcomes import LockOver, LockTaken, Settled
+from dagster_leasehold.lease_store.publication_rows import ChangeKind, Publication, PublishLock
 from dagster_leasehold.lease_store.rules.publishing import Border, border_of, changes_of_removal
 from dagster_leasehold.lease_store.rules.refusals import lease_lost, unknown_shard
 from dagster_leasehold.lease_store.rules.transitions import holds
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
-from dagster_leasehold.lease_store.stored_rows import Above, DeliveryTurn
+from dagster_leasehold.lease_store.stored_rows import Above, DeliveryLock
 
 if TYPE_CHECKING:
     from dagster_leasehold.lease_store.memory_store.rows_in_memory import RowsInMemory
@@ -43,8 +43,8 @@ PAGE_ROWS_MAX = 2_048
 _PAGE_GROWTH = 4
 Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
-Turn = DeliveryTurn | Publication
-TurnKind = TypeVar("TurnKind", bound=Turn)
+Lock = DeliveryLock | Publication
+LockKind = TypeVar("LockKind", bound=Lock)
 
 
 class Operations(ABC):
@@ -192,7 +192,7 @@ def abandon_intent(rows: Rows, shard: ShardId) -> None:
         rows.change(Batch, {"state": BatchState.ABANDONED}, **own)
 
 
-# -- turns, and the border of what is in the table ----------------------------------------------
+# -- locks to publish and to deliver, and the border of what is in the table --------------------
 
 
 def border_in(rows: Rows, shard: ShardId) -> Border | None:
@@ -218,43 +218,43 @@ def record_removal(
         rows.add(*changes)
 
 
-class Turns(Operations):
-    """The base of the roles that have turns."""
+class Locks(Operations):
+    """The base of the roles that have a lock with an epoch, to publish or to deliver."""
 
-    def _give_turn_back(
-        self, name: str, kind: type[Turn], turn: DeliveryClaim | PublishTurn
-    ) -> Settled | TurnOver:
+    def _release(
+        self, name: str, kind: type[Lock], lock: DeliveryClaim | PublishLock
+    ) -> Settled | LockOver:
         sent = False
 
-        def work(rows: Rows) -> Settled | TurnOver:
+        def work(rows: Rows) -> Settled | LockOver:
             nonlocal sent
-            if held_turn(rows, kind, turn) is None:
+            if held_lock(rows, kind, lock) is None:
                 # An epoch is used once: an earlier try of this call ended it.
-                return rows.abandon(Settled() if sent else TurnOver())
+                return rows.abandon(Settled() if sent else LockOver())
             sent = True
-            rows.change(kind, {"node": None, "incarnation": ""}, epoch=turn.epoch)
+            rows.change(kind, {"node": None, "incarnation": ""}, epoch=lock.epoch)
             return Settled()
 
-        return self._writing(name, turn.key, work)
+        return self._writing(name, lock.key, work)
 
 
 def next_epoch(
-    rows: Rows, turn: Turn | None, node: NodeName | None, incarnation: str
-) -> int | TurnTaken:
-    """Return the epoch of the turn that a node, or none, takes; the group's row is locked."""
-    holder = turn.node if turn is not None else None
+    rows: Rows, lock: Lock | None, node: NodeName | None, incarnation: str
+) -> int | LockTaken:
+    """Return the epoch of the lock that a node, or none, takes; the group's row is locked."""
+    holder = lock.node if lock is not None else None
     names = {name for name in (node, holder) if name is not None}
     alive = {row.name: row.incarnation for row in rows.select(Node, name=names) if row.member}
     if node is not None and alive.get(node) != incarnation:
-        return TurnTaken(None)
-    if turn is not None and holder not in (None, node) and alive.get(holder) == turn.incarnation:
-        return TurnTaken(holder)
-    return (turn.epoch if turn is not None else 0) + 1
+        return LockTaken(None)
+    if lock is not None and holder not in (None, node) and alive.get(holder) == lock.incarnation:
+        return LockTaken(holder)
+    return (lock.epoch if lock is not None else 0) + 1
 
 
-def held_turn(
-    rows: Rows, kind: type[TurnKind], turn: DeliveryClaim | PublishTurn
-) -> TurnKind | None:
-    """Lock the row of a turn and return it; None if the turn is over."""
+def held_lock(
+    rows: Rows, kind: type[LockKind], lock: DeliveryClaim | PublishLock
+) -> LockKind | None:
+    """Return the row of a publish or delivery lock, locked; None if it has passed to another."""
     rows.group()
-    return rows.first(kind, lock=True, node=turn.node, epoch=turn.epoch)
+    return rows.first(kind, lock=True, node=lock.node, epoch=lock.epoch)

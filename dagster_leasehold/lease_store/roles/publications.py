@@ -3,8 +3,8 @@
 The ledger says what is committed; the table is what people read. One publisher per group moves
 batches from the one into the other, in order:
 
-1. Publisher A takes the turn, reads the batches behind the cursors, and stages a snapshot.
-2. It is frozen until its node is evicted. B takes the turn with a higher epoch, publishes the same
+1. Publisher A takes the lock, reads the batches behind the cursors, and stages a snapshot.
+2. It is frozen until its node is evicted. B takes the lock with a higher epoch, publishes the same
    batches, and moves the cursors.
 3. A wakes up and commits: its epoch is over, so that nothing changes; what it staged is named by
    nothing.
@@ -17,7 +17,7 @@ publication is recorded before, as the only pending one, and the table's mark sh
 1. A records publication P, with the id of the snapshot that it must follow.
 2. It sends P to the catalog, which takes it if that is still the newest snapshot; the reply is
    lost, or A dies.
-3. The next holder of the turn reads the table. If its mark names P, P is settled. If the newest
+3. The next holder of the lock reads the table. If its mark names P, P is settled. If the newest
    snapshot is still the base of P, the same request is sent again. Otherwise the catalog cannot
    take P any more, and P is dropped.
 4. What happens to batches of P meanwhile becomes a change of the table, as if it were published. If
@@ -40,18 +40,18 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerCounters
 from dagster_leasehold.lease_store.outcomes import (
     Changed,
+    LockOver,
+    LockTaken,
     PointerMoved,
     PublishesElsewhere,
     Settled,
     Stale,
-    TurnOver,
-    TurnTaken,
 )
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PointerMove,
     Publication,
-    PublishTurn,
+    PublishLock,
     ShardAhead,
     ShardBacklog,
     ShardLag,
@@ -62,10 +62,10 @@ from dagster_leasehold.lease_store.publication_rows import (
 )
 from dagster_leasehold.lease_store.roles.forced_checkpoints import withdraw
 from dagster_leasehold.lease_store.roles.operations import (
+    Locks,
     Rows,
-    Turns,
     abandon_intent,
-    held_turn,
+    held_lock,
     next_epoch,
 )
 from dagster_leasehold.lease_store.rules import publishing as rules
@@ -86,12 +86,12 @@ SHARDS_PER_LOOK = 10_000
 _SHARDS_PER_STATEMENT = 100
 
 
-class Publications(Turns):
+class Publications(Locks):
     """The operations on publishing committed output."""
 
-    # -- the turn -------------------------------------------------------------------------------
+    # -- the lock -------------------------------------------------------------------------------
 
-    def take_publish_turn(
+    def take_publish_lock(
         self,
         key: GroupKey,
         node: NodeName | None,
@@ -100,28 +100,28 @@ class Publications(Turns):
         *,
         run: str = "",
         seen_epoch: int | None = None,
-    ) -> PublishTurn | TurnTaken | PublishesElsewhere:
-        """Take the turn to publish a group's output to a table, as a live node or as no node.
+    ) -> PublishLock | LockTaken | PublishesElsewhere:
+        """Take the lock to publish a group's output to a table, as a live node or as no node.
 
-        A turn of no node is for a single publication: any process can take the next one at any
+        A lock of no node is for a single publication: any process can take the next one at any
         time.
 
-        Condition: the turn is free, or is this node's, or its node no longer lives under
+        Condition: the lock is free, or is this node's, or its node no longer lives under
         the incarnation that took it; and the group has published to no other table, nor another
         group to this one. The epoch rises each time, so that taking it again fences an earlier
-        turn of the same node. A node may have several processes that publish: each names the epoch
+        lock of the same node. A node may have several processes that publish: each names the epoch
         that it saw, and takes nothing that another one has taken since.
 
         Args:
             key: of the group.
-            node: takes the turn; None for no node.
+            node: takes the lock; None for no node.
             incarnation: the node's.
             table: the group's.
             run: the publishing run; empty for a sensor or a command.
-            seen_epoch: of the last turn, as the caller knows it; None accepts any.
+            seen_epoch: of the last lock, as the caller knows it; None accepts any.
         """
 
-        def work(rows: Rows) -> PublishTurn | TurnTaken | PublishesElsewhere:
+        def work(rows: Rows) -> PublishLock | LockTaken | PublishesElsewhere:
             rows.group(lock=True)
             own = rows.first(Publication, lock=True)
             if own is not None and own.table not in (None, table):
@@ -130,20 +130,20 @@ class Publications(Turns):
                 if other.key != key:
                     return rows.abandon(PublishesElsewhere(other.key, table))
             epoch = next_epoch(rows, own, node, incarnation)
-            if isinstance(epoch, TurnTaken):
+            if isinstance(epoch, LockTaken):
                 return rows.abandon(epoch)
             if seen_epoch not in (None, epoch - 1):
-                return rows.abandon(TurnTaken(own.node if own else None))
+                return rows.abandon(LockTaken(own.node if own else None))
             taken = replace(own or Publication(key), table=table, node=node, epoch=epoch)
             _put(rows, own, replace(taken, incarnation=incarnation if node else "", run=run))
-            return PublishTurn(key, node, epoch)
+            return PublishLock(key, node, epoch)
 
-        # After a lost reply the turn is taken again.
-        return self._writing("take_publish_turn", key, work)
+        # After a lost reply the lock is taken again.
+        return self._writing("take_publish_lock", key, work)
 
-    def end_publish_turn(self, turn: PublishTurn) -> Settled | TurnOver:
-        """Give the turn back."""
-        return self._give_turn_back("end_publish_turn", Publication, turn)
+    def release_publish_lock(self, lock: PublishLock) -> Settled | LockOver:
+        """Release the lock."""
+        return self._release("release_publish_lock", Publication, lock)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -265,17 +265,17 @@ class Publications(Turns):
         return self._reading("table_pointer", None, lambda rows: rows.pointer(table))
 
     def create_table_pointer(
-        self, turn: PublishTurn, location: str
-    ) -> Settled | TurnOver | PointerMoved:
-        """Enter the turn's table into the default catalog, with its first metadata file.
+        self, lock: PublishLock, location: str
+    ) -> Settled | LockOver | PointerMoved:
+        """Enter the lock's table into the default catalog, with its first metadata file.
 
         Its namespace is entered with it. `PointerMoved` where the table is there already.
         """
 
-        def work(rows: Rows) -> Settled | TurnOver | PointerMoved:
-            own = held_turn(rows, Publication, turn)
+        def work(rows: Rows) -> Settled | LockOver | PointerMoved:
+            own = held_lock(rows, Publication, lock)
             if own is None or own.table is None:
-                return rows.abandon(TurnOver())
+                return rows.abandon(LockOver())
             there = rows.pointer(own.table)
             if there is None:
                 rows.add_pointer(TablePointer(own.table, location))
@@ -283,23 +283,23 @@ class Publications(Turns):
             moved = PointerMoved(there.location)
             return rows.abandon(Settled() if there.location == location else moved)
 
-        return self._writing("create_table_pointer", turn.key, work)
+        return self._writing("create_table_pointer", lock.key, work)
 
     # -- publishing -----------------------------------------------------------------------------
 
     def record_publication(
-        self, turn: PublishTurn, publication: PlannedPublication
-    ) -> Settled | TurnOver | Stale:
+        self, lock: PublishLock, publication: PlannedPublication
+    ) -> Settled | LockOver | Stale:
         """Record the publication that is sent to another catalog.
 
         Condition: as for `commit_publication`, and no other one is pending. Recording the same one
         again is harmless.
         """
 
-        def work(rows: Rows) -> Settled | TurnOver | Stale:
-            before = held_turn(rows, Publication, turn)
+        def work(rows: Rows) -> Settled | LockOver | Stale:
+            before = held_lock(rows, Publication, lock)
             if before is None:
-                return rows.abandon(TurnOver())
+                return rows.abandon(LockOver())
             if publication == before.pending:
                 return rows.abandon(Settled())
             if before.pending or not _follows(rows, publication):
@@ -307,21 +307,21 @@ class Publications(Turns):
             rows.write(replace(before, pending=publication))
             return Settled()
 
-        return self._writing("record_publication", turn.key, work)
+        return self._writing("record_publication", lock.key, work)
 
     def drop_publication(
-        self, turn: PublishTurn, publication: PlannedPublication
-    ) -> Settled | TurnOver:
+        self, lock: PublishLock, publication: PlannedPublication
+    ) -> Settled | LockOver:
         """Drop the pending publication, which its catalog can no longer accept.
 
         Changes of its batches are dropped with it: those batches are not in the table. A
         publication that is not pending is left as it is.
         """
 
-        def work(rows: Rows) -> Settled | TurnOver:
-            before = held_turn(rows, Publication, turn)
+        def work(rows: Rows) -> Settled | LockOver:
+            before = held_lock(rows, Publication, lock)
             if before is None:
-                return rows.abandon(TurnOver())
+                return rows.abandon(LockOver())
             if before.pending != publication:
                 return rows.abandon(Settled())
             # Their rows are locked: a withdrawal is before this, or sees that nothing is pending.
@@ -332,14 +332,14 @@ class Publications(Turns):
             rows.write(replace(before, pending=None))
             return Settled()
 
-        return self._writing("drop_publication", turn.key, work)
+        return self._writing("drop_publication", lock.key, work)
 
     def commit_publication(
-        self, turn: PublishTurn, publication: PlannedPublication, pointer: PointerMove | None = None
-    ) -> Settled | TurnOver | Stale | PointerMoved:
+        self, lock: PublishLock, publication: PlannedPublication, pointer: PointerMove | None = None
+    ) -> Settled | LockOver | Stale | PointerMoved:
         """Move cursors and flag changes, and the table's pointer with them: all of it, or nothing.
 
-        `TurnOver`: the turn has passed to another. `Stale`: a cursor or the version of a shard's
+        `LockOver`: the lock has passed to another. `Stale`: a cursor or the version of a shard's
         ledger has moved since it was read, or a change has been published already, or one of a
         shard of the publication is pending that belongs before or into it. `PointerMoved`:
         another writer has committed to the table.
@@ -348,10 +348,10 @@ class Publications(Turns):
         catalog; versions are not compared then.
         """
 
-        def work(rows: Rows) -> Settled | TurnOver | Stale | PointerMoved:
-            before = held_turn(rows, Publication, turn)
+        def work(rows: Rows) -> Settled | LockOver | Stale | PointerMoved:
+            before = held_lock(rows, Publication, lock)
             if before is None or before.table is None:
-                return rows.abandon(TurnOver())
+                return rows.abandon(LockOver())
             if publication.id == before.last:
                 return rows.abandon(Settled())
             if pointer is None:
@@ -385,11 +385,11 @@ class Publications(Turns):
             own = rows.first(Publication, lock=True)
             return own is not None and publication.id == own.last
 
-        return self._writing("commit_publication", turn.key, work, mark=mark)
+        return self._writing("commit_publication", lock.key, work, mark=mark)
 
     # -- after a backup was restored --------------------------------------------------------------
 
-    def roll_forward(self, turn: PublishTurn, ahead: ShardAhead) -> Changed | TurnOver | Stale:
+    def roll_forward(self, lock: PublishLock, ahead: ShardAhead) -> Changed | LockOver | Stale:
         """Have a shard's ledger say what the table has of it, and move its checkpoint there.
 
         Batches that the table does not have are withdrawn, and the table is not changed by that. A
@@ -397,7 +397,7 @@ class Publications(Turns):
         added to it. The group's newest publication is unknown afterwards, so that nothing is
         published until its table is adopted: other shards may have to follow.
 
-        `TurnOver`: the turn has passed to another. `Stale`: the shard's ledger has changed since it
+        `LockOver`: the lock has passed to another. `Stale`: the shard's ledger has changed since it
         was compared with the table, or is ahead of it.
 
         Raises:
@@ -405,10 +405,10 @@ class Publications(Turns):
         """
         shard = ahead.shard
 
-        def work(rows: Rows) -> Changed | TurnOver | Stale:
-            before = held_turn(rows, Publication, turn)
+        def work(rows: Rows) -> Changed | LockOver | Stale:
+            before = held_lock(rows, Publication, lock)
             if before is None:
-                return rows.abandon(TurnOver())
+                return rows.abandon(LockOver())
             row = rows.shards([shard], lock=True).get(shard) or _added(rows, ahead)
             (counters,) = rows.select(LedgerCounters, shard=shard)
             if not rolling_forward.may_roll_forward(row, counters.version, ahead):
@@ -428,7 +428,7 @@ class Publications(Turns):
             rows.write(rolling_forward.unsettled(before, ahead))
             return rows.carry_out([rolled.step], rolling_forward.HOLDER)
 
-        return self._changing("roll_forward", turn.key, work)
+        return self._changing("roll_forward", lock.key, work)
 
 
 def _put(rows: Rows, before: Publication | None, after: Publication) -> None:

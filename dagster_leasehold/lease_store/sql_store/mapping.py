@@ -35,7 +35,7 @@ from dagster_leasehold.lease_store.stored_rows import (
     KEYS,
     Above,
     Below,
-    DeliveryTurn,
+    DeliveryLock,
     LogIdentity,
     Plus,
 )
@@ -375,8 +375,8 @@ ATTEMPT = Columns(WindowAttempt, tables.window_attempt, named={"at": "begun_at"}
 _HOLDER_NAMED = {"node": "worker_instance"}
 _HOLDER_READS: Ways = {"node": lambda name: NodeName(name) if name else None}
 _HOLDER_WRITES: Ways = {"node": lambda name: name or ""}
-TURN = Columns(
-    DeliveryTurn,
+LOCK = Columns(
+    DeliveryLock,
     tables.delivery_claim,
     named=_HOLDER_NAMED,
     reads=_HOLDER_READS,

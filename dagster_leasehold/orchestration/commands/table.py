@@ -15,9 +15,9 @@ from dagster_leasehold.orchestration.progress_display import progress
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.publisher import Publisher
-    from dagster_leasehold.lease_store.publication_rows import PublishTurn, TableName
+    from dagster_leasehold.lease_store.publication_rows import PublishLock, TableName
 
-TURN_TRIES, TURN_WAIT_S = 30, 1.0
+LOCK_TRIES, LOCK_WAIT_S = 30, 1.0
 DIFFERENCES_SHOWN_MAX = 20
 
 app = typer.Typer(
@@ -111,18 +111,18 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
         catalog=catalog,
         place=target.settings.output_folder(key.stream, key.group),
     )
-    turn = _turn(target, name, publisher)
+    lock = _lock(target, name, publisher)
     try:
         lags = target.store.publication_lag(key)
         total = None if any(lag.more for lag in lags) else sum(lag.batches for lag in lags)
         with progress("publishing", "batches", total) as show:
-            report = publisher.adopt(turn, _tell) if adopt else publisher.publish(turn)
+            report = publisher.adopt(lock, _tell) if adopt else publisher.publish(lock)
             while report.more:
-                report = report.and_then(publisher.publish(turn))
+                report = report.and_then(publisher.publish(lock))
                 show(report.batches)
         comparison = publisher.comparison.compare()
     finally:
-        target.store.end_publish_turn(turn)
+        target.store.release_publish_lock(lock)
     differences = comparison.differences
     shown = " ".join(differences[:DIFFERENCES_SHOWN_MAX])
     verdict = f"it differs from the ledger: {shown}" if shown else "the ledger names the same."
@@ -151,25 +151,25 @@ def _tell(sentence: str) -> None:
     typer.echo(sentence, err=True)
 
 
-def _turn(target: Target, name: TableName, publisher: Publisher) -> PublishTurn:
+def _lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
     """Take the publish lock, after its present holder.
 
     Raises:
         TableUnavailable: another node has it all the time.
     """
-    from dagster_leasehold.assets.output.table.publish_turns import turn_of
-    from dagster_leasehold.lease_store.publication_rows import PublishTurn
+    from dagster_leasehold.assets.output.table.publish_locks import lock_of
+    from dagster_leasehold.lease_store.publication_rows import PublishLock
 
     reason = ""
-    for attempt in range(TURN_TRIES):
+    for attempt in range(LOCK_TRIES):
         if attempt:
-            time.sleep(TURN_WAIT_S)
+            time.sleep(LOCK_WAIT_S)
         nodes = target.store.pulse(publisher.key).nodes
         alive = {node.name: node.incarnation for node in nodes if node.member}
-        turn = turn_of(target.store, publisher.key, name, alive or {None: ""})
-        if isinstance(turn, PublishTurn):
-            return turn
-        reason = turn.explanation
+        lock = lock_of(target.store, publisher.key, name, alive or {None: ""})
+        if isinstance(lock, PublishLock):
+            return lock
+        reason = lock.explanation
     raise TableUnavailable(
         f"{reason} Start the deployment, which publishes by itself, or repeat this."
     )

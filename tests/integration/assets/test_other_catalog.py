@@ -105,7 +105,7 @@ def test_committed_batches_are_published(scene: Scene) -> None:
     assert duckdb_query(at, "count(*)", "event_time < '1990-01-01T00:00:00Z'") == [(0,)]
 
 
-def test_a_reply_that_was_lost_is_settled_by_the_next_turn(
+def test_a_reply_that_was_lost_is_settled_by_the_next_publisher(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the catalog takes the publication, and its answer does not come."""

@@ -25,7 +25,7 @@ from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.ledger_rows import BatchRewrite, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.conformance.test_expired_output import FAR
 from tests.failpoints import Failpoint
 from tests.integration.assets.test_other_catalog import Scene as CatalogScene
@@ -56,9 +56,9 @@ class Scene(CatalogScene):
         self.consume(run)
 
     def adopt(self) -> Any:
-        turn = self.turn()
-        assert isinstance(turn, PublishTurn)
-        return self.publisher().adopt(turn)
+        lock = self.lock()
+        assert isinstance(lock, PublishLock)
+        return self.publisher().adopt(lock)
 
     def publish_all(self) -> None:
         while self.publish().more:
@@ -180,8 +180,8 @@ INCIDENTS = {
 }
 
 
-NOW = "before the next turn"
-LATER = ("the request is late", "after the next turn")
+NOW = "before the next lock"
+LATER = ("the request is late", "after the next lock")
 
 
 def arrives(late: Callable[[], object]) -> None:

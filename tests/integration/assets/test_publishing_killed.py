@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.assets.output.table.group_table import build_publisher
-from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
+from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.failpoints import ENVIRONMENT_VARIABLE
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.failpoints import Failpoint
 from tests.integration.assets.runs import PROJECT
 from tests.table_engines import duckdb_query
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
 POINTS = (
-    Failpoint.AFTER_PUBLISH_TURN,
+    Failpoint.AFTER_PUBLISH_LOCK,
     Failpoint.BEFORE_TABLE,
     Failpoint.AFTER_STAGE,
     Failpoint.BEFORE_PUBLISH,
@@ -34,8 +34,8 @@ RECORDS = 10
 
 
 def publish(home: ConsumedHome) -> PublishReport:
-    turn = turn_of(home.store, KEY, NAME, {NODE: "a-1"})
-    assert isinstance(turn, PublishTurn)
+    lock = lock_of(home.store, KEY, NAME, {NODE: "a-1"})
+    assert isinstance(lock, PublishLock)
     publisher = build_publisher(
         store=home.store,
         key=KEY,
@@ -43,7 +43,7 @@ def publish(home: ConsumedHome) -> PublishReport:
         catalog=CatalogSettings(),
         place=output_place(home.output),
     )
-    return publisher.publish(turn)
+    return publisher.publish(lock)
 
 
 def published(home: ConsumedHome) -> list[bytes]:

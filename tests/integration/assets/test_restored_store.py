@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.errors import IntentConflict, LeaseLost
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit, BatchStatistics, DataFile, Intent
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
-from dagster_leasehold.lease_store.publication_rows import PublishTurn, ShardAhead
+from dagster_leasehold.lease_store.publication_rows import PublishLock, ShardAhead
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import Tenure
 from dagster_leasehold.lease_store.sql_store import SqlStore
@@ -237,11 +237,11 @@ def test_a_process_that_ends_while_it_rolls_forward_loses_and_doubles_nothing(
     kind, rolled = type(scene.home.store), list[ShardId]()
     forward = kind.roll_forward
 
-    def roll_forward(store: SqlStore, turn: PublishTurn, ahead: ShardAhead) -> object:
+    def roll_forward(store: SqlStore, lock: PublishLock, ahead: ShardAhead) -> object:
         if rolled:
             raise KeyboardInterrupt
         rolled.append(ahead.shard)
-        return forward(store, turn, ahead)
+        return forward(store, lock, ahead)
 
     monkeypatch.setattr(kind, "roll_forward", roll_forward)
     with pytest.raises(KeyboardInterrupt):

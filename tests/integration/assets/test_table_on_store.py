@@ -14,7 +14,7 @@ from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.table_settings import TableSettings
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.object_store import ENVIRONMENT, PYICEBERG, StoreClock, new_bucket, store_clock
 from tests.table_engines import let_duckdb_into_the_store
 from tests.unit.assets.consumption_world import World
@@ -56,13 +56,13 @@ def test_orphans_of_metadata_go_and_named_files_stay(
         world.append(world.ids[0], 2)
         world.consume(f"run-{number}")
         publishing.publish()
-    turn = publishing.turn()
-    assert isinstance(turn, PublishTurn)
+    lock = publishing.lock()
+    assert isinstance(lock, PublishLock)
     publisher = publishing.publisher()
-    assert publisher.remove_orphans(turn, older_than=HOUR) == 0, "they are young"
+    assert publisher.remove_orphans(lock, older_than=HOUR) == 0, "they are young"
     clock.pass_by(2 * HOUR)
     files = {entry.path for entry in world.place.entries(METADATA_FOLDER)}
-    removed = publisher.remove_orphans(turn, older_than=HOUR)
+    removed = publisher.remove_orphans(lock, older_than=HOUR)
     left = {entry.path for entry in world.place.entries(METADATA_FOLDER)}
     assert removed == len(files) - len(left) > 0
     assert publishing.published() == publishing.committed()

@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteKind,
 )
 from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Opened, Registered, Settled
-from dagster_leasehold.lease_store.publication_rows import Publication, PublishTurn
+from dagster_leasehold.lease_store.publication_rows import Publication, PublishLock
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from tests.conformance.published import Publisher, until
 from tests.conformance.world import A, B, C, World, X, Y, Z, a_commit
@@ -71,12 +71,12 @@ def something_to_publish(world: World) -> None:
 
 def record(world: World) -> Any:
     publisher = Publisher(world)
-    return world.store.record_publication(PublishTurn(world.key, A, 1), publisher.plan(base=7))
+    return world.store.record_publication(PublishLock(world.key, A, 1), publisher.plan(base=7))
 
 
 def publish(world: World) -> Any:
     publisher = Publisher(world)
-    publisher.turn = PublishTurn(world.key, A, 1)
+    publisher.lock = PublishLock(world.key, A, 1)
     return publisher.commit(publisher.plan())
 
 

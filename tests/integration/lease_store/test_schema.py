@@ -281,7 +281,7 @@ def test_least_privilege(server: Any, server_url: str) -> None:
     publisher = Publisher(world)
     publisher.start()
     publisher.publish()
-    assert isinstance(store.end_publish_turn(publisher.own), Settled)
+    assert isinstance(store.release_publish_lock(publisher.own), Settled)
     store.leave(KEY, A, "a-1")
     with pytest.raises(StoreError, match="1142"):
         store.delete_group(KEY)

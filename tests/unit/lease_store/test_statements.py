@@ -78,7 +78,7 @@ def test_row_counts_of_conditional_writes_are_looked_at() -> None:
         unread |= discarded(ast.parse(path.read_text()), "change", "delete")
     # These have no condition beyond their key, and what they name need not be there.
     assert unread == {
-        "_delete_batches", "_force", "_give_turn_back", "_insert", "abandon_intent",
+        "_delete_batches", "_force", "_release", "_insert", "abandon_intent",
         "change_group", "delete_group", "drop_publication", "look_again", "mark_delivered",
         "prune_gaps", "prune_journal", "rewrite_batches", "settle_event", "withdraw",
     }  # fmt: skip

@@ -14,7 +14,7 @@ from dagster_leasehold.assets.errors import PublicationRefused
 from dagster_leasehold.assets.output.table.catalogs import LeaseDatabaseCatalog
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.ledger_rows import DataFile
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands import table
 from tests.table_engines import duckdb_query
@@ -128,8 +128,8 @@ def test_no_node_needs_to_be_alive(home: ConsumedHome, capsys: pytest.CaptureFix
 def test_it_waits_for_whoever_publishes_and_says_so(
     home: ConsumedHome, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "TURN_WAIT_S", 0.0)
-    assert isinstance(home.store.take_publish_turn(KEY, NODE, "a-1", NAME), PublishTurn)
+    monkeypatch.setattr(table, "LOCK_WAIT_S", 0.0)
+    assert isinstance(home.store.take_publish_lock(KEY, NODE, "a-1", NAME), PublishLock)
     home.store.register(KEY, other(), observer="test")
     snapshot = home.store.snapshot(KEY)
     first = next(node for node in snapshot.nodes if node.name == NODE)

@@ -261,19 +261,19 @@ class Runs:
         )
 
     def leave_turn(self) -> None:
-        """The first run takes the turn and is killed."""
+        """The first run takes the lock and is killed."""
         with pytest.MonkeyPatch.context() as patch:
 
             def killed(*_: object) -> None:
                 raise KeyboardInterrupt
 
             patch.setattr(Publisher, "publish", killed)
-            patch.setattr(self.store, "end_publish_turn", lambda turn: None)
+            patch.setattr(self.store, "release_publish_lock", lambda lock: None)
             with pytest.raises(KeyboardInterrupt):
                 self.first.tick()
 
 
-def test_a_run_leaves_the_turn_to_another_run_of_its_node(scene: Scene) -> None:
+def test_a_run_leaves_the_lock_to_another_run_of_its_node(scene: Scene) -> None:
     runs = Runs(scene)
     scene.consume()
     runs.leave_turn()
@@ -284,7 +284,7 @@ def test_a_run_leaves_the_turn_to_another_run_of_its_node(scene: Scene) -> None:
     assert runs.first.tick()[0].startswith("Everything that is committed is published.")
 
 
-def test_a_turn_whose_run_nobody_knows_is_taken_over_in_the_end(scene: Scene) -> None:
+def test_a_lock_whose_run_nobody_knows_is_taken_over_in_the_end(scene: Scene) -> None:
     runs = Runs(scene)
     scene.consume()
     runs.leave_turn()
@@ -295,7 +295,7 @@ def test_a_turn_whose_run_nobody_knows_is_taken_over_in_the_end(scene: Scene) ->
     assert runs.second.tick()[0].startswith("Published 6 batches")
 
 
-def test_a_run_that_cannot_open_the_catalog_holds_no_turn(
+def test_a_run_that_cannot_open_the_catalog_holds_no_lock(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its host has no way to the catalog; the deployment's own has one."""

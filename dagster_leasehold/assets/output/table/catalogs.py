@@ -18,11 +18,11 @@ from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
+from dagster_leasehold.lease_store.outcomes import LockOver, PointerMoved, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
     PointerMove,
-    PublishTurn,
+    PublishLock,
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import Publications
@@ -31,7 +31,7 @@ from dagster_leasehold.lease_store.tracing import span
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
-Published = Settled | TurnOver | Stale
+Published = Settled | LockOver | Stale
 METADATA_SUFFIX = ".metadata.json"
 
 
@@ -71,8 +71,8 @@ class TableCatalog(Protocol):
         ...
 
     def create(
-        self, turn: PublishTurn, name: TableName, metadata: TableMetadata
-    ) -> OpenTable | TurnOver:
+        self, lock: PublishLock, name: TableName, metadata: TableMetadata
+    ) -> OpenTable | LockOver:
         """Enter a table without snapshots; return the one that is there.
 
         Raises:
@@ -82,7 +82,7 @@ class TableCatalog(Protocol):
 
     def publish(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         name: TableName,
         table: OpenTable,
         staging: Staging,
@@ -99,7 +99,7 @@ class TableCatalog(Protocol):
 
     def resume(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         name: TableName,
         table: OpenTable | None,
         publication: PlannedPublication,
@@ -107,7 +107,7 @@ class TableCatalog(Protocol):
         """Settle the pending publication, send its request again, or drop it; nothing is pending.
 
         Args:
-            turn: of publishing.
+            lock: of publishing.
             name: the table's.
             table: as it is now.
             publication: the pending one.
@@ -120,7 +120,7 @@ class TableCatalog(Protocol):
         ...
 
     def drop(
-        self, turn: PublishTurn, table: OpenTable | None, publication: PlannedPublication
+        self, lock: PublishLock, table: OpenTable | None, publication: PlannedPublication
     ) -> Published:
         """Settle the pending publication if it is in the table, or else drop it."""
         ...
@@ -151,7 +151,7 @@ class LeaseDatabaseCatalog(TableCatalog):
         """Look at the metadata files that are not older than the one that the pointer names.
 
         Of files with the same number of publications, the one of the highest epoch was committed,
-        if any was: an earlier turn stages nothing that counts after it. A group that continues with
+        if any was: an earlier lock stages nothing that counts after it. A group that continues with
         a restored pointer writes newer files, so that older ones are no longer considered.
         """
         pointer = None if name is None else self.store.table_pointer(name)
@@ -176,20 +176,20 @@ class LeaseDatabaseCatalog(TableCatalog):
 
     @override
     def create(
-        self, turn: PublishTurn, name: TableName, metadata: TableMetadata
-    ) -> OpenTable | TurnOver:
+        self, lock: PublishLock, name: TableName, metadata: TableMetadata
+    ) -> OpenTable | LockOver:
         at = self._write(metadata, 0)
         failpoints.reach("before_table")
-        outcome = self.store.create_table_pointer(turn, at)
+        outcome = self.store.create_table_pointer(lock, at)
         if isinstance(outcome, PointerMoved) and outcome.location is not None:
             return self._load(outcome.location)
-        return OpenTable(metadata, at) if isinstance(outcome, Settled) else TurnOver()
+        return OpenTable(metadata, at) if isinstance(outcome, Settled) else LockOver()
 
     @override
     @span("catalog")
     def publish(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         name: TableName,
         table: OpenTable,
         staging: Staging,
@@ -202,15 +202,15 @@ class LeaseDatabaseCatalog(TableCatalog):
         )
         at = self._write(metadata, _version(table.at) + 1)
         failpoints.reach("before_publish")
-        outcome = self.store.commit_publication(turn, publication, PointerMove(table.at, at))
+        outcome = self.store.commit_publication(lock, publication, PointerMove(table.at, at))
         failpoints.reach("after_publish")
         if isinstance(outcome, Settled):
             self._seen = OpenTable(metadata, at)
             left = {entry.metadata_file for entry in metadata.metadata_log}
             old = (entry.metadata_file for entry in table.metadata.metadata_log)
             self.io.discard(each for each in old if each not in left)
-        elif not isinstance(outcome, TurnOver):
-            # Nothing names what was staged: the transaction did not happen. With the turn over it
+        elif not isinstance(outcome, LockOver):
+            # Nothing names what was staged: the transaction did not happen. With the lock over it
             # may have, and its reply be lost, longer ago than the store remembers publications.
             self.io.discard([at, *staging.written])
         if isinstance(outcome, PointerMoved):
@@ -223,18 +223,18 @@ class LeaseDatabaseCatalog(TableCatalog):
     @override
     def resume(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         name: TableName,
         table: OpenTable | None,
         publication: PlannedPublication,
     ) -> Published:
-        return self.drop(turn, table, publication)
+        return self.drop(lock, table, publication)
 
     @override
     def drop(
-        self, turn: PublishTurn, table: OpenTable | None, publication: PlannedPublication
+        self, lock: PublishLock, table: OpenTable | None, publication: PlannedPublication
     ) -> Published:
-        return self.store.drop_publication(turn, publication)
+        return self.store.drop_publication(lock, publication)
 
     def _load(self, at: str) -> OpenTable:
         if not self.io.has_place_for(at):

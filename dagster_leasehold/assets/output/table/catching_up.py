@@ -18,7 +18,7 @@ from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettin
 from dagster_leasehold.lease_store.errors import StoreError, one_line
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.outcomes import PublishesElsewhere
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
@@ -127,25 +127,25 @@ def _publish(
 ) -> str:
     """Publish what waits if the publish lock is free; return a reason why something can be left."""
     from dagster_leasehold.assets.output.table.group_table import build_publisher
-    from dagster_leasehold.assets.output.table.publish_turns import elsewhere
+    from dagster_leasehold.assets.output.table.publish_locks import elsewhere
 
     name = settings.table_name(catalog.name, key)
     try:
-        turn = store.take_publish_turn(key, None, "", name)
+        lock = store.take_publish_lock(key, None, "", name)
     except StoreError as error:
         # An account that can only read waits for a process that can write.
         return f"this account cannot publish: {one_line(str(error)).rstrip('.')}"
-    if isinstance(turn, PublishesElsewhere):
-        raise TableUnavailable(elsewhere(key, name, turn))
-    if not isinstance(turn, PublishTurn):
-        return f"node {turn.node} has the turn to publish"
+    if isinstance(lock, PublishesElsewhere):
+        raise TableUnavailable(elsewhere(key, name, lock))
+    if not isinstance(lock, PublishLock):
+        return f"node {lock.node} has the lock to publish"
     publisher = build_publisher(
         store=store, key=key, settings=settings, catalog=catalog, place=place
     )
     try:
-        report = publisher.publish(turn)
+        report = publisher.publish(lock)
         while report.more and not report.explanation:
-            report = publisher.publish(turn)
+            report = publisher.publish(lock)
     except OSError as error:
         return f"this account cannot write to {place}: {one_line(str(error))}"
     return report.explanation or "more was committed meanwhile"

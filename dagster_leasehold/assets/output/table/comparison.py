@@ -167,7 +167,7 @@ class TableComparison:
     ) -> tuple[tuple[ShardFile, ...], tuple[str, ...], tuple[int, ...]]:
         """Return the files that the table lacks, the paths that it has too much, and changes.
 
-        The caller has the turn to publish, so that cursors stay. The changes are those that wait
+        The caller has the publish lock, so that cursors stay. The changes are those that wait
         and that the table has with these corrections: the ledger, which is read after them, has
         them all.
 

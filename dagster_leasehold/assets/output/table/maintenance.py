@@ -2,16 +2,16 @@
 
 A file of metadata is an orphan once no snapshot names it: its snapshot has expired, it was merged,
 or its publication never came about. It goes when it is old enough for every reader, and under the
-turn to publish alone:
+lock to publish alone:
 
 1. Publisher A has staged a snapshot, and is frozen for longer than that age.
-2. The process that removes orphans has taken the turn, with a higher epoch.
-3. A wakes up and commits: its epoch is over. Without the turn, the table would now name files that
+2. The process that removes orphans has taken the lock, with a higher epoch.
+3. A wakes up and commits: its epoch is over. Without the lock, the table would now name files that
    are gone.
 
 Who removes can be frozen as well, between any two of its steps, while others publish for days:
 
-1. It lists the old files, then looks at the table, then whether the turn is still its own.
+1. It lists the old files, then looks at the table, then whether the lock is still its own.
 2. It was at that third look: all that others staged came later, and is not in the list.
 3. It was not: it removes nothing. Its look at the table can be older than the listed files.
 """

@@ -41,7 +41,7 @@ class Mark:
         publication: its id.
         sequence: the sequence number of its snapshot.
         number: how many publications there were with it; 0 for one of a release before states.
-        epoch: of the turn to publish.
+        epoch: of the publish lock.
         states: the location of the file that tells how far the table has each shard; empty for one
             of a release before them. See `shard_states`.
     """

@@ -4,8 +4,8 @@
    as the only pending one.
 2. The request is sent. It requires the snapshot that it follows to be the newest. The reply can be
    lost, or the catalog can refuse it.
-3. The publication is settled by this turn, or by the next one: the mark of the table shows if it
-   arrived. Until it does, each turn sends the same request, and no other. A request whose
+3. The publication is settled by this lock, or by the next one: the mark of the table shows if it
+   arrived. Until it does, each lock sends the same request, and no other. A request whose
    requirements no longer hold can never arrive, and is dropped.
 
 A table that another program rolls back to the snapshot of a dropped request can take it after all.
@@ -36,10 +36,10 @@ from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Stagi
 from dagster_leasehold.assets.table_settings import SECRET_PROPERTY
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import one_line, without_secrets
-from dagster_leasehold.lease_store.outcomes import PointerMoved, Settled, Stale, TurnOver
+from dagster_leasehold.lease_store.outcomes import LockOver, PointerMoved, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
-    PublishTurn,
+    PublishLock,
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import Publications
@@ -77,8 +77,8 @@ class OtherCatalog(TableCatalog):
 
     @override
     def create(
-        self, turn: PublishTurn, name: TableName, metadata: TableMetadata
-    ) -> OpenTable | TurnOver:
+        self, lock: PublishLock, name: TableName, metadata: TableMetadata
+    ) -> OpenTable | LockOver:
         from pyiceberg.exceptions import TableAlreadyExistsError
 
         try:
@@ -105,7 +105,7 @@ class OtherCatalog(TableCatalog):
     @span("catalog")
     def publish(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         name: TableName,
         table: OpenTable,
         staging: Staging,
@@ -114,38 +114,38 @@ class OtherCatalog(TableCatalog):
         request = _request(name, table.metadata, staging, publication)
         at = self._request_at(table, publication)
         self.io.write(at, request.model_dump_json().encode())
-        recorded = self.store.record_publication(turn, publication)
+        recorded = self.store.record_publication(lock, publication)
         if isinstance(recorded, Stale):
             self.io.discard((at, *staging.written))
         if not isinstance(recorded, Settled):
             return recorded
         failpoints.reach("before_publish")
-        return self._send(turn, name, table, publication, request)
+        return self._send(lock, name, table, publication, request)
 
     @override
     @span("catalog")
     def resume(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         name: TableName,
         table: OpenTable | None,
         publication: PlannedPublication,
     ) -> Published:
         request = None if table is None else self._kept_request(table, publication)
         if table is None or request is None or not _can_arrive(request, table.metadata):
-            return self.drop(turn, table, publication)
-        return self._send(turn, name, table, publication, request)
+            return self.drop(lock, table, publication)
+        return self._send(lock, name, table, publication, request)
 
     @override
     def drop(
-        self, turn: PublishTurn, table: OpenTable | None, publication: PlannedPublication
+        self, lock: PublishLock, table: OpenTable | None, publication: PlannedPublication
     ) -> Published:
         if table is None:
-            return self.store.drop_publication(turn, publication)
+            return self.store.drop_publication(lock, publication)
         if _has(table.metadata, publication):
-            return self._settle(turn, table, publication)
+            return self._settle(lock, table, publication)
         request = self._kept_request(table, publication)
-        outcome = self.store.drop_publication(turn, publication)
+        outcome = self.store.drop_publication(lock, publication)
         if isinstance(outcome, Settled):
             # Its manifests stay for as long as any that nothing names.
             self.io.discard([self._request_at(table, publication)])
@@ -155,7 +155,7 @@ class OtherCatalog(TableCatalog):
 
     def _send(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         name: TableName,
         table: OpenTable,
         publication: PlannedPublication,
@@ -182,12 +182,12 @@ class OtherCatalog(TableCatalog):
         except Exception as error:
             raise self._unavailable(error) from error
         failpoints.reach("after_publish")
-        return self._settle(turn, table, publication)
+        return self._settle(lock, table, publication)
 
     def _settle(
-        self, turn: PublishTurn, table: OpenTable, publication: PlannedPublication
+        self, lock: PublishLock, table: OpenTable, publication: PlannedPublication
     ) -> Published:
-        outcome = self.store.commit_publication(turn, publication)
+        outcome = self.store.commit_publication(lock, publication)
         assert not isinstance(outcome, PointerMoved)
         if isinstance(outcome, Settled):
             self.io.discard([self._request_at(table, publication)])

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Self
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.publication_rows import Publication, PublicationLag, PublishTurn
+from dagster_leasehold.lease_store.publication_rows import Publication, PublicationLag, PublishLock
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.rules.failing_steps import FailingSteps, log_frames, sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
@@ -33,17 +33,17 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.times import utc_now
 
 if TYPE_CHECKING:
-    from dagster_leasehold.assets.output.table.publish_turns import PublishReport
+    from dagster_leasehold.assets.output.table.publish_locks import PublishReport
     from dagster_leasehold.assets.output.table.publisher import Publisher
 
 _LOG = logging.getLogger(__name__)
 
-TURN_BUDGET_S = 20.0
-"""The time in seconds after which a publisher gives the turn back, even if more is left."""
+LOCK_BUDGET_S = 20.0
+"""The time in seconds after which a publisher releases the lock, even if more is left."""
 CLEANING_EVERY_S = 3_600.0
 """The time between two removals of metadata that nothing names, in seconds."""
 HELD_MAX_S = 300.0
-"""The time after which a turn of one's own node counts as left behind, in seconds."""
+"""The time after which the lock of one's own node counts as left behind, in seconds."""
 LOOK_AGAIN_S = 1.0
 """The time between two looks of a run at what could not be published, in seconds."""
 LEAVE_S = 5.0
@@ -125,13 +125,15 @@ class PublishRounds:
         if self.steps.wait_s(PUBLISHING):
             line, trouble = "; ".join(self.steps.notes), False
         else:
-            turn = self.steps.attempt(PUBLISHING, lambda: self._turn(store, publication), None)
-            if turn is not None and turn.snapshot is not None:
-                self.snapshot = turn.snapshot
-                self.left = turn.more
-                return f"{turn}{self._place()}", bool(turn.rejected)
-            line = "; ".join(self.steps.notes) if turn is None else str(turn).rstrip(".")
-            if trouble := turn is None:
+            report = self.steps.attempt(
+                PUBLISHING, lambda: self._publish_all(store, publication), None
+            )
+            if report is not None and report.snapshot is not None:
+                self.snapshot = report.snapshot
+                self.left = report.more
+                return f"{report}{self._place()}", bool(report.rejected)
+            line = "; ".join(self.steps.notes) if report is None else str(report).rstrip(".")
+            if trouble := report is None:
                 self._due_s = -math.inf  # the step's own wait counts
         return f"{line}; {PublicationLag.of(store.publication_lag(key))}.", trouble
 
@@ -149,15 +151,15 @@ class PublishRounds:
         table = self.stream.iceberg.table_name(self.deployment.catalog.name, self.stream.key)
         return "" if self.snapshot is None else f" Snapshot {self.snapshot} of {table}."
 
-    def _turn(self, store: LeaseStore, before: Publication) -> PublishReport:
-        """Take the turn and publish until nothing is left, or the turn has had its time.
+    def _publish_all(self, store: LeaseStore, before: Publication) -> PublishReport:
+        """Take the lock and publish until nothing is left, or the time for it is over.
 
         A publication holds a bounded number of batches; what is left of a large backlog needs no
         wait, since each snapshot of it is of other batches.
         """
         # PyIceberg takes a third of a second to load, and is not needed where nothing waits.
         from dagster_leasehold.assets.output.table.group_table import build_publisher
-        from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
+        from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
 
         key, settings, catalog = self.stream.key, self.stream.iceberg, self.deployment.catalog
         nodes, holder = dict(self.nodes()), before.node
@@ -175,29 +177,29 @@ class PublishRounds:
                 place=self.deployment.output_folder(key),
             )
         name = settings.table_name(catalog.name, key)
-        turn = turn_of(store, key, name, nodes, run=self.run, seen_epoch=before.epoch)
-        if not isinstance(turn, PublishTurn):
-            return turn
+        lock = lock_of(store, key, name, nodes, run=self.run, seen_epoch=before.epoch)
+        if not isinstance(lock, PublishLock):
+            return lock
         began_s, interval_s = self.clock(), settings.publish_interval_s
         # Counted from when it was due: after a tick that came late, the next one can be in time.
         in_time = began_s - self._due_s < interval_s
         self._due_s = (self._due_s if in_time else began_s) + interval_s
         try:
-            report = self._publisher.publish(turn)
-            while report.more and self.clock() - began_s < TURN_BUDGET_S:
-                report = report.and_then(self._publisher.publish(turn))
+            report = self._publisher.publish(lock)
+            while report.more and self.clock() - began_s < LOCK_BUDGET_S:
+                report = report.and_then(self._publisher.publish(lock))
             if not self.run and self.clock() >= self._cleaning_due_s:
                 self._cleaning_due_s = self.clock() + CLEANING_EVERY_S
                 age = timedelta(seconds=self.stream.retention.vacuum_after_s)
-                self._publisher.remove_orphans(turn, older_than=age)
+                self._publisher.remove_orphans(lock, older_than=age)
         finally:
-            store.end_publish_turn(turn)
+            store.release_publish_lock(lock)
         after = store.publication(key)
         self._number = self._number if after is None else after.number
         return report
 
     def _left_behind(self, before: Publication) -> bool:
-        """Return True if no process works in a turn that one of the own nodes has."""
+        """Return True if no process works under the lock that one of the own nodes has."""
         if before.run == self.run or (before.run and self.ended(before.run)):
             return True
         epoch, since_s = self._held

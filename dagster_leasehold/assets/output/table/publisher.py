@@ -1,7 +1,7 @@
-"""One turn of publishing: what was committed goes from the ledger into the group's table.
+"""Publishing: what was committed goes from the ledger into the group's table.
 
 1. Look: is anything committed, or changed, that the table does not show? If not, that is all.
-2. Take the turn. Settle the pending publication, if there is one, and check that no other program
+2. Take the lock. Settle the pending publication, if there is one, and check that no other program
    has changed the records of the table.
 3. Agree on the columns of files whose writer did not (those of versions before tables).
 4. Stage: columns, snapshots, expiry; all of it in files that nothing names yet.
@@ -44,7 +44,7 @@ from dagster_leasehold.assets.output.table.publication import (
     SnapshotPlan,
     plan_publication,
 )
-from dagster_leasehold.assets.output.table.publish_turns import LOST, MADE, STALE, PublishReport
+from dagster_leasehold.assets.output.table.publish_locks import LOST, MADE, STALE, PublishReport
 from dagster_leasehold.assets.output.table.rolling_forward import RollingForward
 from dagster_leasehold.assets.output.table.schemas import columns_of_table
 from dagster_leasehold.assets.output.table.shard_states import (
@@ -65,10 +65,10 @@ from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
-from dagster_leasehold.lease_store.outcomes import Settled, Stale, TurnOver
+from dagster_leasehold.lease_store.outcomes import LockOver, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
-    PublishTurn,
+    PublishLock,
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION
@@ -144,7 +144,7 @@ class Publisher:
         return self._key
 
     @span("publication")
-    def publish(self, turn: PublishTurn) -> PublishReport:
+    def publish(self, lock: PublishLock) -> PublishReport:
         """Publish what waits, as one publication.
 
         Raises:
@@ -152,17 +152,17 @@ class Publisher:
             TransformError: files of an earlier version do not fit the columns of the table.
             StoreError: the lease store does not answer.
         """
-        note(stream=str(self._key.stream), group=str(self._key.group), epoch=turn.epoch)
-        failpoints.reach("after_publish_turn")
-        # The table first: if the turn is still held afterwards, only the pending publication can
+        note(stream=str(self._key.stream), group=str(self._key.group), epoch=lock.epoch)
+        failpoints.reach("after_publish_lock")
+        # The table first: if the lock is still held afterwards, only the pending publication can
         # have come between.
         table = self._catalog.find(self._name)
         now = self._store.publication(self._key)
-        if now is None or now.epoch != turn.epoch:
+        if now is None or now.epoch != lock.epoch:
             return LOST
         if now.pending is not None:
-            outcome = self._catalog.resume(turn, self._name, table, now.pending)
-            return self._after(outcome) or self.publish(turn)
+            outcome = self._catalog.resume(lock, self._name, table, now.pending)
+            return self._after(outcome) or self.publish(lock)
         metadata = None if table is None else table.metadata
         if trouble := table_trouble(self._name, now, metadata, self._io):
             raise TableUnavailable(trouble)
@@ -177,13 +177,13 @@ class Publisher:
                 backlog, changes, changes_max=CHANGES_PER_PUBLICATION, missing=missing
             )
             try:
-                return self._carry_out(turn, table, plan, more=more)
+                return self._carry_out(lock, table, plan, more=more)
             except _FilesMissing as lacking:
                 # Each time there are more of them, and a change less that takes some out.
                 missing |= lacking.paths
 
     def adopt(
-        self, turn: PublishTurn, tell: Callable[[str], None] = lambda _: None
+        self, lock: PublishLock, tell: Callable[[str], None] = lambda _: None
     ) -> PublishReport:
         """Have the table show what counts as published, in one snapshot.
 
@@ -193,7 +193,7 @@ class Publisher:
         file of records is written or removed.
 
         Args:
-            turn: of publishing.
+            lock: to publish.
             tell: is given a sentence about each shard before it is rolled forward.
 
         Raises:
@@ -208,7 +208,7 @@ class Publisher:
             table, gone = None, error.at
         now = self._store.publication(self._key)
         if now is not None and now.pending is not None:
-            outcome = self._catalog.drop(turn, table, now.pending)
+            outcome = self._catalog.drop(lock, table, now.pending)
             if report := self._after(outcome):
                 return report
         rolling = RollingForward(self.comparison, tell)
@@ -217,8 +217,8 @@ class Publisher:
         if newest is None or not (ahead or table is None or rolling.on_the_way(newest)):
             ahead = rolling.shards(table)
         elif table is None and not gone:
-            made = self._catalog.create(turn, self._name, newest.metadata)
-            if isinstance(made, TurnOver):
+            made = self._catalog.create(lock, self._name, newest.metadata)
+            if isinstance(made, LockOver):
                 return LOST
             table = made
         else:
@@ -226,13 +226,13 @@ class Publisher:
             at = table.at if table is not None else gone
             table, gone = OpenTable(newest.metadata, at), ""
             self._agreement.agree([columns_of_table(newest.metadata)])
-        if rolling.carry_out(turn, ahead) is not None:
+        if rolling.carry_out(lock, ahead) is not None:
             return LOST
         added, removed, changes = self.comparison.corrections(table)
         gone_files = dict.fromkeys(removed)
         snapshot = SnapshotPlan(Operation.OVERWRITE, added, gone_files, without_deletes=True)
         plan = PublicationPlan((snapshot,), changes=changes)
-        return self._carry_out(turn, table, plan, more=True, adopts=True, instead_of=gone)
+        return self._carry_out(lock, table, plan, more=True, adopts=True, instead_of=gone)
 
     def _after(self, outcome: Published) -> PublishReport | None:
         """Return the report on a pending publication that could not be settled or dropped."""
@@ -241,7 +241,7 @@ class Publisher:
                 f"A publication of {self._key} is in its table, and the ledger does not fit it: "
                 f"{REMEDY}."
             )
-        return LOST if isinstance(outcome, TurnOver) else None
+        return LOST if isinstance(outcome, LockOver) else None
 
     @property
     def comparison(self) -> TableComparison:
@@ -250,10 +250,10 @@ class Publisher:
             self._store, self._key, self._name, self._catalog, self._io, self._place
         )
 
-    def remove_orphans(self, turn: PublishTurn, *, older_than: timedelta) -> int:
+    def remove_orphans(self, lock: PublishLock, *, older_than: timedelta) -> int:
         """Remove files of metadata that nothing names; return their number.
 
-        Files are removed only while holding the turn, and never while a publication is pending:
+        Files are removed only while holding the lock, and never while a publication is pending:
         what it names is in the table once it arrives.
 
         Raises:
@@ -268,7 +268,7 @@ class Publisher:
         newest = self._catalog.newest_state(self._name) if old else None
         orphans = unnamed(self._io, filter(None, (table, newest)), old) if table else ()
         publication = self._store.publication(self._key)
-        if publication is None or publication.epoch != turn.epoch or publication.pending:
+        if publication is None or publication.epoch != lock.epoch or publication.pending:
             return 0
         for path in orphans:
             (self._place / path).remove(missing_ok=True)
@@ -276,7 +276,7 @@ class Publisher:
 
     def _carry_out(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         table: OpenTable | None,
         plan: PublicationPlan,
         *,
@@ -287,7 +287,7 @@ class Publisher:
         """Stage a plan behind a table as it was seen, and commit it.
 
         Args:
-            turn: of publishing.
+            lock: to publish.
             table: None where there is none.
             plan: the next publication.
             more: True if there is more to publish than the plan.
@@ -300,23 +300,23 @@ class Publisher:
         if instead_of:
             table = OpenTable(self._new_table(columns), instead_of)
         elif table is None:
-            made = self._catalog.create(turn, self._name, self._new_table(columns))
-            if isinstance(made, TurnOver):
+            made = self._catalog.create(lock, self._name, self._new_table(columns))
+            if isinstance(made, LockOver):
                 return LOST
             table = made
             if table.metadata.snapshots:
                 return MADE
         _check_location(table, self._name, self._location)
-        planned, staging = self._staged(turn, table, plan, columns, adopts=adopts)
+        planned, staging = self._staged(lock, table, plan, columns, adopts=adopts)
         failpoints.reach("after_stage")
-        outcome = self._catalog.publish(turn, self._name, table, staging, planned)
+        outcome = self._catalog.publish(lock, self._name, table, staging, planned)
         if isinstance(outcome, Settled):
             if (before := mark_of(table.metadata)) is not None and before.states:
                 self._io.discard([before.states])
             note(batches=plan.batches, records=plan.records, snapshot=planned.snapshot)
             counts = (plan.batches, plan.records, len(plan.changes))
             return PublishReport(*counts, more, snapshot=planned.snapshot, rejected=plan.rejected)
-        return LOST if isinstance(outcome, TurnOver) else STALE
+        return LOST if isinstance(outcome, LockOver) else STALE
 
     def _with_columns(self, plan: PublicationPlan) -> PublicationPlan:
         """Return the plan with all that is to be known of its files; agree on their columns.
@@ -352,7 +352,7 @@ class Publisher:
     @span("stage")
     def _staged(
         self,
-        turn: PublishTurn,
+        lock: PublishLock,
         table: OpenTable,
         plan: PublicationPlan,
         columns: list[Column],
@@ -402,7 +402,7 @@ class Publisher:
         current = staging.metadata.current_snapshot()
         assert current is not None
         at = states_location(table.metadata.location, number)
-        mark = Mark(number, current.sequence_number or 0, self._next_number(), turn.epoch, at)
+        mark = Mark(number, current.sequence_number or 0, self._next_number(), lock.epoch, at)
         before_plan = None if adopts else mark_of(table.metadata)
         self._write_states(at, before_plan, plan)
         staging.written.append(at)

@@ -26,8 +26,8 @@ from dagster_leasehold.assets.output.table.marks import Mark, mark_of, rolled_ba
 from dagster_leasehold.assets.output.table.shard_states import ShardState, States, read_states
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile, LedgerHead
-from dagster_leasehold.lease_store.outcomes import Stale, TurnOver
-from dagster_leasehold.lease_store.publication_rows import Publication, PublishTurn, ShardAhead
+from dagster_leasehold.lease_store.outcomes import LockOver, Stale
+from dagster_leasehold.lease_store.publication_rows import Publication, PublishLock, ShardAhead
 from dagster_leasehold.lease_store.rules.rolling_forward import may_follow, unsettled_id
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
@@ -212,7 +212,7 @@ class RollingForward:
             )
         return ahead
 
-    def carry_out(self, turn: PublishTurn, ahead: Sequence[ShardAhead]) -> TurnOver | None:
+    def carry_out(self, lock: PublishLock, ahead: Sequence[ShardAhead]) -> LockOver | None:
         """Roll shards forward, each in its own transaction; what is done stays done.
 
         Raises:
@@ -224,8 +224,8 @@ class RollingForward:
         if len(ahead) > TOLD_MAX:
             self.tell(f"So are {len(ahead) - TOLD_MAX:,} shards more.")
         for each in ahead:
-            outcome = self.comparison.store.roll_forward(turn, each)
-            if isinstance(outcome, TurnOver):
+            outcome = self.comparison.store.roll_forward(lock, each)
+            if isinstance(outcome, LockOver):
                 return outcome
             if isinstance(outcome, Stale):
                 raise TableUnavailable(
@@ -236,5 +236,5 @@ class RollingForward:
 
     def _publication(self) -> Publication:
         publication = self.comparison.store.publication(self.comparison.key)
-        assert publication is not None, "A publisher in its turn has a publication."
+        assert publication is not None, "A publisher in its lock has a publication."
         return publication

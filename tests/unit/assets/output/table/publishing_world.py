@@ -10,10 +10,10 @@ from uuid import UUID, uuid4
 from pyiceberg.table.metadata import TableMetadataUtil
 
 from dagster_leasehold.assets.output.table.group_table import build_publisher
-from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
+from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.table_engines import duckdb_query
 from tests.unit.assets.consumption_world import NODE, OTHER, World
 
@@ -59,17 +59,17 @@ class Publishing:
     def _id(self) -> UUID:
         return self.new_id()
 
-    def turn(self, node: NodeName = NODE) -> PublishTurn | PublishReport:
+    def lock(self, node: NodeName = NODE) -> PublishLock | PublishReport:
         name = self.settings.table_name(self.catalog.name, self.world.key)
         nodes = {node: self.incarnations[node]}
-        return turn_of(self.world.store, self.world.key, name, nodes)
+        return lock_of(self.world.store, self.world.key, name, nodes)
 
     def publish(self, node: NodeName = NODE) -> PublishReport:
-        """Take the turn and publish once, with a publisher that remembers nothing."""
-        turn = self.turn(node)
-        assert isinstance(turn, PublishTurn), turn
-        report = self.publisher().publish(turn)
-        self.store.end_publish_turn(turn)
+        """Take the lock and publish once, with a publisher that remembers nothing."""
+        lock = self.lock(node)
+        assert isinstance(lock, PublishLock), lock
+        report = self.publisher().publish(lock)
+        self.store.release_publish_lock(lock)
         return report
 
     def metadata_at(self) -> str:

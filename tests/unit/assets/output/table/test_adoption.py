@@ -17,7 +17,7 @@ from pyiceberg.catalog import load_catalog
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.group_table import build_publisher
-from dagster_leasehold.assets.output.table.publish_turns import PublishReport, turn_of
+from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
 from dagster_leasehold.assets.output.table.publisher import Publisher
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
@@ -25,7 +25,7 @@ from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.group_rows import Group
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.table_engines import duckdb_query
 from tests.unit.orchestration.consumed_home import AT_ONCE, KEY, NODE, ConsumedHome
 
@@ -56,14 +56,14 @@ class Scene:
         self.home.consume(f"run-{self.runs}")
 
     def publish(self, verb: str = "publish", *more: object) -> PublishReport:
-        turn = self.turn()
-        return getattr(self.publisher(), verb)(turn, *more)
+        lock = self.lock()
+        return getattr(self.publisher(), verb)(lock, *more)
 
-    def turn(self) -> PublishTurn:
+    def lock(self) -> PublishLock:
         name = TableSettings().table_name(self.catalog.name, KEY)
-        turn = turn_of(self.home.store, KEY, name, {NODE: "a-1"})
-        assert isinstance(turn, PublishTurn)
-        return turn
+        lock = lock_of(self.home.store, KEY, name, {NODE: "a-1"})
+        assert isinstance(lock, PublishLock)
+        return lock
 
     def publisher(self) -> Publisher:
         return build_publisher(

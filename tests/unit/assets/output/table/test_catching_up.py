@@ -1,4 +1,4 @@
-"""Waiting for what was committed: published by who waits, or by whoever has the turn."""
+"""Waiting for what was committed: published by who waits, or by whoever has the lock."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_who_must_not_publish_waits_for_the_deployment(reader: Waiting) -> None:
     assert (reader.seen(), reader.now_s) == (20, 3)
 
 
-def test_the_turn_of_a_node_is_waited_for(reader: Waiting) -> None:
-    turn: Any = reader.published.turn()
+def test_the_lock_of_a_node_is_waited_for(reader: Waiting) -> None:
+    lock: Any = reader.published.lock()
 
     def end() -> None:
         if reader.now_s == 2:
-            reader.world.store.end_publish_turn(turn)
+            reader.world.store.release_publish_lock(lock)
 
     reader.meanwhile = end
     reader.wait()
@@ -84,7 +84,7 @@ def test_the_turn_of_a_node_is_waited_for(reader: Waiting) -> None:
 def test_a_node_that_takes_over_publishes_in_the_readers_place(
     reader: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1. The reader stages; 2. a node takes the turn, and publishes; 3. the reader commits."""
+    """1. The reader stages; 2. a node takes the lock, and publishes; 3. the reader commits."""
     commit = reader.world.store.commit_publication
     over: list[object] = []
 
@@ -96,16 +96,16 @@ def test_a_node_that_takes_over_publishes_in_the_readers_place(
 
     monkeypatch.setattr(reader.world.store, "commit_publication", late)
     reader.wait()
-    assert str(over) == "[TurnOver()]"
+    assert str(over) == "[LockOver()]"
     assert reader.published.published() == reader.published.committed()
 
 
 def test_a_publisher_that_makes_no_progress_is_one_sentence(reader: Waiting) -> None:
-    reader.published.turn()
+    reader.published.lock()
     with pytest.raises(TableUnavailable) as caught:
         reader.wait()
     assert reader.now_s == PATIENCE_S
-    assert f"node {NODE} has the turn" in str(caught.value)
+    assert f"node {NODE} has the lock" in str(caught.value)
     assert "switch on the sensor that does the housekeeping" in str(caught.value)
     assert "leasehold table create orders" in str(caught.value)
 
@@ -134,7 +134,7 @@ def test_an_account_that_may_only_read_is_told_so(
     def refused(*_: object) -> None:
         raise StoreReadOnly("The database takes no writes.")
 
-    monkeypatch.setattr(reader.world.store, "take_publish_turn", refused)
+    monkeypatch.setattr(reader.world.store, "take_publish_lock", refused)
     with pytest.raises(TableUnavailable, match="account cannot publish: The database takes no wr"):
         reader.wait()
     reader.now_s = 0

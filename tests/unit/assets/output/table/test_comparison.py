@@ -13,7 +13,7 @@ from pyiceberg.catalog import load_catalog
 from dagster_leasehold.assets.output.table import comparison
 from dagster_leasehold.assets.output.table.comparison import Comparison
 from dagster_leasehold.assets.table_settings import CatalogSettings
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.unit.assets.output.table.publishing_world import Publishing
 from tests.unit.assets.output.table.test_publishing_incidents import Incidents
 
@@ -38,8 +38,8 @@ def lake(tmp_path: Path) -> Publishing:
 
 def test_what_is_committed_and_not_yet_published_is_no_difference(tmp_path: Path) -> None:
     publishing = Publishing(tmp_path)
-    turn = publishing.turn()
-    assert isinstance(turn, PublishTurn)
+    lock = publishing.lock()
+    assert isinstance(lock, PublishLock)
     assert compared(publishing) == Comparison(0, ()), "before there is a table"
     publishing.world.consume()
     assert compared(publishing) == Comparison(0, ())

@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.exceptions import CommitFailedException
 
 from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
-from dagster_leasehold.lease_store.publication_rows import PublishTurn, ShardAhead
+from dagster_leasehold.lease_store.publication_rows import PublishLock, ShardAhead
 from tests.unit.assets.output.table.restored_scene import (
     KINDS,
     SHARDS,
@@ -37,10 +37,10 @@ def test_killed_between_two_shards_it_is_done_by_repeating_it(
     kind = type(scene.home.store)
     forward = kind.roll_forward
 
-    def roll_forward(store: object, turn: PublishTurn, ahead: ShardAhead) -> object:
+    def roll_forward(store: object, lock: PublishLock, ahead: ShardAhead) -> object:
         if ahead.shard == SHARDS[1]:
             raise Killed
-        return forward(store, turn, ahead)  # type: ignore[arg-type]
+        return forward(store, lock, ahead)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kind, "roll_forward", roll_forward)
     with pytest.raises(Killed):

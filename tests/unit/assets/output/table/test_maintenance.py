@@ -15,7 +15,7 @@ from dagster_leasehold.assets.places.local_place import LocalPlace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.outcomes import Settled
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.table_engines import pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
 from tests.unit.assets.output.table.test_late_commit import Scene, lake, send_unanswered
@@ -30,10 +30,10 @@ def age(scene: Publishing) -> None:
         os.utime(path, (seconds, seconds))
 
 
-def turn_of(scene: Publishing, node: NodeName) -> PublishTurn:
-    turn = scene.turn(node)
-    assert isinstance(turn, PublishTurn)
-    return turn
+def lock_of(scene: Publishing, node: NodeName) -> PublishLock:
+    lock = scene.lock(node)
+    assert isinstance(lock, PublishLock)
+    return lock
 
 
 def evict_other(scene: Publishing) -> None:
@@ -57,7 +57,7 @@ def test_a_remover_that_was_frozen_leaves_what_others_published_meanwhile(
     for number in range(3):
         consume_and_publish(scene, f"run-{number}")
     age(scene)
-    turn, remover = turn_of(scene, OTHER), scene.publisher()
+    lock, remover = lock_of(scene, OTHER), scene.publisher()
     owner: Any = {"find": remover._catalog, "publication": scene.store}.get(moment, LocalPlace)
     verb: Callable[..., Any] = getattr(owner, moment)
 
@@ -71,7 +71,7 @@ def test_a_remover_that_was_frozen_leaves_what_others_published_meanwhile(
         return result
 
     monkeypatch.setattr(owner, moment, freezing)
-    remover.remove_orphans(turn, older_than=HOUR)
+    remover.remove_orphans(lock, older_than=HOUR)
     assert scene.published() == scene.committed()
 
 
@@ -86,7 +86,7 @@ def test_what_a_request_on_its_way_names_stays(
     scene.world.consume("run-2")
     arrive = send_unanswered(scene, monkeypatch)
     age(scene)
-    scene.publisher().remove_orphans(turn_of(scene, NODE), older_than=HOUR)
+    scene.publisher().remove_orphans(lock_of(scene, NODE), older_than=HOUR)
     arrive()
     assert scene.published() == scene.committed()
 
@@ -95,11 +95,11 @@ def test_a_publisher_whose_reply_was_lost_removes_nothing_that_the_table_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1. It commits, the reply is lost, and it is frozen. 2. Others publish until its publication
-    is none of the newest. 3. It asks what became of it, and hears that its turn is over.
+    is none of the newest. 3. It asks what became of it, and hears that its lock is over.
     """
     scene = Publishing(tmp_path)
     scene.world.consume()
-    frozen, turn, commit = scene.publisher(), turn_of(scene, OTHER), scene.store.commit_publication
+    frozen, lock, commit = scene.publisher(), lock_of(scene, OTHER), scene.store.commit_publication
 
     def losing(*arguments: Any) -> Any:
         assert isinstance(commit(*arguments), Settled)
@@ -110,7 +110,7 @@ def test_a_publisher_whose_reply_was_lost_removes_nothing_that_the_table_names(
         return commit(*arguments)
 
     monkeypatch.setattr(scene.store, "commit_publication", losing)
-    assert frozen.publish(turn).explanation == "Another node has taken over."
+    assert frozen.publish(lock).explanation == "Another node has taken over."
     # Not by DuckDB, which ends the process where a file is missing.
     values = sorted(row["value"] for row in pyiceberg_rows(scene.metadata_at()))
     assert values == scene.committed()
@@ -120,9 +120,9 @@ def test_orphans_go(tmp_path: Path) -> None:
     scene = Publishing(tmp_path, TableSettings(snapshots_kept=2))
     for number in range(4):
         consume_and_publish(scene, f"run-{number}")
-    turn, remover = turn_of(scene, OTHER), scene.publisher()
-    assert remover.remove_orphans(turn, older_than=HOUR) == 0, "they are young"
+    lock, remover = lock_of(scene, OTHER), scene.publisher()
+    assert remover.remove_orphans(lock, older_than=HOUR) == 0, "they are young"
     age(scene)
-    assert remover.remove_orphans(turn, older_than=HOUR) > 0
-    assert remover.remove_orphans(turn, older_than=HOUR) == 0
+    assert remover.remove_orphans(lock, older_than=HOUR) > 0
+    assert remover.remove_orphans(lock, older_than=HOUR) == 0
     assert scene.published() == scene.committed()

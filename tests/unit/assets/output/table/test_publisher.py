@@ -11,13 +11,13 @@ from dagster_leasehold.assets.errors import PublicationRefused
 from dagster_leasehold.assets.output.table.publish_rounds import waits_for_publication
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
-from dagster_leasehold.lease_store.publication_rows import Publication, PublishTurn
+from dagster_leasehold.lease_store.publication_rows import Publication, PublishLock
 from tests.failpoints import Failpoint
 from tests.table_engines import duckdb_files_read, pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
 
 POINTS = (
-    Failpoint.AFTER_PUBLISH_TURN,
+    Failpoint.AFTER_PUBLISH_LOCK,
     Failpoint.BEFORE_TABLE,
     Failpoint.AFTER_STAGE,
     Failpoint.BEFORE_PUBLISH,
@@ -106,8 +106,8 @@ def test_a_publisher_that_was_frozen_changes_nothing_when_it_wakes(
     """Method: the second publisher works while the first one stands before its commit."""
     publishing.world.consume()
     frozen = publishing.publisher()
-    turn = publishing.turn(NODE)
-    assert isinstance(turn, PublishTurn)
+    lock = publishing.lock(NODE)
+    assert isinstance(lock, PublishLock)
     woken: list[str] = []
 
     def reach(reached: str) -> None:
@@ -121,7 +121,7 @@ def test_a_publisher_that_was_frozen_changes_nothing_when_it_wakes(
             publishing.publish(OTHER)
 
     monkeypatch.setattr(failpoints, "reach", reach)
-    report = frozen.publish(turn)
+    report = frozen.publish(lock)
     assert report.explanation == "Another node has taken over."
     assert publishing.published() == publishing.committed()
 
@@ -175,9 +175,9 @@ def test_the_table_of_another_stream_is_refused(publishing: Publishing, tmp_path
     publishing.world.consume()
     publishing.publish()
     other = Publishing(tmp_path, TableSettings(name="elsewhere"), world=publishing.world)
-    turn = other.turn()
-    assert not isinstance(turn, PublishTurn)
-    assert "publishes to the table leasehold.orders of catalog leasehold" in turn.explanation
+    lock = other.lock()
+    assert not isinstance(lock, PublishLock)
+    assert "publishes to the table leasehold.orders of catalog leasehold" in lock.explanation
 
 
 def test_metadata_stays_small_over_many_publications(publishing: Publishing) -> None:
@@ -187,9 +187,9 @@ def test_metadata_stays_small_over_many_publications(publishing: Publishing) -> 
     for number in range(40):
         world.append(world.ids[0], 1)
         world.consume(f"run-{number}")
-        turn = publishing.turn()
-        assert isinstance(turn, PublishTurn)
-        publisher.publish(turn)
+        lock = publishing.lock()
+        assert isinstance(lock, PublishLock)
+        publisher.publish(lock)
     names = sorted(path.name for path in (world.output / "metadata").glob("*.metadata.json"))
     assert len(names) == 21
     assert len(publishing.metadata().snapshots) == 3

@@ -16,7 +16,7 @@ from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CheckpointRefused
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.failpoints import Failpoint
 from tests.unit.assets.output.table.publishing_world import NODE, OTHER, Publishing
 from tests.unit.assets.output.table.test_publisher import POINTS, Killed
@@ -58,38 +58,38 @@ class Incidents:
         self.publishing.publish(self.random.choice((NODE, OTHER)))
 
     def die(self) -> None:
-        """A publisher dies at a step; its node's next one takes the turn."""
+        """A publisher dies at a step; its node's next one takes the lock."""
 
         def killed() -> None:
             raise Killed
 
         self.at, self.incident = self.random.choice(POINTS), killed
-        turn = self.publishing.turn(NODE)
-        if not isinstance(turn, PublishTurn):
+        lock = self.publishing.lock(NODE)
+        if not isinstance(lock, PublishLock):
             return
         try:
-            self.publishing.publisher().publish(turn)
+            self.publishing.publisher().publish(lock)
         except Killed:
-            turn = self.publishing.turn(NODE)
-            assert isinstance(turn, PublishTurn)
-        self.publishing.store.end_publish_turn(turn)
+            lock = self.publishing.lock(NODE)
+            assert isinstance(lock, PublishLock)
+        self.publishing.store.release_publish_lock(lock)
 
     def freeze(self) -> None:
         """A publisher stands at a step while its node's next one works, and continues then."""
-        turn = self.publishing.turn(NODE)
-        if not isinstance(turn, PublishTurn):
+        lock = self.publishing.lock(NODE)
+        if not isinstance(lock, PublishLock):
             return
         self.at, self.incident = self.random.choice(POINTS), self._meanwhile
-        self.publishing.publisher().publish(turn)
-        self.publishing.store.end_publish_turn(turn)
+        self.publishing.publisher().publish(lock)
+        self.publishing.store.release_publish_lock(lock)
 
     def _meanwhile(self) -> None:
         self.random.choice((self.consume, self.force, self.compact, lambda: None))()
         if self.random.random() < 0.7:
-            turn = self.publishing.turn(NODE)
-            assert isinstance(turn, PublishTurn)
-            self.publishing.publisher().publish(turn)
-            self.publishing.store.end_publish_turn(turn)
+            lock = self.publishing.lock(NODE)
+            assert isinstance(lock, PublishLock)
+            self.publishing.publisher().publish(lock)
+            self.publishing.store.release_publish_lock(lock)
 
     def force(self) -> None:
         shard = self.random.choice(self.world.ids)

@@ -19,7 +19,7 @@ from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.publication_rows import PublishTurn
+from dagster_leasehold.lease_store.publication_rows import PublishLock
 from tests.conformance.world import A, World
 from tests.unit.assets.output.table.test_late_commit import lake
 
@@ -64,9 +64,9 @@ class Scene:
     def publish(self) -> Any:
         name = self.settings.table_name(self.catalog.name, self.world.key)
         store, key = self.world.store, self.world.key
-        turn = store.take_publish_turn(key, A, self.world.incarnations[A], name)
-        assert isinstance(turn, PublishTurn)
-        return self.publisher.publish(turn)
+        lock = store.take_publish_lock(key, A, self.world.incarnations[A], name)
+        assert isinstance(lock, PublishLock)
+        return self.publisher.publish(lock)
 
     def table(self) -> Any:
         catalog: Any = load_catalog(self.catalog.name, **self.catalog.properties)

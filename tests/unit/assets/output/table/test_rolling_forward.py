@@ -286,7 +286,7 @@ def test_only_the_newest_states_stay(scene: Restored) -> None:
     assert scene.mark().states.endswith(f"/metadata/{name}")
     orphan = scene.home.output / "metadata" / "killed.shards.json.gz"
     orphan.write_bytes(b"")
-    scene.publisher().remove_orphans(scene.turn(), older_than=AT_ONCE)
+    scene.publisher().remove_orphans(scene.lock(), older_than=AT_ONCE)
     assert scene.state_files() == [name]
     scene.check(16)
 

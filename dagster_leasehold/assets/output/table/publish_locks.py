@@ -1,4 +1,4 @@
-"""The turn to publish a group's output: who has it, and the report on what was done with it."""
+"""The publish lock of a group: taking it, and the report on what was done under it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.lease_store.outcomes import PublishesElsewhere, TurnTaken
-from dagster_leasehold.lease_store.publication_rows import PublishTurn, TableName
+from dagster_leasehold.lease_store.outcomes import LockTaken, PublishesElsewhere
+from dagster_leasehold.lease_store.publication_rows import PublishLock, TableName
 from dagster_leasehold.lease_store.roles.publications import Publications
 
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """The outcome of one turn.
+    """The outcome of a publication, or of several under one lock.
 
     Attributes:
         batches: the ones that are in the table now, and were not before.
@@ -65,7 +65,7 @@ MADE = PublishReport(
 )
 
 
-def turn_of(
+def lock_of(
     store: Publications,
     key: GroupKey,
     name: TableName,
@@ -73,16 +73,16 @@ def turn_of(
     *,
     run: str = "",
     seen_epoch: int | None = None,
-) -> PublishTurn | PublishReport:
-    """Take the turn as one of these nodes, by name and incarnation, or as none; or say why not."""
+) -> PublishLock | PublishReport:
+    """Take the lock as one of these nodes, by name and incarnation, or as none; or say why not."""
     for node, incarnation in nodes.items():
-        turn = store.take_publish_turn(key, node, incarnation, name, run=run, seen_epoch=seen_epoch)
-        if isinstance(turn, PublishTurn):
-            return turn
-        if isinstance(turn, PublishesElsewhere):
-            return PublishReport(explanation=elsewhere(key, name, turn))
-        assert isinstance(turn, TurnTaken)
-        return PublishReport(explanation=f"Node {turn.node or 'of another deployment'} publishes.")
+        lock = store.take_publish_lock(key, node, incarnation, name, run=run, seen_epoch=seen_epoch)
+        if isinstance(lock, PublishLock):
+            return lock
+        if isinstance(lock, PublishesElsewhere):
+            return PublishReport(explanation=elsewhere(key, name, lock))
+        assert isinstance(lock, LockTaken)
+        return PublishReport(explanation=f"Node {lock.node or 'of another deployment'} publishes.")
     return PublishReport(explanation="No node that this deployment serves is alive in the group.")
 
 
