@@ -118,8 +118,8 @@ def _lag_rule(stream: ShardStream) -> str:
     if seconds is None:
         return f"At most {records} records are unread. An unknown number does not pass."
     return (
-        f"No record is unread for more than {seconds:g} s; of those that are counted, at most "
-        f"{records} are unread. An unknown age does not pass."
+        f"No record is unread for more than {seconds:g} s; of the records that are counted, "
+        f"at most {records} are unread. An unknown age does not pass."
     )
 
 

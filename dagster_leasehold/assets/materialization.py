@@ -122,7 +122,7 @@ def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId
 
     It receives the stored checkpoints, not the commits' own: a dead run's commits are
     reported after newer ones, and progress would go back. They are read again afterwards: another
-    process may have committed and sent a newer one in between, and then this one sends it last.
+    process might have committed and sent a newer one in between, and then this one sends it last.
 
     Returns:
         The error, which stops nothing; empty when there was none.

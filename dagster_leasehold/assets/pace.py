@@ -98,7 +98,7 @@ class DueTimes:
         return max(earliest, self._rested_s) if rests else earliest
 
     def waits_s(self, now_s: float) -> float | None:
-        """Return the longest that a record may have waited; None where that is not known."""
+        """Return the longest that a record might have waited; None where that is not known."""
         since_s = [self._read_s[shard] for shard in self._due_s if shard in self._read_s]
         behind = len(since_s) < len(self._due_s)
         return None if behind or not since_s else now_s - min(since_s)

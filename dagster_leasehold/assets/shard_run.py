@@ -223,7 +223,7 @@ class ShardRun:
 
         Can be called again and again: each batch is in one report, and the outcome of a check is
         stored when it changes. The outcomes of shards that the run has `begun` are stored again:
-        others may have reported on them since. The rate of a shard that the run is still at work
+        others might have reported on them since. The rate of a shard that the run is still at work
         on is that of the last `interval_s` seconds.
         """
         for shard in begun:

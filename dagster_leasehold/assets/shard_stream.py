@@ -96,9 +96,9 @@ def check_prefix(parts: Sequence[str]) -> None:
 class WatermarkOf(StrEnum):
     """The event times that say how far a shard has come.
 
-    `source`: those of the records as they were read; right where the transform leaves the column
-    `event_time` alone. `output`: those that the transform wrote; for one that makes `event_time`
-    out of the record itself. A batch without output then moves no watermark.
+    `source`: the times of the records as they were read; right where the transform leaves the
+    column `event_time` alone. `output`: the times that the transform wrote; for one that makes
+    `event_time` out of the record itself. A batch without output then moves no watermark.
 
     Examples:
         >>> stream = ShardStream("visits", LocalLog("log"), watermark_of=WatermarkOf.OUTPUT)
@@ -276,7 +276,7 @@ class ShardStream(Declared):
     initial_position: Annotated[str, POSITION] = "begin"
     """The position where a new shard begins: `begin`, `end`, or an ISO 8601 time."""
     watermark_of: WatermarkOf = WatermarkOf.SOURCE
-    """The event times that tell how far a shard has come: those of the `source`, or of the
+    """The event times that tell how far a shard has come: of the `source`, or of the
     transform's `output`."""
     on_poison: OnPoison = "hold"
     """The treatment of a record where every run hangs or crashes: `hold` the shard there, or

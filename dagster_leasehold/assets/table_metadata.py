@@ -96,7 +96,7 @@ def observed_snapshot(instance: dg.DagsterInstance, stream: ShardStream) -> int 
 
 
 def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metadata for a table's columns; those of the source have a description."""
+    """Return the metadata for a table's columns; the source's columns have a description."""
     shown = [
         dg.TableColumn(
             each["name"],

@@ -40,8 +40,8 @@ States of a shard
                            +------- 8 (from already_alloc too) ---- transfer
 
 In `transfer`, `lease_owner` is already the next node while `consumer_owner` still is the holder,
-who continues until its next batch boundary. When a finished shard is reopened, those that come from
-it go back to `wait` in an ordered group (edge 10). `lease_store.rules.states` has the table of
+who continues until its next batch boundary. When a finished shard is reopened, the shards that come
+from it go back to `wait` in an ordered group (edge 10). `lease_store.rules.states` has the table of
 edges, `lease_store.rules.transitions` what each does to a row and to the journal.
 
 The trust window

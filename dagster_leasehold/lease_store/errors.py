@@ -141,7 +141,7 @@ class StoreReadOnly(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The reply to a write was lost and could not be re-read: it may or may not have happened."""
+    """The reply to a write was lost and could not be re-read: whether it happened is unknown."""
 
 
 class SchemaTooNew(StoreError):

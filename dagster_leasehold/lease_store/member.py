@@ -154,7 +154,7 @@ class Member:
         """Beat once; False if the incarnation does not answer to the name any longer.
 
         Raises:
-            StoreError: the store does not answer; the beat may have been counted.
+            StoreError: the store does not answer; the beat might have been counted.
         """
         sent_at = self.clock()
         self._count("beat")
@@ -301,7 +301,7 @@ class Member:
         Raises:
             NodeNameTaken: another live process answers to the name.
             AssignmentConflict: the settings contradict another member's.
-            StoreError: the store does not answer; the node may have been registered.
+            StoreError: the store does not answer; the node might have been registered.
         """
         self.timeout_s = pulse.group.timeout_s
         if not self._in_place(pulse.nodes):

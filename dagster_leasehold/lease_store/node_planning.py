@@ -92,8 +92,8 @@ class NodePlanner:
     def gained(self, run: str) -> tuple[ShardId, ...]:
         """Plan, and return the shards that the node has gained since the last look.
 
-        The launcher starts runs for those that the node had at the first look, and for shards that
-        need a run of their own. A run that searches a shard for a bad record takes no others.
+        The launcher starts runs for the shards that the node had at the first look, and for shards
+        that need a run of their own. A run that searches a shard for a bad record takes no others.
 
         It raises as `plan` does.
         """

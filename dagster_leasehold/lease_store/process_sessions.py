@@ -1,4 +1,4 @@
-"""The processes of a session: those that a child of ours has started, wherever they hang by now.
+"""The processes of a session: all that a child of ours has started, whoever is their parent by now.
 
 A child leads a session of its own, and what it starts belongs to that session until it leaves. So
 all of it can be found and ended though the child itself is gone.

@@ -162,7 +162,8 @@ class PruneRound:
         through = rows[-1].sequence
         portion = self._store.expire_batches(self._key, shard, before=before, through=through)
         if portion.rows:
-            # Again: the store may have kept it waiting, and a reader listed them until it happened.
+            # Again: the store might have kept it waiting, and a reader listed them until it
+            # happened.
             output.renew(file for row in rows for file in row.files)
         return portion
 

@@ -199,7 +199,7 @@ class ShardAhead:
         files = sum(not file.quarantine for file in self.files)
         return (
             f"{self.records:,} records in {files:,} files, from {self.start} up to {self.end}, are "
-            f"those of the table; batches of the ledger from number {self.first} on give way"
+            f"the table's; batches of the ledger from number {self.first} on give way"
         )
 
 

@@ -95,7 +95,7 @@ class SnapshotMemory:
     _read_at: float = 0.0
 
     def forget(self) -> None:
-        """Read the group again next time: it may have changed unseen."""
+        """Read the group again next time: it might have changed unseen."""
         self._snapshot = None
 
     def at(self, generation: int | None) -> tuple[Snapshot, bool]:
@@ -413,9 +413,9 @@ class Rebalancer:
         serving: where agents beat: picks the served nodes from the group's at every tick, so that
             a node that joins or leaves is served or not from then on.
         neighbour_only: True for a process that plans for one node beside others that plan: of the
-            others' beats it watches those of the node after its own, in the order of their names,
-            and it reads the progress of its shards where the group has changed. So the planning of
-            a thousand nodes does not read a million rows in the time of a beat.
+            others' beats it watches the beats of the node after its own, in the order of their
+            names, and it reads the progress of its shards where the group has changed. So the
+            planning of a thousand nodes does not read a million rows in the time of a beat.
     """
 
     def __init__(
@@ -713,7 +713,7 @@ class Rebalancer:
             asked = self._execution.carry_out(own, wanted.summary, late=lambda: self._late)
             return self._complete_due(snapshot, observations) or asked
         except OutcomeUnknown as error:
-            # It may have happened: what comes next is planned from what the store holds then.
+            # It might have happened: what comes next is planned from what the store holds then.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
             self._snapshots.forget()
             return True

@@ -2,7 +2,7 @@
 
 A database carries two revisions: the one that its tables have, and the oldest one whose releases
 can use them. A revision that only adds (a table, an index, a column whose default says what held
-before) leaves the second as it is: releases that do not know it continue, beside those that do, and
+before) leaves the second as it is: releases that do not know it continue, beside newer ones, and
 nodes are upgraded one by one. Every other revision raises it, and releases before it are refused.
 """
 

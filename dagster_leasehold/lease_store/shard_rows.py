@@ -74,8 +74,8 @@ class ShardListing:
 
     Attributes:
         parents: the shards that it came from. An ordered group waits for all of them, also for
-            those that were not listed yet.
-        gone_parents: those of them that the source has removed for good and will not list again:
+            parents that were not listed yet.
+        gone_parents: the parents that the source has removed for good and will not list again:
             one that the group never had cannot be finished, so that it is not waited for.
 
     Examples:

@@ -132,7 +132,7 @@ class CompactionRounds:
         return free
 
     def _compacting(self, instance: dg.DagsterInstance) -> set[str | None]:
-        """Return the nodes with a compaction of the stream; fail those whose process is gone.
+        """Return the nodes with a compaction of the stream; fail the runs whose process is gone.
 
         The janitor looks after runs that consume, and an agent after all runs of its node: where
         there is none, such a run would keep its node from being chosen for ever.
@@ -154,7 +154,7 @@ class CompactionRounds:
         instance: dg.DagsterInstance,
         chosen: Iterable[compaction_choice.Candidate],
     ) -> list[compaction_choice.Candidate]:
-        """Return those whose output is not being replaced."""
+        """Return the shards whose output is not being replaced."""
         claims = {claim.shard: claim.run for claim in store.rewrites(self.stream.key)}
         return [
             candidate

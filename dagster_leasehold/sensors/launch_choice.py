@@ -41,7 +41,7 @@ class IdleShard:
 
     Attributes:
         epoch: of its last tenure: it rises when a run opens the shard.
-        blocked: it needs runs of its own, since those that served it hang or crash.
+        blocked: it needs runs of its own, since the runs that served it hang or crash.
         suspicion: what their failures tell of its next records, or None.
     """
 
@@ -175,7 +175,7 @@ def choose_launches(
 ) -> list[Launch]:
     """Return runs for shards that have work, the least recently served first.
 
-    A node gets no more than `runs_per_node` runs at a time, those that it has included. Shards
+    A node gets no more than `runs_per_node` runs at a time, including the ones that it has. Shards
     whose last run committed nothing share their next one with a quarter as many, and only with
     others of that kind. One that is blocked has a run of its own, and a node has one run less for
     those than it has at all, so that its other shards wait for none of them; `apart_active` is the

@@ -41,7 +41,7 @@ def build_launching_sensor(
     return _sensor(
         f"{definition_name(streams[0])}_rebalance",
         f"{alive}Shares the shards of {_listed(streams)} with the other nodes of their groups, and "
-        f"launches runs for those that {nodes} hold, and runs that merge small files.",
+        f"launches runs for the shards that {nodes} hold, and runs that merge small files.",
         lambda served: [
             *(rebalance_step(stream, served) for stream in streams),
             *(compaction_step(stream, served) for stream in streams if stream.retention.compact),

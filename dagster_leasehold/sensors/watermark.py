@@ -136,7 +136,7 @@ class WatermarkRounds:
         return [*self._asked.notes(), *self._steps.notes]
 
     def _due(self, in_work: HoursInWork) -> list[datetime]:
-        """Return the owed hours to request now, except those whose output has expired.
+        """Return the owed hours to request now, except hours whose output has expired.
 
         A run of it would fail each time, for as long as the sensor lives.
         """

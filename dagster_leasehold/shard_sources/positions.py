@@ -155,5 +155,5 @@ def removed_plan(shard: ShardId, start: str) -> PlannedRange:
 
 
 def removed_lag(cursor: str) -> int | None:
-    """Return the unread records of a removed shard; None where some may have been lost."""
+    """Return the unread records of a removed shard; None where some might have been lost."""
     return 0 if cursor == GONE else None

@@ -121,7 +121,7 @@ class BatchPlanning:
     def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
         shard, source, limits = open_.tenure.shard, self.stream.source, self.sizes.limits
         if open_.intent is not None:
-            # Retention may have been faster than the run that takes over.
+            # Retention might have been faster than the run that takes over.
             source.plan(shard, open_.intent.start, limits)
             # The same range under the same number, so that a sink that saw the batch knows it,
             # unless `rules.isolation` says that it is to be made in parts.

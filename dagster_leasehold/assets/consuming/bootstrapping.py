@@ -65,7 +65,7 @@ class Bootstrapping:
     def beginning(self, tenure: Tenure, check_point: str | None) -> str | None:
         """Where an open shard continues: behind a gap, where its bootstrap cursor has no records.
 
-        Looked at whenever the checkpoint still is that cursor: a run may have died in between.
+        Looked at whenever the checkpoint still is that cursor: a run might have died in between.
 
         Raises:
             LeaseLost: the tenure is over.

@@ -194,7 +194,7 @@ class Consumer:
         except LeaseholdError as error:
             self._open.stop_all(StopReason.FAILED, str(error))
         except BaseException:
-            # It may have been terminated because it hangs.
+            # It might have been terminated because it hangs.
             for open_ in self._open.all():
                 open_.gave_up = open_.intended
             raise
@@ -237,7 +237,7 @@ class Consumer:
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
         elif self._follow is not None and self._open.unanswered:
-            # A run that does not follow ends soon, and with it what it may have left open.
+            # A run that does not follow ends soon, and with it what it might have left open.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
         elif self._stop_requested() or (asked.stop and begun):
             self._open.stop_all(StopReason.STOP_REQUESTED)
@@ -337,7 +337,7 @@ class Consumer:
 
     @span("intents")
     def _intended(self, planned: Sequence[PlannedBatch]) -> list[PlannedBatch]:
-        """Record the intents of batches; return those whose tenures are not over."""
+        """Record the intents of batches; return the batches whose tenures are not over."""
         recorded = self._store.record_intents(
             [
                 Intent(

@@ -70,7 +70,7 @@ class Opening:
     def open(self, shards: Sequence[ShardId], *, gained: bool = False) -> None:
         """Open these shards and find out where each begins; one that fails is reported.
 
-        A run that follows can open more of them later; those that are open stay as they are. A
+        A run that follows can open more of them later; the shards that are open stay as they are. A
         shard that the node has `gained` gets no report where another run has opened it by now, or
         the node has lost it again.
         """

@@ -20,7 +20,7 @@ class RunProgress:
     Attributes:
         reports: of all its shards so far.
         unread: the unread records of those at its last look; None where the source cannot tell.
-        waits_s: the longest that one of them may have waited, in seconds; None where nothing is
+        waits_s: the longest that one of them might have waited, in seconds; None where nothing is
             unread, or the time is unknown.
         next_s: the time until the next batch, in seconds; None while nothing is unread.
         rate: records read per second over about the last minute.

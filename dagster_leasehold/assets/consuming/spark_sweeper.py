@@ -213,7 +213,7 @@ class SparkSweeper:
             return self._session
 
     def _renewed(self, lost: SparkSession) -> SparkSession | None:
-        """Return a session in place of a lost one, which another sweep may have renewed by now."""
+        """Return a session in place of a lost one, which another sweep has perhaps renewed."""
         with self._lock:
             if self._session is lost:
                 self._session = self._spark.renew()

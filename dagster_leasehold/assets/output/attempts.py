@@ -61,7 +61,7 @@ def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]
 def touch_replaced(output_root: OutputPlace, files: Iterable[DataFile]) -> None:
     """Make files look new when they are swapped out: before, lest a crash forgets it, and after.
 
-    A reader may have listed them a moment ago. What vacuum removes is as old as it is unnamed
+    A reader might have listed them a moment ago. What vacuum removes is as old as it is unnamed
     only if the age counts from the swap, not from when the file was written.
 
     Raises:

@@ -48,7 +48,7 @@ def where_output_begins(key: GroupKey, expired: Mapping[ShardId, Expired]) -> li
 def refuse_expired_times(
     store: Ledger, key: GroupKey, since: datetime | None, until: datetime | None
 ) -> None:
-    """Raise if records of these event times may have expired.
+    """Raise if records of these event times might have expired.
 
     Raises:
         OutputUnreadable: they may have.

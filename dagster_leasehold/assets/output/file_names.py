@@ -29,7 +29,7 @@ def file_name(shard: ShardId, numbers: range, rest: str, *, quarantine: bool = F
     Args:
         shard: the shard.
         numbers: of the batches.
-        rest: without dots; sorts after those of the files before it.
+        rest: without dots; sorts after the names of the files before it.
         quarantine: True if it holds records that could not be parsed.
     """
     kind = ".quarantine" if quarantine else ""

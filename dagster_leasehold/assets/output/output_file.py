@@ -38,7 +38,7 @@ takes its uploads side by side."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REPEATED = (SHARD_COLUMN, TIME_COLUMN, "attributes.key_value.key", "attributes.key_value.value")
 """Columns of records whose values repeat. For the others a dictionary would be built, only to be
-thrown away; those of a transform are unknown."""
+thrown away; the sizes of a transform's rows are unknown."""
 
 
 class OutputFile:

@@ -5,9 +5,9 @@ than a look at each file. Of each name that was found, eight bytes are kept, so 
 bounded by them. Consumption, rewriting and vacuum continue meanwhile, which must not look like a
 loss:
 
-1. The folders are listed first: a file that was committed and is not listed may have come later.
+1. The folders are listed first: a file that was committed and is not listed might have come later.
 2. Each such file is looked for by its name.
-3. One that is not there may have been replaced and removed: it is missing if the ledger still has
+3. One that is not there might have been replaced and removed: it is missing if the ledger still has
    it after that look.
 """
 

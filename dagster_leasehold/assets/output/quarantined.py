@@ -46,7 +46,8 @@ def quarantined_records(
 ) -> Iterator[QuarantinedRecord]:
     """Yield records in quarantine, shard by shard, each shard's in order.
 
-    With `since`, those whose event time is not before it; one without an event time is included.
+    With `since`, the records whose event time is not before it; one without an event time is
+    included.
 
     Raises:
         LogCorrupt: a file that the ledger names is missing or damaged.

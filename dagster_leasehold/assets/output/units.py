@@ -121,7 +121,7 @@ def swap(
     failpoints.reach("after_swap")
     if not isinstance(outcome, Changed):
         return False
-    # Again: the store may have kept the swap waiting, and a reader listed them until it happened.
+    # Again: the store might have kept the swap waiting, and a reader listed them until it happened.
     touch_replaced(output_root, files)
     return True
 

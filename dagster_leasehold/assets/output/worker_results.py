@@ -75,7 +75,7 @@ class WrittenFile:
     The event times bound its records'; None if unknown. `untimed` is the number
     of records without one, and `mistimed` of those among them that a transform gave a time outside
     the years 1 to 9999; `mistimed_at` is the first one's cursor, where it has one. `columns` are
-    those of the file as `table.columns` describes them; none of a file of quarantined records.
+    the file's columns as `table.columns` describes them; none of a file of quarantined records.
     """
 
     shard: str

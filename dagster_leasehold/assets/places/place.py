@@ -193,7 +193,7 @@ class OutputPlace(ABC):
         with self.parquet() as file:
             return file.schema_arrow
 
-    # -- signs of work, for those who wait ----------------------------------------------------
+    # -- signs of work, for processes that wait ----------------------------------------------------
 
     @abstractmethod
     def note_work(self, task: str) -> None:

@@ -18,7 +18,7 @@ LARGE_ENOUGH = 0.5
 """A file of this share of the target is left alone: merging it again would cost most of it."""
 
 Columns = tuple[tuple[object, ...], tuple[object, ...]]
-"""The columns of a unit's files of records that do not fit, and those of quarantined ones.
+"""The columns of a unit's files of records that do not fit, and of files of quarantined ones.
 
 More than one of a kind cannot become one file. A list has the columns of a table; anything else is
 the schema of a file of an earlier version, which fits its equals alone.

@@ -61,7 +61,7 @@ class ReplaySpan:
         return span
 
     def check_expired(self, shard: ShardId, expired: Expired) -> bool:
-        """Return True if records that the span names may have expired, which times cannot tell.
+        """Return True if records that the span names might have expired, which times cannot tell.
 
         Raises:
             RewriteRefused: the span starts or ends at a cursor that has expired.

@@ -125,7 +125,7 @@ class SparkSettings(pydantic.BaseModel):
         memory: the heap of the embedded server, or of the driver in each run: `512m`, `4g`.
         tls: True if the connection to `sc://…` is encrypted.
         certificate: the whole path of a file with the certificates to trust at `sc://…`, in PEM,
-            instead of those that gRPC brings along.
+            instead of the ones that gRPC brings along.
         environment_archive: the whole path of a packed environment, a .tar.gz, whose Python the
             workers of a cluster or of an `sc://` server run.
         conf: Spark's configuration, passed on as it is.

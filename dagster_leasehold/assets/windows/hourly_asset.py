@@ -54,7 +54,7 @@ class LateAction(StrEnum):
 
 @declared
 class LatePolicy(Declared):
-    """The treatment of late records: those whose hour was made before they were committed.
+    """The treatment of late records, whose hour was made before they were committed.
 
     Examples:
         >>> LatePolicy(LateAction.RERUN, wait_s=300).wait_s

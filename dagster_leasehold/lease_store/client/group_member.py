@@ -1,8 +1,8 @@
 """A member of a consumer group: the heartbeat surface that any client can be built on.
 
 A client repeats one call: `heartbeat(held)` names the shards that it works on, and the reply names
-those that are its own. It opens shards that are new in the reply, continues with those in both,
-and stops missing ones: as long as it still names such a shard it keeps it, so that it can
+the shards that are its own. It opens shards that are new in the reply, continues with the ones in
+both, and stops missing ones: as long as it still names such a shard it keeps it, so that it can
 finish and save; once it does not, the shard goes to the next node.
 
 A heartbeat is a tick of the same rebalancing that Dagster's sensors run: clients and Dagster's

@@ -42,7 +42,7 @@ class ForcedCheckpoints(Operations):
         """Set a checkpoint as an operator: a new epoch, journalled, an open intent abandoned.
 
         Committed batches behind the new checkpoint are withdrawn in the same transaction. A shard
-        that was over is reopened; `reopen` says what becomes of those that began after it, if
+        that was over is reopened; `reopen` says what becomes of the shards that began after it, if
         they were read already: where they were not, they wait again in an ordered group. One that
         is over at just this cursor stays over: `Changed` names no shard then.
 

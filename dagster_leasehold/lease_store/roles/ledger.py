@@ -186,7 +186,7 @@ class Ledger(Operations):
     ) -> list[Gap]:
         """Return gaps by shard, start and end: of one shard or all, acknowledged or not or both.
 
-        With `start`, those that begin at this cursor.
+        With `start`, the batches that begin at this cursor.
         """
         own = given(shard=shard, start=start, acknowledged=acknowledged)
         return list(self._each("gaps", key, Gap, **own))

@@ -209,7 +209,7 @@ def record_removal(
 ) -> None:
     """Have the table follow, where some batches of a shard are no longer committed output.
 
-    `gone` reads those of them with numbers below one, as they were before; the shard's row is
+    `gone` reads the ones with numbers below one, as they were before; the shard's row is
     locked.
     """
     border = border_in(rows, shard)

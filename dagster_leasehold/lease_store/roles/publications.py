@@ -162,7 +162,7 @@ class Publications(Locks):
         """Return committed batches from the cursors on, by shard that has any.
 
         One statement where there is nothing. `limit` bounds the batches of all shards together;
-        under it each shard has its share, and those that wait for most come first.
+        under it each shard has its share, and the shards that wait for most come first.
         """
         places = self._waiting(key, min(limit, SHARDS_PER_LOOK))
         share = rules.shares({name: each.numbers_left for name, each in places.items()}, limit)

@@ -150,7 +150,7 @@ class Retention(Operations):
         the shard's start on, as far as no merged file is divided and all events are delivered. The
         shard's newest committed row stays; nothing goes while a run holds the claim to rewrite the
         shard's output. Their files are not named by anything afterwards, so that vacuum removes
-        them: the caller has made them look new before, since a reader may have listed them.
+        them: the caller has made them look new before, since a reader might have listed them.
         """
 
         def work(rows: Rows) -> Portion:

@@ -40,7 +40,7 @@ def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float =
     """Return how long to wait after so many failures in a row: doubling from the first to the most.
 
     Args:
-        failures: any number; it may have grown for years.
+        failures: any number; it might have grown for years.
         first_s: the wait after the first failure, in seconds.
         max_s: the longest wait, in seconds.
         jitter: in [0, 1), shortens the wait by up to a half, so that what failed together is not

@@ -1,7 +1,7 @@
 """Pure rules for gaps: records that were removed before anybody read them.
 
 The group's policy says where a shard continues, for runs and plain clients alike. What a new gap
-does to those that are recorded is carried out by every store: a gap that the shard holds at may
+does to the gaps that are recorded is carried out by every store: a gap that the shard holds at may
 grow while it waits, since retention continues. One that was acknowledged never grows: the
 rest is a gap of its own, which needs an answer of its own.
 """

@@ -29,7 +29,7 @@ from typing import Literal
 FAILED_MAX = 2
 """The tries that a range has before it is halved, and a record alone before it blocks."""
 KILLED_MAX = 3
-"""As many, where no run could say how it failed: a host or an operator may have killed it."""
+"""As many, where no run could say how it failed: a host or an operator might have killed it."""
 FAILURE_LENGTH_MAX = 1_000
 KILLED = "the run that tried it ended without a word, as if it was killed"
 
@@ -133,7 +133,7 @@ def tries_after(
 ) -> int:
     """Return the tries of a shard once a suspicion is recorded; the open tenure makes one.
 
-    A record counts as alone from here on: what failed before may have failed for its neighbours.
+    A record counts as alone from here on: what failed before might have failed for its neighbours.
     """
     newly_alone = suspicion.alone and not (before is not None and before.alone)
     return 1 if abandon or newly_alone else tries

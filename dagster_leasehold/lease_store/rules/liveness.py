@@ -240,7 +240,7 @@ class Observations:
 
         Time after the last look is left out, because nothing was seen in it. `further` JSON values
         are kept beside it for the caller, who gets them back from `parse_memory`. Of many
-        transfers only those that last longest are kept.
+        transfers only the longest are kept.
         """
         at = self._looks.last
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))

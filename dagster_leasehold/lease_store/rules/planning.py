@@ -42,7 +42,7 @@ _Entry = tuple[bool, object, ShardId]
 
 
 def tie_break(node: NodeName) -> tuple[object, ...]:
-    """Return the place of a node among those that are equal to the rule: the least comes first.
+    """Return the place of a node among the nodes that are equal to the rule: the least comes first.
 
     The first of them gets the larger share and the next free shard. It must be a function of the
     node alone, so that all processes of a group plan alike.
@@ -588,7 +588,7 @@ def _plan_shared(
 ) -> plans.Plan:
     """Share the shards that can be consumed among the takers, by count or by load.
 
-    `wait` and `over` shards do not count, nor do those that the source does not let anyone
+    `wait` and `over` shards do not count, nor do shards that the source does not let anyone
     subscribe to: they stay where they are. Equal weights are the same as none.
     """
     group = snapshot.group

@@ -131,7 +131,7 @@ def changes_of_removal(
     Args:
         kind: withdrawal or expiry.
         shard: theirs.
-        batches: those that can be in the table, in order; what was not committed is in none.
+        batches: the ones that can be in the table, in order; what was not committed is in none.
         published: the shard's cursor.
     """
     files = [

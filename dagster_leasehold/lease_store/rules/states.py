@@ -66,8 +66,8 @@ def first_state(
 ) -> ShardState:
     """Edge 1: return the state of a shard that is seen for the first time.
 
-    `states` maps the shards of the group, those of the same listing included, to their states. A
-    parent that is not among them can be listed yet, and is waited for:
+    `states` maps the shards of the group, including the shards of the same listing, to their
+    states. A parent that is not among them can be listed yet, and is waited for:
 
     1. A merge is listed with one of its parents; the other one comes with a later listing.
     2. The parent of step 1 is over. Were the other one taken for trimmed, the child would start.

@@ -319,7 +319,7 @@ def opening_refused(
 ) -> NotHeld | OpenByOther | None:
     """Return why a run of a node may not open a shard; None if it may.
 
-    `replaces` names a run that has ended, and may have left the shard open. Its tenure can be
+    `replaces` names a run that has ended, and might have left the shard open. Its tenure can be
     replaced, and so closed, also while the source lets no consumer subscribe to the shard.
     """
     if not shard.state.held or shard.consumer_owner != node:

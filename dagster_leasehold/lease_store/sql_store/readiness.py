@@ -44,7 +44,7 @@ class SqlReadiness:
             event.listen(transactions.engine, "connect", self._look_again)
 
     def _look_again(self, *_: object) -> None:
-        """Check the schema with each new connection: a newer release may have upgraded it.
+        """Check the schema with each new connection: a newer release might have upgraded it.
 
         The pool renews its connections, so that a process which continues for months finds out.
         """

@@ -130,7 +130,7 @@ def forced(
 def _touch_withdrawn(
     target: Target, key: GroupKey, shard: ShardId, cursor: str, reopen: Reopening
 ) -> None:
-    """Make the files of batches that will be withdrawn look new: a reader may have listed them.
+    """Make the files of batches that will be withdrawn look new: a reader might have listed them.
 
     Raises:
         CheckpointRefused: the cursor divides a batch.

@@ -156,7 +156,7 @@ def _agent(
 def _server(
     settings: Settings, node: NodeName, module: str, *, host: str, port: int | None
 ) -> Generator[CodeServer]:
-    """Hold a port for a code server, which a killed agent may have left running on it."""
+    """Hold a port for a code server, which a killed agent might have left running on it."""
     from dagster_leasehold.lease_store.rules.liveness import steady_clock
     from dagster_leasehold.orchestration.supervision.code_server import CodeServer, left_server
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment

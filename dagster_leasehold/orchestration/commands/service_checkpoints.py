@@ -89,8 +89,8 @@ class Taking:
     """The shards of an import.
 
     Attributes:
-        moved: those whose checkpoint is set, parents first.
-        unchanged: those whose checkpoint is the same here.
+        moved: the shards whose checkpoint is set, parents first.
+        unchanged: the shards whose checkpoint is the same here.
         expired: the moved shards whose next record was removed.
         gone: the shards that the log had and that were removed.
     """

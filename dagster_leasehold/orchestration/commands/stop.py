@@ -20,7 +20,7 @@ POLL_S = 0.1
 
 
 def stop(home: Home = None) -> None:
-    """Stop all processes of the home, also those that a killed `leasehold dev` has left.
+    """Stop all processes of the home, also the ones that a killed `leasehold dev` has left.
 
     Runs end at once and are continued by the next start; agents hand their shards over first.
     """

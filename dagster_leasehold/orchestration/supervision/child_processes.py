@@ -307,7 +307,7 @@ class ChildProcess:
         if process.poll() is None:
             process.wait()
         self._process = None
-        # The folder may have been deleted meanwhile.
+        # The folder might have been deleted meanwhile.
         self._note.unlink(missing_ok=True)
 
     @staticmethod

@@ -252,7 +252,7 @@ class CodeServer:
             processes = session_of(leader)
             if processes and all(_started_in(each, self.environment) for each in processes):
                 if leader.existence() is Existence.ALIVE:
-                    # It can no longer take runs; those that it has started continue.
+                    # It can no longer take runs; the runs it has started continue.
                     with suppress(psutil.Error):  # it has just ended by itself
                         psutil.Process(leader.pid).kill()
                 self.sessions.insert(0, leader)

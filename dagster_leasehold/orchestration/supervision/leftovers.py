@@ -95,7 +95,7 @@ def end_leftovers(home: Path) -> list[str]:
             continue
         if end_session(note.process, note.stop_timeout_s):
             ended.append(note.name)
-        # Another command may have started its own meanwhile, and noted that.
+        # Another command might have started its own meanwhile, and noted that.
         if ChildNote.read(path) == note:
             path.unlink(missing_ok=True)
     return ended

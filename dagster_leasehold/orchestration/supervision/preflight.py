@@ -66,8 +66,8 @@ def held_port(
 ) -> Generator[int]:
     """Hold the wanted port of this host, or the next free one, against all other holders.
 
-    A server binds its port seconds after it was chosen, and then another one may have chosen it as
-    well. What marks it as chosen is the port of UDP of the same number, which nothing here uses,
+    A server binds its port seconds after it was chosen, and then another one might have chosen it
+    as well. What marks it as chosen is the port of UDP of the same number, which nothing here uses,
     and which the system takes back however its holder ends.
 
     Args:

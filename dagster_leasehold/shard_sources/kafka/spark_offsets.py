@@ -2,7 +2,7 @@
 
 Below its checkpoint location, Spark writes `offsets/N` before batch N begins, with the offsets at
 which the batch ends, and `commits/N` when it is done. So the query continues at the offsets of the
-newest batch that has both files; a batch without the second may have been written or not.
+newest batch that has both files; a batch without the second might have been written or not.
 
 An offset log has a line with its version, one with metadata, and one for each source, `-` where it
 has none; in version 2 a source's line begins with its id and a colon. A source of Kafka's has the
@@ -64,7 +64,7 @@ def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
     version, *lines = content.splitlines() or [""]
     if version not in VERSIONS or not lines:
         raise CheckpointRefused(
-            f"The offset log begins with {shown(version)}: those of versions 1 and 2 can be read."
+            f"The offset log begins with {shown(version)}: versions 1 and 2 can be read."
         )
     topics: set[str] = set()
     places: list[Mapping[str, int]] = []

@@ -128,7 +128,7 @@ class ShardPages:
         """Pages from a place on; `limit` is the most records of one page.
 
         Raises:
-            CursorExpired: records that follow the place may have been removed.
+            CursorExpired: records that follow the place might have been removed.
             CursorInvalid, LogNotFound: the service knows no such record, or no such shard.
         """
         if place.side is Side.GONE:

@@ -32,7 +32,7 @@ class NumberRefused(errors.SourceError):
 
 
 class CredentialsRefused(errors.SourceRefused):
-    """The service does not accept the credentials, which may have been replaced since."""
+    """The service does not accept the credentials, which might have been replaced since."""
 
 
 _REFUSALS = (
@@ -104,7 +104,7 @@ class KinesisService:
             try:
                 return self._once(operation, named)
             except CredentialsRefused:
-                # They may have been rotated: a new session reads files and roles again.
+                # They might have been rotated: a new session reads files and roles again.
                 with self._lock:
                     self._client = None
                 return self._once(operation, named)

@@ -110,7 +110,7 @@ class KinesisStream(KinesisReader):
         untrimmed = self._shards.untrimmed(entry)
         if begin.side is Side.START or end is None:
             return ShardBounds(str(begin), str(begin), entry.closed, str(begin))
-        # Where records may have been removed, the first one that is left is not the first.
+        # Where records might have been removed, the first one that is left is not the first.
         origin = begin if untrimmed else start(entry.created_s or 0)
         return ShardBounds(str(begin), str(end), entry.closed, str(origin))
 

@@ -74,7 +74,7 @@ class ShardFolder:
         head = self.head()
         end = max(head.begin, head.end)
         if not head.certain:
-            # The slot that is torn may have acknowledged what lies above the other one.
+            # The slot that is torn might have acknowledged what lies above the other one.
             end = contiguous_end(list_files(self.folder, end), end)
         return Extent(head.begin, end)
 

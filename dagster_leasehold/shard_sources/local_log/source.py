@@ -125,7 +125,7 @@ class LocalLogSource(LocalLogReader):
         return positions.divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """Records between a cursor and the end; None where a removed shard may have had some."""
+        """Records between a cursor and the end; None where a removed shard might have had some."""
         if bounds.removed:
             return positions.removed_lag(cursor)
         return positions.offsets_left(shard, cursor, bounds)

@@ -228,7 +228,7 @@ class LogHubClient:
         try:
             return ask(once)
         except SourceRefused:
-            # Temporary credentials may have been replaced since they were fetched.
+            # Temporary credentials might have been replaced since they were fetched.
             if not self._credentials.renewed():
                 raise
             return ask(once)

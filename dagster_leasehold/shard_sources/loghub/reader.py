@@ -2,7 +2,7 @@
 
 The service's cursors number LogGroups one by one: a pull of n groups moves the cursor by n. Each
 pull is checked for that. Where it does not hold, either retention has removed groups that were
-asked for (the service continues with those that are left, and does not say so), or the numbers have
+asked for (the service continues with the rest, and does not say so), or the numbers have
 holes; then groups are pulled one at a time, so that each one's cursor is known.
 """
 

@@ -88,7 +88,7 @@ class _Sides:
         unequal: the numbers of the sums that are not level.
         files: the number of the table's files.
         foreign: the number of files that another program wrote.
-        records: of the ledger's files, less those of the table; without those that are expected
+        records: of the ledger's files, less the table's; without the records that are expected
             on one side.
         lookups: paths of the table that the listing of the output does not have.
         others: the number of further ones.
@@ -167,7 +167,7 @@ class TableComparison:
     ) -> tuple[tuple[ShardFile, ...], tuple[str, ...], tuple[int, ...]]:
         """Return the files that the table lacks, the paths that it has too much, and changes.
 
-        The caller has the publish lock, so that cursors stay. The changes are those that wait
+        The caller has the publish lock, so that cursors stay. The changes are the ones that wait
         and that the table has with these corrections: the ledger, which is read after them, has
         them all.
 
@@ -240,7 +240,7 @@ class TableComparison:
     def _sides(self, cut: _Cut, listed: Collection[int] | None) -> _Sides:
         """Read both sides once.
 
-        Sums are of 64 bits, and those of files that differ are level by chance alone.
+        Sums are of 64 bits, and the sums of files that differ are level by chance alone.
 
         Args:
             cut: what is read.
@@ -284,7 +284,7 @@ class TableComparison:
         }
 
     def _entries(self, cut: _Cut) -> Iterator[tuple[FileEntry, int]]:
-        """Yield the files of the ledger with 1, and those of the table with -1."""
+        """Yield the ledger's files with 1, and the table's with -1."""
         for batch in _at_most(self.files_max, self.store.each_batch(self.key)):
             if batch.sequence < cut.cursors.get(batch.shard, 0):
                 for file in batch.files:

@@ -96,7 +96,7 @@ def files_of_table(
 ) -> set[str]:
     """Return the data files that a snapshot of a group's table names, as the ledger names them.
 
-    Files of a newer state count, too: the ledger may have been restored from a backup.
+    Files of a newer state count, too: the ledger might have been restored from a backup.
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.

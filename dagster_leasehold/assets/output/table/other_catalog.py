@@ -169,7 +169,7 @@ class OtherCatalog(TableCatalog):
                 raise PublicationRefused(f"{_shown(name)} is gone from catalog {name.catalog}.")
             self.catalog.commit_table(current, request.requirements, request.updates)
         except CommitFailedException as error:
-            # Something between here and the catalog may have sent it twice.
+            # Something between here and the catalog might have sent it twice.
             current = self._table(name)
             if current is None or not _has(current.metadata, publication):
                 raise PublicationRefused(

@@ -3,7 +3,7 @@
 1. Look: is anything committed, or changed, that the table does not show? If not, that is all.
 2. Take the lock. Settle the pending publication, if there is one, and check that no other program
    has changed the records of the table.
-3. Agree on the columns of files whose writer did not (those of versions before tables).
+3. Agree on the columns of files whose writer did not (files of versions before tables).
 4. Stage: columns, snapshots, expiry; all of it in files that nothing names yet.
 5. Publish: the catalog takes the staged state, and cursors and changes move with it.
 

@@ -102,7 +102,7 @@ class TablePlan:
     """The files of one snapshot that can hold what a reader wants, by shard and batch.
 
     Attributes:
-        schema: the table's columns, in the types of Arrow; a file lacks those that came later.
+        schema: the table's columns, in the types of Arrow; a file lacks columns that came later.
     """
 
     files: tuple[PlannedFile, ...]
@@ -231,7 +231,7 @@ def _in_order(
 ) -> list[PlannedFile]:
     """Return files by shard and batch.
 
-    Those that neither their names nor the ledger know come first, as the table has them: they are
+    Files that neither their names nor the ledger know come first, as the table has them: they are
     of an earlier snapshot, from before there were such names.
     """
     nameless = {file.shard for file in files if file.numbers is None}

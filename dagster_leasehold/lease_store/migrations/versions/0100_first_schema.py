@@ -55,7 +55,7 @@ def upgrade() -> None:
     if OLDEST_COLUMN not in _columns(connection, VERSION_TABLE):
         op.add_column(VERSION_TABLE, sa.Column(OLDEST_COLUMN, sa.String(32)))
     metadata.create_all(connection, checkfirst=True)
-    # Another program may have made this table: earlier versions of PyIceberg omit the column.
+    # Another program might have made this table: earlier versions of PyIceberg omit the column.
     if _ICEBERG_TYPE.name not in _columns(connection, "iceberg_tables"):
         op.add_column("iceberg_tables", _ICEBERG_TYPE)
     for table in metadata.sorted_tables:
