@@ -122,7 +122,7 @@ class Checks(Declared):
     quarantined_max: Annotated[int, NOT_NEGATIVE] = 1_000
     """The most records of one batch that can go to quarantine."""
     lag_max: Annotated[int, NOT_NEGATIVE] = 1_000_000
-    """The most unread records of a shard for which its lag check passes."""
+    """The most unread records that the lag check of a shard accepts."""
     lag_max_s: Annotated[float | None, NOT_NEGATIVE, Field(examples=[300])] = None
     """The longest time that a record can be unread for the check to pass, in seconds. Set it if the
     service does not count records."""
@@ -138,18 +138,18 @@ class Retention(Declared):
     """
 
     output_days: Annotated[float | None, DAYS_OF_HISTORY] = None
-    """The age in days at which committed output expires, from 1 to 36,500; without it, output is
-    kept for good."""
+    """The number of days after which committed output expires, from 1 to 36,500; without it, output
+    is kept for good."""
     compact: bool = True
     """A sensor merges small files of committed output."""
     compact_target_bytes: Annotated[int, POSITIVE] = 128 * 1024 * 1024
     """The size of a merged file, in bytes."""
     compact_after_s: Annotated[float, NOT_NEGATIVE] = 3_600.0
-    """The age at which a batch is merged, in seconds. A replay or a forced checkpoint then takes
-    all batches of a merged file."""
+    """How old a batch gets before it is merged, in seconds. A replay or a forced checkpoint then
+    takes all batches of a merged file."""
     vacuum_after_s: Annotated[float, TIME_FOR_READERS] = 24 * 3_600.0
-    """The age at which unnamed files are removed, in seconds: at least 60, and more than the age of
-    a backup that can be restored."""
+    """How old unnamed files get before they are removed, in seconds: at least 60, and more than the
+    age of a backup that can be restored."""
 
     def __post_init__(self) -> None:
         output_age(self.output_days)
@@ -265,7 +265,7 @@ class ShardStream(Declared):
     ordered: bool = True
     """The children of a split or merge wait until their parents are consumed."""
     assignment: group_rows.AssignmentMode = group_rows.AssignmentMode.BALANCED
-    """The rule by which nodes share the shards: `balanced`, `modulo` or `pinned`."""
+    """How nodes share the shards: `balanced`, `modulo` or `pinned`."""
     nodes: Annotated[Mapping[str, NodeSettings], BeforeValidator(_nodes), NODES] = field(
         default_factory=dict[str, NodeSettings], hash=False
     )

@@ -44,7 +44,7 @@ class TableSettings(Declared):
     """The fields of the table's partitions: `shard_id`, and `year`, `month`, `day` or `hour` of
     `event_time`, or none."""
     sort_order: tuple[str, ...] = ()
-    """The columns by which engines that rewrite the table sort it, each with ` asc` or ` desc` if
+    """The columns that engines sort by when they rewrite the table, each with ` asc` or ` desc` if
     needed."""
     properties: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     """Iceberg's table properties."""

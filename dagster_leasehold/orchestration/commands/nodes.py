@@ -59,14 +59,14 @@ def node(
     home: Home = None,
     port: CodeServerPort = None,
     host: Annotated[
-        str, typer.Option("--host", help="Address on which its code server listens.")
+        str, typer.Option("--host", help="Address that its code server listens on.")
     ] = "127.0.0.1",
     address: Annotated[
         str | None,
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Address at which Dagster's daemon reaches it, if that is another one.",
+            help="Address where Dagster's daemon reaches it, if that is another one.",
         ),
     ] = None,
     health: HealthAddress = None,

@@ -31,8 +31,8 @@ _HEAD = """\
 <!-- Written by `python -m tests.unit.docs.command_line_page`: change the commands instead. -->
 
 `leasehold -h` lists the commands, and `leasehold COMMAND --help` prints what is said here. Each
-command is shown with its output in one small deployment: a log of two shards with six records, the
-last of which the transform refused.
+command is shown with its output in one small deployment: a log of two shards with six records,
+and the transform refused the last one.
 
 [Exit codes](states.md#exit-codes-of-the-command-line) are 0, 1 and 2. Long work shows its progress
 on standard error. `leasehold --install-completion` sets up completion for your shell.
