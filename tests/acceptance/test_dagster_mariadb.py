@@ -80,6 +80,7 @@ def leases_elsewhere(request: pytest.FixtureRequest) -> str:
     return request.getfixturevalue(f"{kind}_url")
 
 
+@pytest.mark.release
 def test_a_run_killed_in_the_middle_of_a_batch_leaves_each_record_once(
     tmp_path: Path, mariadb: MariaDB, mariadb_url: str, dagster_database: dict[str, str]
 ) -> None:

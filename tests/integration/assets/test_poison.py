@@ -202,6 +202,7 @@ def test_whatever_a_record_does_it_is_found_and_quarantined(
     check_one_record_is_found(home, spark_folder, fault, way)
 
 
+@pytest.mark.release
 @WAYS
 def test_a_record_that_hangs_holds_its_shard_until_the_transform_is_mended(
     home: Path, spark_folder: Path, connect_session: Any, way: str

@@ -10,7 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +114,12 @@ def test_a_frozen_consumer_alerts_within_two_scrapes_and_every_panel_has_data(
     """Method: a process consumes what this one appends; it is frozen, and more records come."""
     home = ConsumedHome(tmp_path / "home")
     consumes = [sys.executable, "-c", CONSUMES, str(tmp_path / "home")]
-    with (
-        exporter(tmp_path / "home") as metrics,
-        prometheus(tmp_path / "prometheus", metrics) as asked,
-        ended(consumes, stdout=subprocess.PIPE) as consumer,
-    ):
+    with ExitStack() as stack:
+        metrics = stack.enter_context(exporter(tmp_path / "home"))
+        asked = stack.enter_context(prometheus(tmp_path / "prometheus", metrics))
+        # What comes into the journal is counted from the first scrape on.
+        until(lambda: bool(asked.result("leasehold_up == 1")))
+        consumer = stack.enter_context(ended(consumes, stdout=subprocess.PIPE))
         assert consumer.stdout is not None
         assert consumer.stdout.readline()
 
