@@ -1,4 +1,4 @@
-"""Transforms from Arrow table to Arrow table: how one is declared, and what it can return."""
+"""Transforms from Arrow table to Arrow table: how one is declared, and its result."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ArrowTransform:
             object.__setattr__(self, attribute, getattr(named, attribute))
 
     def __call__(self, records: pa.Table) -> pa.Table:
-        """Return what the function makes of these records, unchecked."""
+        """Return the function's result for these records, unchecked."""
         return self.function(records)
 
 

@@ -30,7 +30,7 @@ _MISSING = ("missing", "missing_argument")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field, pydantic.fields.Field))
 def declared(class_: type[T]) -> type[T]:
-    """Make a frozen dataclass that checks its values; a docstring behind a field says what it is.
+    """Make a frozen dataclass that checks its values; a docstring behind a field describes it.
 
     A value that is a mapping becomes the declared class that its field names.
     """
@@ -43,7 +43,7 @@ class TakenBy:
     """Annotates a field whose value a function takes; pydantic does not look into its class.
 
     Attributes:
-        take: from what was given to the value.
+        take: turns the given value into the stored one.
         schema: the JSON schema of what YAML gives.
     """
 
@@ -62,7 +62,7 @@ class Declared:
     """The root of declared classes.
 
     Attributes:
-        called: what a sentence calls a declaration by its name; empty for one without a name.
+        called: how a sentence names a declaration; empty for one without a name.
 
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.

@@ -1,7 +1,7 @@
 """The mark of a stream's definition: another one means that its code or its settings have changed.
 
 A code server can load the same definition every minute, as Dagster's daemon has it do where it
-starts the server itself. So a mark is made of what the definition says, not of when it was loaded.
+starts the server itself. So a mark depends on the definition, not on when it was loaded.
 """
 
 from __future__ import annotations

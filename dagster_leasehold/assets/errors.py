@@ -1,4 +1,4 @@
-"""Errors of what is made from a stream: Spark, Java, transforms, and committed output.
+"""Errors on the way from a stream to its output: Spark, Java, transforms, and committed output.
 
 They have the root and the form of `lease_store.errors`: one sentence each, for its reader.
 """
@@ -105,7 +105,7 @@ class TableElsewhere(TableMetadataGone):
 
 
 class OutputNotOwned(UserMistake):
-    """Another lease store writes its output into this folder, and removes what it does not know."""
+    """Another lease store writes its output into this folder, and removes unknown files."""
 
 
 class OutputUnwritable(LeaseholdError):

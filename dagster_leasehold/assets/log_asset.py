@@ -1,4 +1,4 @@
-"""The log of a stream as an asset: its shards from begin to end, and what is unread of them.
+"""The log of a stream as an asset: its shards from begin to end, and their unread records.
 
 It is external: Dagster materializes none of it, and learns of it by observations.
 """
@@ -45,7 +45,7 @@ def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
 def log_observation(
     stream: ShardStream, leases: Sequence[ShardLease], lags: Lags, ages: Mapping[ShardId, float]
 ) -> dg.AssetObservation:
-    """Return what is to be seen of a log; numbers stay numbers, so that they plot.
+    """Return the metadata of a log for Dagster; numbers stay numbers, so that they plot.
 
     Args:
         stream: the declaration.

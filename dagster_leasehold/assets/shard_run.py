@@ -44,13 +44,13 @@ EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
 """The interval of a run's reports while records arrive, from the second one of a tenure on."""
 REPORT_PAUSE = 50.0
-"""The least interval, in multiples of what a report takes: Dagster stores event after event, in
+"""The least interval, in multiples of a report's time: Dagster stores event after event, in
 SQLite 8 to 13 ms each."""
 SHOWN_CAUSES_MAX = 5
 
 
 class ShardRun:
-    """The reports of one run's shards, joined with what the outbox holds of its commits.
+    """The reports of one run's shards, joined with its commits in the outbox.
 
     What was committed is read back from the outbox instead of being counted along the way, so
     that the run reports exactly what a successor would report if this one died now.
@@ -252,7 +252,7 @@ class ShardRun:
                 log_check(context, check.evaluation(self._stream, shard))
 
     def _changed_checks(self, shard: ShardId) -> list[ShardCheck]:
-        """Return the checks whose outcomes are known now and differ from what was stored last."""
+        """Return the checks whose outcomes are known now and differ from the stored ones."""
         stored = self._outcomes.setdefault(shard, {})
         unknown: set[str] = set()
         if shard not in self._reports:

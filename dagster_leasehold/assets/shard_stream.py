@@ -166,7 +166,7 @@ class Retention(Declared):
 
 
 class NamedThings(Protocol):
-    """Finds what a declaration in YAML names; the context of its validation."""
+    """Finds the objects that a declaration in YAML names; the context of its validation."""
 
     def source(self, stream: str, named: str | Mapping[str, Any]) -> ShardSource:
         """Return the source of a stream: a kind, or a mapping from a kind to its options."""

@@ -68,7 +68,7 @@ def _last_outcome(
 ) -> dg.AssetCheckEvaluation | None:
     """Return the outcome that a run of partitions repeats: the last, of the last day.
 
-    The sensor compares far more often, and stores what is new.
+    The sensor compares far more often, and stores news only.
     """
     if key not in (context.run.asset_selection or ()):
         return None

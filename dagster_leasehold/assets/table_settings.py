@@ -87,7 +87,7 @@ THE_LEASE_DATABASE = CatalogSettings()
 
 
 def _check_partitioning(partitioning: Sequence[str]) -> None:
-    """Check that every file's partition can be told from what the ledger knows of the file.
+    """Check that every file's partition can be told from the ledger's row of the file.
 
     Raises:
         InvalidSetting: it cannot.

@@ -56,11 +56,11 @@ itself for three quarters of T from *before* it sent its last successful beat, a
     0                  (some latency)          0.75 T              T after the beat was seen
 
 Since the observer saw the beat after it was sent, the holder stops first. Should a clock run wild
-or a process be frozen, the tenure's condition still keeps what the late holder writes out.
+or a process be frozen, the tenure's condition still refuses the late holder's writes.
 
 Publishing
 ----------
-The ledger says what is committed; a group's Iceberg table is what people read. One node at a time
+The ledger names the committed files; people read a group's Iceberg table. One node at a time
 has the publish lock, with an epoch of its own, and each shard a cursor: the number of its first
 batch that is not in the table. All that happens to a batch before the cursor (a replay, compaction,
 withdrawal or expiry) leaves a `TableChange` in its own transaction, which a later publication
@@ -94,7 +94,7 @@ When something fails
 
 What is in the room
 -------------------
-    roles             what a caller can ask of a store, one class per subject: callers name these
+    roles             the operations of a store, one class per subject: callers name these
     store             `LeaseStore`, all roles together, and pairs of them
     *_rows, outcomes  the frozen values that verbs take and return
     rules             pure decisions: a snapshot in, actions out

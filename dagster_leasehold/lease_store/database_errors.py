@@ -92,7 +92,7 @@ def error_number(error: DBAPIError) -> int:
 
 
 def disk_is_full(error: DBAPIError) -> bool:
-    """Return True if the database found no room for what it was to write."""
+    """Return True if the database found no room to write."""
     number = error_number(error)
     if hasattr(error.orig, "sqlite_errorcode"):
         return number & 0xFF == SQLITE_FULL or number == SQLITE_IOERR_SHMSIZE

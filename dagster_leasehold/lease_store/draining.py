@@ -1,7 +1,7 @@
 """Draining a group: pause it, and wait until nothing of it is under way.
 
 A closed tenure is the proof that a shard's checkpoint is durable: a run closes its tenures after
-its last commit, and a client after it has saved what was confirmed. Why nothing opens again:
+its last commit, and a client after it has saved its confirmed records. Why nothing opens again:
 
 1. `open_tenure` locks the shard's row, and only then looks whether the group is paused.
 2. The group is paused, and that is committed.
@@ -32,7 +32,7 @@ class ShardDrain:
         check_point: the cursor up to which output is committed, durable.
         holder: the node that may consume it.
         run: the run that has it open; empty when none has.
-        intent: a range that was intended and not committed. Without a run it is what a run left
+        intent: a range that was intended and not committed. Without a run, a run left it
             that died: the next one reads the same range, under the same number.
     """
 

@@ -11,7 +11,7 @@ from typing import IO, Any, BinaryIO
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Put on the disk what was written to an open file."""
+    """Have the content of an open file on the disk."""
     file.flush()
     os.fsync(file.fileno())
 

@@ -53,7 +53,7 @@ def plain_reason(message: str) -> str:
 def without_secrets(line: str) -> str:
     """Return an error's line without what looks like credentials: of a URL, or named as such.
 
-    Foreign code talks to services of its own, whose clients put what they were given into errors.
+    Foreign code talks to services of its own, whose clients put their arguments into errors.
     """
     return _NAMED_SECRET.sub(r"\1\2***", _CREDENTIALS.sub("***@", line))
 
@@ -81,7 +81,7 @@ class InvalidSetting(UserMistake):
 
 
 class NoSpace(UserMistake):
-    """The disk of a home has too little room for what is to be started there."""
+    """The disk of a home has too little room for a deployment."""
 
 
 class UnknownStream(UserMistake):
@@ -129,7 +129,7 @@ class CopyRefused(UserMistake):
 
 
 class StoreError(LeaseholdError):
-    """The lease store could not do what was asked."""
+    """The lease store could not do an operation."""
 
 
 class StoreUnavailable(StoreError):
@@ -183,7 +183,7 @@ class SourceThrottled(SourceUnavailable):
 
 
 class SourceRefused(SourceError, UserMistake):
-    """The service does not accept the credentials, or they may not do what was asked."""
+    """The service does not accept the credentials, or they do not allow the request."""
 
 
 class CursorExpired(SourceError):

@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.errors import InvalidIdentifier
 
 IDENTIFIER_LENGTH_MAX = 64
 CURSOR_LENGTH_MAX = 512
-"""The most bytes of a cursor: what the lease store has room for."""
+"""The most bytes of a cursor that the lease store has room for."""
 _GRAMMAR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 

@@ -7,7 +7,7 @@ Numbers are given out when entries are written, and entries appear when their tr
 3. A commits.
 
 So a number counts as settled only when one above it was seen so long ago that every transaction
-of that time is over; what lies above is read again, and what was seen of it is left out.
+of that time is over; later entries are read again, and the ones seen before are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SETTLED_AFTER_S = 120.0
 
 
 class JournalTail:
-    """Reads what is new in a group's journal since it was first read.
+    """Reads the new entries of a group's journal since it was first read.
 
     Args:
         clock: monotonic seconds.

@@ -131,7 +131,7 @@ class BatchCommit:
         watermark: the shard's new watermark, or None to leave it.
         hooked: the stream's own hook is to be called for it, too.
         mistimed: records whose time cannot be kept; its event in the outbox tells their number.
-        suspicion: what is still suspected behind it, or None.
+        suspicion: of the records behind it, or None.
     """
 
     tenure: Tenure

@@ -357,7 +357,7 @@ class Member:
         return outcome
 
     def resign(self) -> Changed | Stale | None:
-        """Leave a group whose members contradict what the node says of itself; None if it works.
+        """Leave a group whose members contradict the node's own settings; None if it works.
 
         Of two nodes that changed their source_count, each would else be refused for ever, because
         the other is a member with the old one. It leaves once its runs have ended.

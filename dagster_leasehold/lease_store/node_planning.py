@@ -2,7 +2,7 @@
 
 The sensors plan for all nodes of their deployment whenever Dagster's daemon ticks, which takes
 seconds, and which stops where the daemon stops. So the process that beats for a node plans for it
-as well. All plan by the same rules, and what they carry out is compare-and-set: of two that claim a
+as well. All plan by the same rules, and their changes are compare-and-set: of two that claim a
 shard for the node, one is too late.
 
 What happens after a host has died, with a timeout T:
@@ -10,7 +10,8 @@ What happens after a host has died, with a timeout T:
 1. The node before it, in the order of the names, has watched its beats, and sees none for T.
 2. That node's planner evicts it: its shards are free, and the group's `generation` has risen.
 3. The planners of all nodes see that within a second, and claim what falls to their nodes.
-4. The run of each node opens what its node has gained. None of this has waited for Dagster.
+4. The run of each node opens the shards that its node has gained. None of this has waited for
+   Dagster.
 
 Where several neighbours die at once, step 1 takes T for each of them in turn; a sensor, which
 watches all nodes, evicts them together.

@@ -54,7 +54,8 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
 
     Args:
         url: as of `open_store`.
-        statement_s: how long a statement can take, in seconds; None is what is safe for leases.
+        statement_s: how long a statement can take, in seconds; None takes the limit that is safe
+            for leases.
 
     Raises:
         InvalidSetting: the URL is not of a supported database.

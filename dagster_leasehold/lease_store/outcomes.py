@@ -68,7 +68,7 @@ class Opened:
         intent: a range that an earlier tenure intended and did not commit: it comes first, with
             the same bounds and the same batch id.
         failures: the tries of that range that failed, or of the first batch if there is none.
-        suspicion: what they tell of the records behind the checkpoint, or None.
+        suspicion: of the records behind the checkpoint, after those tries; or None.
     """
 
     tenure: Tenure

@@ -1,7 +1,7 @@
 """The processes of a session: all that a child of ours has started, whoever is their parent by now.
 
-A child leads a session of its own, and what it starts belongs to that session until it leaves. So
-all of it can be found and ended though the child itself is gone.
+A child leads a session of its own, and the processes that it starts belong to it until they leave.
+So all of it can be found and ended though the child itself is gone.
 """
 
 from __future__ import annotations

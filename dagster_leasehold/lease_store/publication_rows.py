@@ -37,7 +37,8 @@ class TableColumns:
 
     Attributes:
         version: rises with each change; 0 where nothing was agreed on yet.
-        columns: a JSON object per column; what they say is the business of who agrees on them.
+        columns: a JSON object per column; their content is the business of the runs that agree on
+            them.
     """
 
     version: int = 0
@@ -97,7 +98,7 @@ class PublishedRange:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPublication:
-    """The content of one snapshot: batches by shard, and changes of what was published.
+    """The content of one snapshot: batches by shard, and changes of published ones.
 
     Attributes:
         id: unique; the table's mark and the snapshot's summary name it, too.
@@ -131,7 +132,7 @@ class Publication:
     Attributes:
         epoch: of the newest lock to publish; 0 if none was ever taken: the group's
             output goes into no table, and its columns alone are known.
-        node: who has the lock, or None.
+        node: of the lock, or None.
         incarnation: of that node; empty where there is none.
         run: took the lock, or took the last one; empty where a sensor or a command did.
         table: the table's name; None until the first lock.

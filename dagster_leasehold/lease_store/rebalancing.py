@@ -243,7 +243,7 @@ class TickReport:
 
 @dataclass(frozen=True, slots=True)
 class PlanSteps:
-    """Carries out what a plan asks for, shard by shard.
+    """Carries out a plan, shard by shard.
 
     Each raises `StoreError` at the second step in a row that the store did not answer, and where
     the outcome of a move is unknown.
@@ -469,7 +469,7 @@ class Rebalancer:
             member.offer(node)
 
     def tick(self, remembered: str = "") -> TickReport:
-        """Do all that is due, and report what was done and why.
+        """Do all that is due, and report each step and its reason.
 
         An idle tick is three statements with one served node: the pulse, its beat and the
         progress of its shards.
@@ -494,7 +494,7 @@ class Rebalancer:
             snapshot, rounds, final = self._settle(pulse, observations, moved=moved)
             progress = self._progress_of(snapshot)
         except BaseException:
-            # What was read before the store failed may not be what it holds now.
+            # The store may have changed since it was read, before it failed.
             self._snapshots.forget()
             observations.lose_sight()
             raise
@@ -671,7 +671,7 @@ class Rebalancer:
         return progress
 
     def _compare(self, snapshot: Snapshot, held: Collection[ShardId]) -> None:
-        """Read the group again next time if the served nodes do not hold what it says.
+        """Read the group again next time if the served nodes do not hold the shards that it says.
 
         1. A failover loses the change that led to generation 7; another one reaches it.
         2. This process has not looked in between, and continues with the snapshot of the first 7.
@@ -703,7 +703,7 @@ class Rebalancer:
     def _carry_out(
         self, snapshot: Snapshot, wanted: Plan, orphaned: list[str], observations: Observations
     ) -> bool:
-        """Try what a plan asks of the served nodes; True if the store was asked for anything."""
+        """Try the plan's moves for the served nodes; True if the store was asked for anything."""
         try:
             if orphaned and self._execution.free_orphans(orphaned):
                 return True
@@ -713,7 +713,7 @@ class Rebalancer:
             asked = self._execution.carry_out(own, wanted.summary, late=lambda: self._late)
             return self._complete_due(snapshot, observations) or asked
         except OutcomeUnknown as error:
-            # It might have happened: what comes next is planned from what the store holds then.
+            # It might have happened: the next steps are planned from the store's state then.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
             self._snapshots.forget()
             return True

@@ -1,4 +1,4 @@
-"""The rows of a group's shards as frozen values, what a source lists of them, and tenures."""
+"""The rows of a group's shards as frozen values, a source's listing of them, and tenures."""
 
 from __future__ import annotations
 

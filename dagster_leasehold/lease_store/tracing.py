@@ -47,7 +47,7 @@ def span(name: str, key: GroupKey | None = None, **attributes: str | int) -> Gen
 
 
 def note(**attributes: str | int) -> None:
-    """Add what is known only now to the span around the caller."""
+    """Add attributes that are known only now to the span around the caller."""
     current: Span = get_current_span()
     if current.is_recording():
         current.set_attributes(_prefixed(attributes))

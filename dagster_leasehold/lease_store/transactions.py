@@ -287,7 +287,7 @@ def _prepare_session(cursor: Any, *, encrypted: bool, in_use_s: int) -> None:
 
 
 def _assert_session(cursor: Any, in_use_s: int) -> None:
-    """Read back what was set.
+    """Read back the settings of the session.
 
     Raises:
         StoreError: something between us and the server changed it.
@@ -523,7 +523,7 @@ class Transaction:
         return self.connection.execute(statement).scalar()
 
     def abandon(self, outcome: Outcome) -> Outcome:
-        """Undo what was written so far; `outcome` is the verb's."""
+        """Undo all writes so far; `outcome` is the operation's."""
         self.abandoned = True
         return outcome
 
@@ -679,7 +679,7 @@ class Transactions:
         except PoolTimeout as error:
             raise self._unavailable(course.unsettled) from error
         except StoreReadOnly as error:
-            # A replica need not have what the primary committed, and its old primary may.
+            # A replica need not have all commits of the primary, and the old primary may.
             if course.unsettled:
                 raise self._unavailable(course.unsettled) from error
             raise

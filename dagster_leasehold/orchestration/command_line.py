@@ -136,7 +136,7 @@ class CommandList(Sentences):
         self.commands = {**listed, **self.commands}
 
     def sections(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of the commands by what they are for."""
+        """Return the names of the commands by purpose."""
         return SECTIONS
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -191,7 +191,7 @@ def _root(
 
 @app.command()
 def version(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Print the versions of Leasehold and of what it is built on."""
+    """Print the versions of Leasehold and its dependencies."""
     from importlib.metadata import version as version_of
 
     from dagster_leasehold.orchestration.presentation import say, show_json

@@ -29,7 +29,7 @@ TEMPLATE = {"type": "string", "pattern": r"\{\{.*\}\}"}
 
 
 class CommentedAttributes(dg.Scaffolder):
-    """Writes a component with all of its attributes, and what they mean."""
+    """Writes a component with all of its attributes and their meaning."""
 
     @override
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
@@ -184,7 +184,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
 
         Args:
             context: of Dagster, for the asset or for the job that consumes for a node.
-            work: does what the run is for.
+            work: of the run.
         """
         return self.declared.carry_out(context, work)
 

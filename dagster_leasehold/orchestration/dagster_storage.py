@@ -27,7 +27,7 @@ from dagster_leasehold.lease_store.database_errors import MYSQL_VERDICTS, Verdic
 CONNECT_LIMIT_S = 3
 """Dagster tries to connect six times; a sensor's tick can take 60 s."""
 STATEMENT_LIMIT_S = 30
-"""For each reply: above the longest question that the pages ask, and below what a tick can take."""
+"""For each reply: above the longest question that the pages ask, and below the time of a tick."""
 IDLE_S = 60
 """The server ends a session that rests for longer: only a process that asks often keeps one."""
 RECYCLE_S = 15

@@ -1,4 +1,4 @@
-"""A stream with its deployment: what a program needs to read its table in one line."""
+"""A stream with its deployment: a program reads its table in one line."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class DeployedStream(ShardStream):
         return cls(**own, settings=settings)
 
     def table(self) -> Table:
-        """Return PyIceberg's table: what is published at this moment.
+        """Return PyIceberg's table, as it is published at this moment.
 
         Raises:
             TableUnavailable: nothing was published yet, or the catalog does not answer.

@@ -186,7 +186,7 @@ def runs(journal: Iterable[JournalEntry], batches: Iterable[Batch]) -> list[RunR
 
 
 def points(batches: Iterable[Batch], buckets: int = BUCKETS) -> list[Point]:
-    """Return what was committed in equal spans of time, in order; none without a commit."""
+    """Return the commits in equal spans of time, in order; none without a commit."""
     dated = [
         (batch.committed_at, batch.statistics)
         for batch in batches

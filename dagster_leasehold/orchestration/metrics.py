@@ -51,7 +51,7 @@ class _Changes:
         self._tail = JournalTail(clock)
 
     def advance(self, store: Ledger, key: GroupKey) -> None:
-        """Count what is new."""
+        """Count new entries."""
         for entry in self._tail.read(store, key):
             self.kinds[entry.kind] += 1
             self.takeovers += entry.edge in TAKEOVER_EDGES

@@ -33,7 +33,7 @@ def progress(
 
     Args:
         work: its name, in a word or two.
-        unit: what is counted, as a plural; empty for work that counts nothing.
+        unit: of the count, as a plural; empty for work that counts nothing.
         total: the number to be done, or None if it is reported later or not known.
         clock: monotonic seconds.
         line_every_s: the time between two lines without a terminal, in seconds.

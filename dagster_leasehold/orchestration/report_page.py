@@ -41,10 +41,10 @@ class Report:
         holdings: which node held which shard when.
         moves: of shards between nodes.
         runs: the newest ones.
-        points: what was committed over time.
+        points: commits over time.
         gaps: ranges that were never consumed.
         violations: sentences of `leasehold verify`; None if it was not asked.
-        notes: sentences on what the page leaves out.
+        notes: sentences on omitted parts.
     """
 
     at: datetime

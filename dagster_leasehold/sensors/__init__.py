@@ -1,4 +1,4 @@
-"""The sensors. A tick does the steps of each stream; a step decides, acts and says what it did.
+"""The sensors. A tick does the steps of each stream; a step decides, acts and reports.
 
 Called by `orchestration`, which builds definitions of them, and by the agents of nodes. The module
 of a step has the function that returns it; pure choices, rounds and memories stand beside it.

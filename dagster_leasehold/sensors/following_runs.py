@@ -31,7 +31,7 @@ OTHERS_WAIT = "other shards of its node wait for a run"
 
 @dataclass(slots=True)
 class FollowingRuns:
-    """The following runs of a stream, with a memory of what they were asked.
+    """The following runs of a stream, with a memory of the requests to them.
 
     Attributes:
         definition: the mark of the stream's definition; runs of another one end.

@@ -224,7 +224,7 @@ class ReadMemory:
     _read_s: dict[ShardId, float] = field(default_factory=dict[ShardId, float])
 
     def keep(self, idle: Collection[ShardId]) -> None:
-        """Forget all shards but these: what a run reads meanwhile is not seen here."""
+        """Forget all shards but these: the reads of a run are not seen here."""
         self._read_s = {shard: at_s for shard, at_s in self._read_s.items() if shard in idle}
 
     def see_read(self, shard: ShardId, now_s: float) -> None:

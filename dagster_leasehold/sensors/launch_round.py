@@ -116,7 +116,7 @@ class LaunchRounds:
         """Return one round on the report of a tick of rebalancing.
 
         Raises:
-            SourceError: the source cannot tell what its shards hold.
+            SourceError: the source cannot tell the bounds of its shards.
             StoreError: the lease store does not answer.
         """
         self.quiet, self.processes, self._source_errors = {}, (), {}
@@ -205,7 +205,8 @@ class LaunchRounds:
         apart: list[ActiveRun],
     ) -> tuple[list[Launch], set[ShardId]]:
         """Return runs for shards that wait for no other run, and the shards that do."""
-        # As the tags of runs have them, which anybody can write: what is no node counts for none.
+        # As the tags of runs have them, which anybody can write: a tag that names no node counts
+        # for none.
         runs_active, apart_active = (
             Counter(run.node for run in runs if run.node) for runs in (active, apart)
         )
@@ -235,7 +236,7 @@ class LaunchRounds:
         """Return shards with something to read that no run serves; finish the empty ones."""
         idle = self._idle(report, self._following.taken(active))
         self._reads.keep(idle.keys())
-        # The least recently served first: what is probed one by one comes round in its turn.
+        # The least recently served first: shards that are probed one by one come round in turn.
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
         bounds = self._bounds(places)
@@ -388,7 +389,7 @@ def run_request(
     """Return the request for a run of `consume_<stream>`.
 
     It has no run key: Dagster refuses for ever a key that was used once, and the lease keeps two
-    runs apart. Nor does Dagster retry it: the next tick launches what is left, for the node that
+    runs apart. Nor does Dagster retry it: the next tick launches the rest, for the node that
     owns it then. With the mark of a definition, the run follows its shards; without, it ends
     once they are read.
     """

@@ -91,7 +91,7 @@ class HookDelivery:
         self._calling: tuple[str, float] = ("", 0.0)
 
     def tick(self, address: str) -> DeliveryReport:
-        """Call the hook for what is due; what fails is in the report.
+        """Call the hook for the events that are due; failures are in the report.
 
         Args:
             address: that this deployment's nodes register under.

@@ -81,7 +81,7 @@ class RebalanceMemory:
     def tick(self, remembered: str) -> TickReport:
         """Do one tick; if the group has no shards yet, ask the source for them before.
 
-        The step `shard_list` does the same at about the same moment, but what it wrote would be
+        The step `shard_list` does the same at about the same moment, but its rows would be
         seen only at the next tick.
         """
         with suppress(UnknownGroup):
@@ -98,7 +98,7 @@ class RebalanceMemory:
         return self._tick(remembered)
 
     def served(self, report: TickReport) -> Served:
-        """Return what the last round has seen of the shards of the served nodes.
+        """Return the state of the served nodes' shards at the last round.
 
         When a run dies on another host, its agent frees the shards: only the lease store shows it.
         """
@@ -208,7 +208,7 @@ def _requests(
 
 @span("launch")
 def _launched(memory: RebalanceMemory, runs: ActiveRuns, report: TickReport) -> Round:
-    """Return a round of launching; one that fails leaves what the tick did and remembers."""
+    """Return a round of launching; one that fails leaves the tick's work and memory."""
     try:
         launched = memory.rounds.run(runs, report)
         note(runs=len(launched.launches))

@@ -1,6 +1,6 @@
 """The step that carries a source's shard list into the lease tables and Dagster's partitions.
 
-Now and then it observes the log as well: the bounds of its shards, and what is unread of them.
+Now and then it observes the log as well: the bounds of its shards, and their unread records.
 """
 
 import hashlib

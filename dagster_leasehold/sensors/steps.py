@@ -1,8 +1,8 @@
-"""The steps of sensors: what a sensor does for one stream, each apart from all others.
+"""The steps of sensors: the work of a sensor for one stream, each apart from all others.
 
 A sensor serves many streams. In each tick a thread takes the steps that are due, one after another;
 when one takes long, a further thread continues with the rest. The tick waits for them a little less
-than until the next one. So a step that fails or takes long delays no other: what it returns later
+than until the next one. So a step that fails or takes long delays no other: its later outcome
 belongs to the tick after that, which does not start it again.
 """
 
@@ -140,7 +140,7 @@ class StreamSteps:
         self._busy = Lock()
 
     def tick(self, instance: dg.DagsterInstance, cursor: str | None) -> dg.SensorResult:
-        """Do what is due, and return it with one line for each step."""
+        """Do the steps that are due, and return the result with one line for each."""
         # The daemon gives up on a tick after a while, and begins the next beside it.
         with self._busy:
             cursors = cursors_in(cursor)

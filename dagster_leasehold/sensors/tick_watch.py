@@ -30,7 +30,8 @@ WATCH_S = 4.0
 """The time from the beginning of a tick to its end, in seconds: less than to the next one."""
 POLL_S = 0.5
 LOOK_PAUSE = 4.0
-"""The pause between two looks, in times of what a look takes, where that is more than usual."""
+"""The pause between two looks, in multiples of a look's time, where that is more
+than usual."""
 
 
 @dataclass(frozen=True, slots=True)

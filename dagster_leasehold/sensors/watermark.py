@@ -88,7 +88,7 @@ class WatermarkRounds:
         self._asked = AskedHours(self.clock, self.hourly.late.wait_s, self.hourly.since)
 
     def tick(self, cursor: str | None, in_work: HoursInWork) -> dg.SensorResult:
-        """Ask for what is complete, and again for what was not made.
+        """Ask for complete hours, and again for failed ones.
 
         Args:
             cursor: of the tick before.

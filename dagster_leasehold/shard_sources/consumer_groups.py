@@ -29,7 +29,7 @@ class OtherConsumers(Protocol):
     """Consumers of a source that keep their places outside of the lease store."""
 
     def progress(self) -> GroupProgress:
-        """Return what they have stored.
+        """Return their stored positions.
 
         Raises:
             UnknownGroup: there are no such consumers, or they read another log.

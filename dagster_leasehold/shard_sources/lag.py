@@ -1,4 +1,4 @@
-"""The bounds of many shards, and their lag: what is in the log and not yet committed.
+"""The bounds of many shards, and their lag: the records in the log that are not committed yet.
 
 A shard that the source does not answer for hides none of the others. Lag is for people and alerts:
 no decision follows from its seconds, which are counted by a clock that the caller gives.

@@ -81,11 +81,11 @@ def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
 
 
 def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".") -> None:
-    """Refuse a place outside of what a shard holds; places can be compared.
+    """Refuse a place outside of a shard; places can be compared.
 
     Args:
         log: the shard and its log, to begin a sentence with.
-        place: what is to be read from.
+        place: to read from.
         begin: of the shard.
         end: of the shard.
         hint: ends the sentence about a place after the end.

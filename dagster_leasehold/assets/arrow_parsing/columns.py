@@ -1,4 +1,4 @@
-"""A column of values parsed piece by piece: what a format gives for each record, and its error."""
+"""A column of values parsed piece by piece: each record's value or error."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], 
     """Return a column of the values, with null for each that does not fit the type.
 
     Args:
-        values: what the column is made of; None stands for null.
+        values: of the column; None stands for null.
         kind: the type.
         converted: makes of one value what Arrow takes for the type; it raises ValueError or
             ArithmeticError for what does not fit.

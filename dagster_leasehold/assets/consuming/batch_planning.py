@@ -93,7 +93,7 @@ class BatchPlanning:
     def _pass_gap(self, open_: OpenShard, error: CursorExpired) -> None:
         """Continue behind records that are gone, if the group's policy allows it."""
         open_.cursor = self.gaps.settle(open_.tenure, open_.cursor, str(error))
-        # The ledger keeps what was intended there as abandoned, under its number.
+        # The ledger keeps the range that was intended there as abandoned, under its number.
         open_.sequence += open_.numbered
         open_.intent, open_.numbered = None, False
         open_.failures, open_.suspicion = 0, None

@@ -237,7 +237,8 @@ class Consumer:
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
         elif self._follow is not None and self._open.unanswered:
-            # A run that does not follow ends soon, and with it what it might have left open.
+            # A run that does not follow ends soon, and so do the shards that it might have left
+            # open.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
         elif self._stop_requested() or (asked.stop and begun):
             self._open.stop_all(StopReason.STOP_REQUESTED)
@@ -278,7 +279,7 @@ class Consumer:
             self._open.announce(self._sizes.expected_s)
 
     def _make_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
-        """Make batches: intents, Spark job, commit; return what was committed."""
+        """Make batches: intents, Spark job, commit; return the commits."""
         current = self._intended(planned)
         if not current:
             return []
@@ -295,7 +296,7 @@ class Consumer:
         return commits
 
     def _finished_apart(self) -> tuple[list[PlannedBatch], list[BatchCommit]]:
-        """Commit what was made apart by now; wait for it only where nothing else is to be done."""
+        """Commit the batches made apart by now; wait only if there is nothing else to do."""
         finished: list[PlannedBatch] = []
         commits: list[BatchCommit] = []
         if not self._under_way:
@@ -323,7 +324,7 @@ class Consumer:
     def _made(
         self, planned: Sequence[PlannedBatch], results: Mapping[ShardId, SweepResult]
     ) -> Sequence[BatchCommit]:
-        """Commit what was made of some batches, and settle what was not."""
+        """Commit the batches that were made, and settle the others."""
         failpoints.reach("after_write")
         made = [self._commit_of(batch, results[batch.range_.shard]) for batch in planned]
         commits = [commit for commit in made if commit is not None]

@@ -26,7 +26,7 @@ from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_f
 ANSWER_S = 1.0
 """The longest time until a waiting run answers a request, in seconds."""
 LOOK_PAUSE = 4.0
-"""The pause between two looks, in times of what a look takes."""
+"""The pause between two looks, in multiples of a look's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,8 @@ class Following:
             if seen is None or open_.under_way or (batch is None and not all_due):
                 continue
             if batch is None:
-                # Nothing can be read up to that end: a service can number what it does not show.
+                # Nothing can be read up to that end: a service can number records that it does not
+                # show.
                 self._due.see_read(shard, seen.looked_s)
                 seen.end = "" if open_.bounds is None else open_.bounds.end
                 open_.empty_end = seen.end

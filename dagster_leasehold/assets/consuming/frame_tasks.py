@@ -36,7 +36,7 @@ class RangesRead:
     """Reads the ranges of the tasks whose numbers come in.
 
     After the records of each range comes a row without a shard: its value is the report, the shard
-    and the statistics of what was read. A range that fails stops no other one of its task; then the
+    and the statistics of the records. A range that fails stops no other one of its task; then the
     task fails, and names the shards.
 
     Attributes:

@@ -40,9 +40,10 @@ class GapHandling:
 
         Raises:
             GapHeld: the group holds, and this gap is not accepted yet; nothing moved.
-            CursorExpired: the source contradicts itself: it begins at what it calls removed.
+            CursorExpired: the source contradicts itself: it begins at a place that it calls
+                removed.
             LeaseLost: the tenure is over.
-            SourceError: the source does not say what it still holds.
+            SourceError: the source does not say which records it still holds.
         """
         shard = tenure.shard
         bounds = self.source.bounds([shard])[shard]

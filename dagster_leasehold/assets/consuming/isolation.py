@@ -91,7 +91,7 @@ class Isolation:
     store: Tenures
 
     def again(self, open_: OpenShard, range_: ReadRange) -> NextRange:
-        """Return what is tried instead of a range that was intended and is not committed.
+        """Return the range to try instead of one that was intended and is not committed.
 
         Raises:
             LeaseLost: the tenure is over.
@@ -118,7 +118,7 @@ class Isolation:
         return NextRange(range_, size)
 
     def onwards(self, open_: OpenShard) -> NextRange | None:
-        """Return what is tried next of a suspected range after a part was committed.
+        """Return the next range to try of a suspected one after a part was committed.
 
         None where nothing of it can be read now.
         """

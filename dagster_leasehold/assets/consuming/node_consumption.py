@@ -60,7 +60,7 @@ def consume_shards(
     run is known to have ended.
 
     The run beats for its node, which lives on as long as the run works, should the sensor's process
-    die. One that follows its shards plans for its node as well, and opens what the node gains.
+    die. One that follows its shards plans for its node as well, and opens the shards it gains.
 
     Raises:
         LeaseholdError: what concerns the whole run, such as a store that does not answer.
@@ -115,7 +115,7 @@ def _member(store: LeaseStore, group: Group, node: Node) -> Member:
 def _commit_news(
     publishing: PublishingRun, guard: StallGuard, report: Callable[[Sequence[BatchCommit]], None]
 ) -> Callable[[Sequence[BatchCommit]], None]:
-    """Return what is called after a commit: it is published, and reported under guard."""
+    """Return the function to call after a commit: it publishes, and reports under guard."""
 
     def committed(commits: Sequence[BatchCommit]) -> None:
         publishing.committed()

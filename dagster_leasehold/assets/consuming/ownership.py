@@ -60,7 +60,7 @@ def standings_of(
     address: str,
     wanted: str | None,
 ) -> dict[ShardId, Standing]:
-    """Return what a run of a deployment can do with each of some shards now.
+    """Return whether a run of a deployment can open each of some shards now.
 
     Args:
         snapshot: the group as it is.
@@ -76,7 +76,7 @@ def standings_of(
 
     @cache
     def planned() -> Plan:
-        # Every member counts as live: the next rebalancing settles what a dead one leaves.
+        # Every member counts as live: the next rebalancing settles the shards of a dead one.
         return plan(snapshot, live=[node.name for node in snapshot.nodes if node.member])
 
     def standing(shard: ShardId) -> Standing:

@@ -83,7 +83,7 @@ def outcome_of(
 
     Args:
         range_: the range.
-        parts: what it was cut into, in order.
+        parts: of the range, in order.
         rows: the rows that came back for them, in any order.
         attempt: the attempt's folder, relative to the output.
     """

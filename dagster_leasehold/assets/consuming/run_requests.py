@@ -85,7 +85,7 @@ class RequestBox:
     _silent: bool = False
 
     def __call__(self) -> RunRequests:
-        """Return what is new; nothing while the tags cannot be read, as another look follows."""
+        """Return the new requests; none while the tags cannot be read, as another look follows."""
         try:
             tags = self.tags()
         except Exception as error:

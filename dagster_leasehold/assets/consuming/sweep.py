@@ -1,4 +1,4 @@
-"""A sweep: the next batch of many shards, made together; what it leaves, and what can be committed.
+"""A sweep: the next batch of many shards, made together; its files, and the batches to commit.
 
 Nothing here knows Spark: `assets.consuming.spark_sweeper` carries sweeps out.
 """
@@ -31,7 +31,7 @@ class SweepOutcome:
     Attributes:
         attempt: the attempt's folder, relative to the stream's output folder.
         files: the files of this shard, in order.
-        statistics: counts of what was read and written.
+        statistics: counts of records and bytes, read and written.
         columns: of each file of records, as `assets.output.table.columns` describes them;
             none twice.
         mistimed: the number of records whose time lies outside the years 1 to 9999; they are
@@ -50,7 +50,7 @@ class SweepOutcome:
     def of(
         cls, attempt: str, read: RangeStatistics | None, files: Sequence[WrittenFile]
     ) -> SweepOutcome:
-        """Return the outcome of a shard, whose `files` hold what was read.
+        """Return the outcome of a shard, whose `files` hold the records.
 
         Args:
             attempt: the attempt's folder, relative to the stream's output folder.
@@ -118,11 +118,11 @@ class Apart(Protocol):
         ...
 
     def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
-        """Return what is known by now; wait for the first result for so long, None for any time."""
+        """Return the results so far; wait for the first result for so long, None for any time."""
         ...
 
     def interrupt(self) -> None:
-        """Give up what is under way."""
+        """Give up the batches under way."""
         ...
 
 

@@ -53,7 +53,7 @@ def _sized(range_: ReadRange, divide: Divide) -> ReadRange:
     try:
         return divide(range_, 1)[0]
     except LeaseholdError:
-        return range_  # its reader says better what is wrong with it
+        return range_  # its reader has the better message
 
 
 def pack(

@@ -1,5 +1,5 @@
-"""Waiting under guard: what a run awaits has to make progress, and what it leaves is interrupted.
+"""Waiting under guard: a call has to make progress, or its jobs are interrupted.
 
 Called by all that works on Spark: `consuming`, `rewriting` and `windows`. It knows Spark and
-sources, and nothing of what is made of them.
+sources, and nothing of output.
 """

@@ -53,7 +53,7 @@ class JobWatch:
 def explained(
     watch: JobWatch, folder: OutputPlace, explain: Callable[[Exception], Exception]
 ) -> Generator[None]:
-    """Raise the failure of the job inside in our own words, and remove what it left.
+    """Raise the failure of the job inside in our own words, and remove its files.
 
     Args:
         watch: over the job; an interruption is told from a failure by its `doomed`.

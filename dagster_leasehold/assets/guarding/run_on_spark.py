@@ -1,4 +1,4 @@
-"""Spark as one run uses it: its session, the watch over its jobs, and what it leaves at work."""
+"""Spark as one run uses it: its session, the watch over its jobs, and the jobs left at work."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ waits for it only as long as there is progress:
 
 1. A source's read hangs in a socket, or Spark's worker stalls. The node keeps beating.
 2. Nothing of the work has moved for `limit_s`: the run stops waiting, and leaves the thread.
-3. It gives back what it holds, tenures at their last checkpoints, and fails with a sentence.
+3. It releases its shards, tenures at their last checkpoints, and fails with a sentence.
 4. The thread wakes after all. The run holds nothing, and nothing that is still done is committed.
 
 Progress is that a call returns, or that it says so itself: a Spark job does while records move.

@@ -1,5 +1,5 @@
 """Committed output: how its files are written, and how everybody reads them.
 
 Called by `consuming`, `rewriting` and `windows`, which write, and by the IO manager and commands,
-which read. A reader sees what the ledger names, and nothing else. It knows no batch loop.
+which read. A reader sees the files that the ledger names, and no others. It knows no batch loop.
 """

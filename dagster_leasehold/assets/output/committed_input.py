@@ -1,7 +1,7 @@
 """The IO manager that gives committed output to downstream assets, by the type they ask for.
 
 It reads the published table, once that shows all that was committed when the input is loaded. It
-stores no value: what a stream's asset makes is committed long before Dagster could do so.
+stores no value: a stream's output is committed long before Dagster could store it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class CommittedInput(dg.IOManager):
 
 
 def _in_memory(dataset: ds.Dataset, kind: str) -> Any:
-    """Return a dataset's records as an input of a kind; a lazy frame reads what it is asked for."""
+    """Return a dataset's records as an input of a kind; a lazy frame reads on demand."""
     if kind in ("polars", "lazy"):
         import polars
 

@@ -70,7 +70,7 @@ def plan_committed(
     span: EventSpan = ALWAYS,
     **choice: Unpack[Choice],
 ) -> TablePlan:
-    """Return the files of committed output that can hold what is chosen.
+    """Return the files of committed output that can hold the chosen records.
 
     Args:
         store: the lease store.

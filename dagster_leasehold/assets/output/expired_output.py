@@ -17,7 +17,7 @@ SHARDS_NAMED_MAX = 8
 def expired_output(
     store: Ledger, key: GroupKey, shards: Collection[ShardId] | None = None
 ) -> dict[ShardId, Expired]:
-    """Return what has expired of some shards, or of all, that have lost output."""
+    """Return the expired output of some shards, or of all that have lost any."""
     alone = next(iter(shards)) if shards is not None and len(shards) == 1 else None
     return {
         summary.shard: summary.expired

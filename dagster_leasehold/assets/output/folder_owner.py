@@ -1,8 +1,8 @@
 """The lease store that owns a folder of output: it alone writes there, and removes files.
 
-Each store removes what its own ledger does not name. Two of them in one folder would remove each
-other's output, so the first one that writes leaves a mark there, before anything else, and every
-other one is refused.
+Each store removes files that its own ledger does not name. Two of them in one folder would remove
+each other's output, so the first one that writes leaves a mark there, before anything else, and
+every other one is refused.
 
 1. A and B, two stores, look into a folder without a mark.
 2. Both try to write theirs. A place lets one of two different contents through.

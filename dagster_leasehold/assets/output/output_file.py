@@ -158,7 +158,7 @@ class OutputFile:
         )
 
     def abandon(self) -> None:
-        """Close and delete what was begun."""
+        """Close and delete the unfinished file."""
         # A full disk can be why; what cannot be finished is deleted all the same.
         with contextlib.suppress(Exception):
             self._writer.close()

@@ -22,7 +22,7 @@ def unreadable(values: Any) -> Any | None:
     """Return a mask of the values that some reader cannot read; None if there are none.
 
     Args:
-        values: an Arrow array of any type; what is nested in it counts as well.
+        values: an Arrow array of any type; nested values count as well.
     """
     import pyarrow.compute
 

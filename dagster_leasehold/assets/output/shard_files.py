@@ -101,7 +101,7 @@ class RangeFiles:
             each.result()
 
     def abandon(self) -> None:
-        """Close and delete what was begun."""
+        """Close and delete the unfinished files."""
         for file in self._open.values():
             file.abandon()
         self._open = {}
@@ -180,7 +180,7 @@ class ShardFiles:
         return written
 
     def abandon(self) -> None:
-        """Close and delete what was begun."""
+        """Close and delete the unfinished files."""
         for files in self._of.values():
             files.abandon()
         self._of = {}

@@ -1,7 +1,7 @@
 """Units of output, claims on a shard, and swaps of files: shared by replay and compaction.
 
-A unit is what a rewrite can replace alone: a batch, or the consecutive batches whose records lie
-together in merged files.
+A unit is the smallest part that a rewrite can replace: a batch, or the consecutive batches whose
+records lie together in merged files.
 """
 
 from __future__ import annotations

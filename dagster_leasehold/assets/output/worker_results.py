@@ -133,7 +133,7 @@ def sent_back(texts: Sequence[str]) -> pa.RecordBatch:
 
 
 def texts_of(tasks: DataFrame) -> list[str]:
-    """Run the job of a DataFrame with the column of `ROW_DDL`; return what its tasks send back."""
+    """Run the job of a DataFrame with the column of `ROW_DDL`; return its tasks' rows."""
     return tasks.toArrow().column(0).to_pylist()
 
 

@@ -55,7 +55,7 @@ class NewFile(ABC):
 
     @abstractmethod
     def written(self) -> int:
-        """Hand over what was written; return the size in bytes."""
+        """Hand over the file; return its size in bytes."""
 
     @abstractmethod
     def settle(self) -> None:
@@ -67,7 +67,7 @@ class NewFile(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close and delete what was begun; what cannot be deleted counts nowhere."""
+        """Close and delete the unfinished file; one that cannot be deleted counts nowhere."""
 
 
 class OutputPlace(ABC):

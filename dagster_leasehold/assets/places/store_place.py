@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 REPLACED_FOLDER = "replaced"
-"""The folder of notes of what was replaced, beside the attempts."""
+"""The folder of notes of replaced files, beside the attempts."""
 REQUESTS_AT_ONCE = 16
 NOTED_AT_ONCE = 10_000
 """So many files are named in one note."""
@@ -52,7 +52,7 @@ class StoreFile(NewFile):
 
     @override
     def written(self) -> int:
-        # To flush would wait for what is being uploaded; `settle` does.
+        # To flush would wait for the upload; `settle` does.
         return self.sink.tell()
 
     @override
@@ -61,7 +61,7 @@ class StoreFile(NewFile):
 
     @override
     def abandon(self) -> None:
-        # To close is the only way to release an object; what is written so is deleted.
+        # To close is the only way to release an object; an object written so is deleted.
         with contextlib.suppress(OSError):
             self.sink.close()
         with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ class StorePlace(OutputPlace):
 
     @override
     def put_first(self, content: bytes) -> bool:
-        """Write an object if there is none of the name; stores show what was written at once.
+        """Write an object if there is none of the name; stores show a new object at once.
 
         Arrow writes no object on a condition. So each writer announces itself beside it first:
 

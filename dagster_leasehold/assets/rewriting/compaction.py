@@ -1,9 +1,9 @@
 """Compaction: the small files of consecutive committed batches become few, in the same order.
 
 The first of the batches lists the merged file, with the number of batches whose records it holds;
-the others list none. So ranges stay contiguous row by row, and every reader that takes the
-ledger's files in order reads what it read before. No record is transformed; nothing is read from
-the source.
+the others list none. So ranges stay contiguous row by row, and every reader that takes the ledger's
+files in order reads the same records as before. No record is transformed; nothing is read from the
+source.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CompactionReport:
         files_after: the same files afterwards.
         bytes_before: of these batches' files.
         bytes_after: of the merged files that took their place.
-        error: why it ended early, as one sentence; what was merged before stays merged.
+        error: why it ended early, as one sentence; earlier merges stay.
     """
 
     shard: ShardId
@@ -147,7 +147,7 @@ class Compactor:
             yield row
 
     def columns(self, unit: units.Unit) -> merges.Columns:
-        """Return what a unit's files have to become to be one file."""
+        """Return the changes that make a unit's files one file."""
         records, quarantined = (
             [
                 _schema(self.output_root / file.path)

@@ -1,4 +1,4 @@
-"""Compaction that continues where the last one ended, and leaves what is young alone.
+"""Compaction that continues where the last one ended, and leaves young files alone.
 
 It reads the ledger from the first file that can still grow, so that its cost follows what was
 committed since, not the age of the stream. The end of each portion is noted under the claim:
@@ -49,7 +49,7 @@ class ContinuedReport:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedCompaction:
-    """Compaction of what was committed to some shards since the last time.
+    """Compaction of the batches committed to some shards since the last time.
 
     Attributes:
         compactor: of the group; it merges files.

@@ -7,7 +7,7 @@ output in place:
 1. The replay claims the shard and writes new files, which no ledger row names yet.
 2. It dies: readers see the old files; the new ones are orphans, which vacuum removes later.
 3. Or it is only slow, and another run takes its claim over: its swap is refused.
-4. Or what it waits for makes no progress: it interrupts its job, and gives its claims back.
+4. Or Spark or the source makes no progress: it interrupts its job, and gives its claims back.
 5. Or it swaps: readers that listed the old files before still find them on the disk.
 """
 
@@ -113,8 +113,8 @@ def replay_on_spark(
     """Replay a span of some shards with Spark; see `Replayer` for the arguments.
 
     A replay that makes no progress for the stream's `stall_limit_s` is given up: each of its shards
-    that is not done says in its report what the run waited for. `tell` takes a sentence for people
-    while it continues, such as after `starved_after_s` seconds when Spark runs no task.
+    that is not done names the reason in its report. `tell` takes a sentence
+    for people while it continues, such as after `starved_after_s` seconds when Spark runs no task.
     """
     with (
         StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,

@@ -8,7 +8,7 @@ its attempt is still under way. What keeps the last kind, beside its age:
    store before its first file.
 2. Vacuum lists the files, then reads intents, claims and attempts, then the ledger.
 3. The attempt is under way at the second look: its folder bears its run's name, and is kept.
-4. Or it has ended by then: what it committed is named by the ledger at the third look.
+4. Or it has ended by then: the ledger names its output at the third look.
 
 The age that counts is the one at the moment of removal, or a swap in between goes unseen:
 

@@ -17,10 +17,10 @@ _REFUSAL = "UnsupportedOperationException"
 
 
 def lacks_feature(error: Exception) -> bool:
-    """Return True if an error means that this Spark does not know what it was asked for."""
+    """Return True if an error means that this Spark does not know the request."""
     text = str(error)
     if TRACE_BEGIN in text:
-        return False  # a worker was at work: what it raised is of the code that it ran
+        return False  # a worker was at work: the error is of the code that it ran
     of_type = isinstance(error, AttributeError) or type(error).__name__ == _REFUSAL
     return of_type or _LACKING.search(text) is not None
 

@@ -1,6 +1,6 @@
 """Code that travels with a session: the project's own and the user's, to workers of a cluster.
 
-Each top-level module is an archive of its own, whose name holds a hash of what is in it. A worker
+Each top-level module is an archive of its own, whose name holds a hash of its content. A worker
 puts the archives of a session before all that is installed there, so that nodes and workers run
 the same code. A session that is not remembered here has its workers on this host, where they
 import what this process imports.
@@ -155,7 +155,7 @@ def _archive(name: str) -> Path | None:
 
 
 def write_archive(folder: Path, name: str, contents: dict[str, bytes]) -> Path:
-    """Write an archive, whose bytes and name follow from what is in it alone; return its path."""
+    """Write an archive, whose bytes and name follow from its content alone; return its path."""
     digest = hashlib.sha256()
     for inner, content in sorted(contents.items()):
         digest.update(f"{len(inner)} {inner} {len(content)} ".encode())
@@ -226,7 +226,7 @@ def _sources() -> list[str]:
 
 
 def _description(point: EntryPoint) -> dict[str, bytes]:
-    """Return what a worker needs to find a source of a package by its entry point."""
+    """Return the files by which a worker finds a package's source through its entry point."""
     folder = f"{point.name.replace('-', '_')}_leasehold_source-0.dist-info"
     text = f"[{point.group}]\n{point.name} = {point.value}\n"
     name = folder.partition("-")[0]

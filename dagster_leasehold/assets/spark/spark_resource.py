@@ -51,7 +51,7 @@ REFUSALS = {
     "WRONG_VERSION_NUMBER": "does not speak TLS: leave spark.tls out, and the token as well, which "
     "travels over TLS alone",
 }
-"""Marks of errors of Spark's client, and what a user is told instead."""
+"""Marks of errors of Spark's client, and the sentence that a user reads instead."""
 
 
 def spark_of_run(spark: object) -> SparkResource:

@@ -6,7 +6,7 @@ which only its linear algebra uses. For such a runtime a folder with a small `bi
 that drops this one argument and hands over to the real `java`.
 
 Spark puts `python/lib/pyspark.zip` of its home before all else on the search path of its Python
-processes. Python keeps no compiled code of what it imports from an archive: each of half a dozen
+processes. Python keeps no compiled code of modules from an archive: each of half a dozen
 daemons, and each worker that they fork, would compile pyspark again, for 0.6 s of a processor on
 the way to the first batch. In a home without the archive they load the installed package, the same
 that this process has.

@@ -34,7 +34,7 @@ def users_error(error: BaseException) -> str:
     """Return the type and message of an error as one short line.
 
     An exception raised in a Python worker arrives as the text of its stack trace inside Spark's
-    own exception: its last line is what the user wrote.
+    own exception: its last line is the user's.
     """
     text = str(error)
     if TRACE_BEGIN in text:

@@ -43,7 +43,7 @@ class UsersModules:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return what the other finders find."""
+        """Return the finding of the other finders."""
         for finder in [*sys.meta_path]:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None

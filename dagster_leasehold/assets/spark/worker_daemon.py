@@ -1,6 +1,6 @@
 """The process that forks the Python workers of the embedded server, in place of Spark's own.
 
-Workers stay from task to task with what they have imported, and the server stays from run to run.
+Workers stay from task to task with their imported modules, and the server stays from run to run.
 Before each task they forget the user's modules if one has been edited, so that the task imports
 them again. All else is Spark's: see `spark.python.daemon.module` in its configuration.
 """

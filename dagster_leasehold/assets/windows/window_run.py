@@ -132,8 +132,8 @@ def make_window(
 
     Raises:
         WindowIncomplete: a shard can still deliver records of the window.
-        TableUnavailable: what is committed is not published.
-        OutputUnreadable: records of the window might have expired: what was made of it stays.
+        TableUnavailable: committed output is not published.
+        OutputUnreadable: records of the window might have expired: the window's output stays.
         TransformError: the transform raised, or returned no DataFrame.
         SparkUnavailable: Spark does not answer.
         RunStalled: Spark made no progress for the stream's `stall_limit_s`.

@@ -67,7 +67,7 @@ class ShardFeed(Protocol):
         """The cursor of the first record that the shard ever had.
 
         If that cursor is gone, it is the cursor of the oldest record that the shard still has.
-        Retention might have removed what is there: `fetch` says so.
+        Retention might have removed the records there: `fetch` says so.
         """
         ...
 

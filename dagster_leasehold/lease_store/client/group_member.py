@@ -108,7 +108,7 @@ class OpenShard:
         """Keep a checkpoint to be persisted.
 
         Raises:
-            CheckpointRefused: it lies before the one that is stored; what was kept stays.
+            CheckpointRefused: it lies before the stored one, which stays.
         """
         check_onwards(self.tenure, self._unanswered or self.persisted or self._ledger_end, cursor)
         self.unsaved = cursor
@@ -146,7 +146,7 @@ class OpenShard:
         """Write a checkpoint; a store that contradicts its own confirmation has lost commits.
 
         Raises:
-            CheckpointRefused: the store has what it confirmed, and does not go back to `cursor`.
+            CheckpointRefused: the store has the confirmed place, and does not go back to `cursor`.
             LeaseLost: the tenure is over, or has to be: reading continues where the store is.
         """
         try:
@@ -227,7 +227,7 @@ class OpenShard:
         return ""
 
     def end(self, reason: str) -> None:
-        """Take note that the tenure is over, and give up what is unsaved."""
+        """Take note that the tenure is over, and give up unsaved places."""
         self.over, self.unsaved = reason, None
 
     @property
@@ -450,13 +450,13 @@ class HeldShards:
     def _compare(
         self, judged: Mapping[ShardId, Standing], progress: Mapping[ShardId, Progress]
     ) -> None:
-        """End the tenures that the store no longer has, or has without what it confirmed.
+        """End the tenures that the store no longer has, or has without the confirmed place.
 
         Only shards that stood like this before `progress` was read are judged:
 
         1. The beat reads the rows; a shard is free.
         2. The caller opens it: epoch 1.
-        3. The beat compares what it read in step 1. By that, epoch 1 does not exist.
+        3. The beat compares the rows that it read in step 1. By that, epoch 1 does not exist.
         """
         with self._lock:
             for shard, stood in judged.items():
@@ -474,7 +474,7 @@ class HeldShards:
                 if not held.over:
                     self._end(shard, held, reason)
 
-    # -- what a heartbeat does ----------------------------------------------------------------
+    # -- the steps of a heartbeat -------------------------------------------------------------
 
     def _after_beat(
         self,
@@ -551,7 +551,7 @@ class HeldShards:
     def _release_all(
         self, lost: list[LeaseLost], *, within_s: float, pause: Callable[[float], None]
     ) -> StoreError | None:
-        """Save and close what is open, with retries for some seconds.
+        """Save and close open tenures, with retries for some seconds.
 
         Losses are added to `lost`; the last failure is returned, or None. A tenure that is saved
         and could not be closed is ended by leaving, so that it needs no retry.
@@ -778,7 +778,8 @@ class GroupMember(HeldShards):
         A checkpoint that cannot be persisted is tried again for as long as the group's timeout.
         Where that does not help either, the member does not leave: no node is given a shard at a
         checkpoint that its reader had passed. It can be called again then; without that, the
-        member's shards are free after the timeout, and what was not persisted is read again.
+        member's shards are free after the timeout, and records since the last saved place are read
+        again.
 
         Raises:
             LeaseLost: a loss was not yet reported to the caller; all other shards are saved.

@@ -1,6 +1,6 @@
 """Asking for shards by name, in a group with pinned assignment.
 
-Each change of what a node asks for is written and journalled, so a shard that cannot be had is
+Each change of a node's requests is written and journalled, so a shard that cannot be had is
 refused by looking, and what looked free and was not is asked for again after a growing pause.
 """
 

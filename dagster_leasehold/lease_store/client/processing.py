@@ -72,7 +72,7 @@ class _Work:
     """The work on one shard.
 
     Attributes:
-        again_from: where a processor has records brought back from, up to what was confirmed.
+        again_from: the place that a processor wants records from again, up to the confirmed one.
     """
 
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
@@ -197,7 +197,7 @@ class ProcessorWorker:
 
         1. A processor hangs. This thread keeps beating, so that the node lives, and no other node
            would ever get the shards.
-        2. It leaves the group here, at the checkpoints of what was done.
+        2. It leaves the group here, at the checkpoints of its work.
         3. The processor returns after all. Its shard is fenced, and nothing of it is saved.
         """
         with self._lock:
@@ -330,7 +330,7 @@ class ProcessorWorker:
         return batch is not None or connection.over
 
     def _read_again(self, shard: ShardId, work: _Work, processor: Processor, start: str) -> bool:
-        """Bring back records up to what was confirmed; nothing is saved meanwhile."""
+        """Bring back records up to the confirmed place; nothing is saved meanwhile."""
         done = self._loop.checked(shard).confirmed
         work.again_from = None
         if start == done:

@@ -132,7 +132,7 @@ class Connection:
 
 
 class PullLoop:
-    """Opens the shards of a member, delivers their records, and saves what is confirmed.
+    """Opens the shards of a member, delivers their records, and saves confirmed places.
 
     Args:
         member: the place in the group.
@@ -167,7 +167,7 @@ class PullLoop:
     # -- the member's place -------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Beat once: learn the assignment, and hand over what is wanted elsewhere.
+        """Beat once: learn the assignment, and hand over shards that are wanted elsewhere.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the node lost its place and cannot join again.
@@ -186,7 +186,7 @@ class PullLoop:
             return self._confirmed
 
     def leave(self) -> None:
-        """Roll back what is unconfirmed, persist what is confirmed, and leave the group.
+        """Roll back unconfirmed records, persist confirmed places, and leave the group.
 
         Raises:
             LeaseLost: a loss was not yet reported to the caller; all other shards are saved.
@@ -248,7 +248,7 @@ class PullLoop:
         """End the tenure of a connected shard, which is over for the group or goes elsewhere.
 
         Raises:
-            LeaseLost: the shard was lost before, and what was confirmed could not be persisted.
+            LeaseLost: the shard was lost before, and a confirmed place could not be persisted.
             StoreError: the store does not answer; the next beat tries a hand-over again.
         """
         with self._lock, self._dropping_lost(shard):
@@ -278,7 +278,7 @@ class PullLoop:
         return connection
 
     def checked(self, shard: ShardId) -> Connection:
-        """Return a connection whose tenure continues: what it says can be relied on now.
+        """Return a connection whose tenure continues: its word can be relied on now.
 
         Raises:
             LeaseLost, ShardNotOpen: as `require`.
@@ -366,7 +366,7 @@ class PullLoop:
         """Return where reading begins.
 
         That is the bootstrap cursor if there is one, otherwise the stored checkpoint, otherwise the
-        group's initial position. A bootstrap cursor outside what the shard holds is clamped, and
+        group's initial position. A bootstrap cursor outside the shard is clamped, and
         the difference recorded as a gap. The start is in the store when this returns:
 
         1. A client begins at the log's end, is given records, and dies before it confirms them.
@@ -637,7 +637,7 @@ class PullClient(PullLoop):
                 raise
 
     def disconnect(self, shard: ShardId) -> None:
-        """Let go of a shard: what is unconfirmed is rolled back, what is confirmed is persisted.
+        """Let go of a shard: roll back unconfirmed records, persist the confirmed place.
 
         Where the store does not answer, the heartbeats that follow do both.
 

@@ -1,4 +1,4 @@
-"""Roles of the lease store: what a caller can ask of it, one class per subject.
+"""Roles of the lease store: its operations, one class per subject.
 
 A caller that needs one or two roles names them in its annotations (`store: Ledger`), so that a
 reader sees what it can change and a test needs only these; a caller of most of them names
@@ -12,7 +12,7 @@ reader sees what it can change and a test needs only these; a caller of most of 
     Ledger        reading batches, journal and gaps; changes nothing
     Rewrites      other output for committed batches: replay and compaction
     Publications  committed output on its way into the group's table
-    Windows       what was made of hours of event time
+    Windows       the output of hours of event time
     Outbox        events that are still to be delivered
     Retention     deleting history that is old
 

@@ -27,7 +27,7 @@ WITHDRAWN_PER_STATEMENT = 10_000
 
 
 class ForcedCheckpoints(Operations):
-    """The operations that move a checkpoint, and withdraw what was committed behind it."""
+    """The operations that move a checkpoint, and withdraw the batches behind it."""
 
     def force_checkpoint(
         self,

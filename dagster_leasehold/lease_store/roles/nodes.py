@@ -30,7 +30,7 @@ class Nodes(Operations):
 
         Takes effect when no live process has the name, when this incarnation already does, or when
         the other's counter is still `displaced_lease_id` (the caller watched it not move for
-        longer than T); displacing releases what the other held.
+        longer than T); displacing releases the other one's shards.
 
         Raises:
             AssignmentConflict: the group assigns by modulo, and the node's settings contradict

@@ -1,8 +1,8 @@
 """The base of all roles: operations over the rows of one group, each in one transaction.
 
-An operation locks what it decides upon, asks the pure rules, and writes under conditions that
-repeat what it saw. Changes of ownership lock the group's row first and shards by id, so that all
-transactions agree on one order; beats lock nothing but their own node's row.
+An operation locks the rows that it decides upon, asks the pure rules, and writes under conditions
+that repeat the values that it saw. Changes of ownership lock the group's row first and shards by
+id, so that all transactions agree on one order; beats lock nothing but their own node's row.
 
 `Rows` reads and writes rows by key or condition. It reads them at once and decodes them as they
 are taken: an operation that only reads takes them after its transaction has ended, because a
@@ -185,14 +185,14 @@ def lost(rows: Rows, tenure: Tenure) -> Exception:
 
 
 def abandon_intent(rows: Rows, shard: ShardId) -> None:
-    """Give up what was intended for a shard; only its newest row can be an intent."""
+    """Give up a shard's intent; only its newest row can be an intent."""
     newest = rows.newest([shard]).get(shard)
     if newest is not None and newest.state is BatchState.INTENT:
         own = {"shard": shard, "sequence": newest.sequence, "state": BatchState.INTENT}
         rows.change(Batch, {"state": BatchState.ABANDONED}, **own)
 
 
-# -- locks to publish and to deliver, and the border of what is in the table --------------------
+# -- locks to publish and to deliver, and the border of the table -------------------------------
 
 
 def border_in(rows: Rows, shard: ShardId) -> Border | None:

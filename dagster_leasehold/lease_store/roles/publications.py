@@ -1,6 +1,6 @@
 """The role for publishing: committed batches on their way into the group's Iceberg table.
 
-The ledger says what is committed; the table is what people read. One publisher per group moves
+The ledger names the committed files; people read the table. One publisher per group moves
 batches from the one into the other, in order:
 
 1. Publisher A takes the lock, reads the batches behind the cursors, and stages a snapshot.
@@ -27,7 +27,7 @@ A group whose output was never published has no changes, and all of it can be re
 
 All operations that publish lock the group's publication first, then its shards by id.
 An operation that withdraws, rewrites or deletes batches locks their shard and then reads the
-publication, so that one of the two sees what the other one did.
+publication, so that one of the two sees the other one's change.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class Publications(Locks):
         return sorted(lags, key=lambda lag: lag.shard)
 
     def _waiting(self, key: GroupKey, limit: int) -> dict[ShardId, LedgerCounters]:
-        """Return what is counted of the shards that wait for most; one statement."""
+        """Return the counts of the shards that wait for most; one statement."""
         waiting = self._reading("unpublished", key, lambda rows: rows.waiting(limit))
         return {each.shard: each for each in waiting}
 
@@ -390,7 +390,7 @@ class Publications(Locks):
     # -- after a backup was restored --------------------------------------------------------------
 
     def roll_forward(self, lock: PublishLock, ahead: ShardAhead) -> Changed | LockOver | Stale:
-        """Have a shard's ledger say what the table has of it, and move its checkpoint there.
+        """Have a shard's ledger name the table's files of it, and move its checkpoint there.
 
         Batches that the table does not have are withdrawn, and the table is not changed by that. A
         run that has the shard open is fenced. A shard that an unordered group does not have is
@@ -401,7 +401,7 @@ class Publications(Locks):
         was compared with the table, or is ahead of it.
 
         Raises:
-            UnknownShard: an ordered group does not have the shard, and so not what it comes from.
+            UnknownShard: an ordered group does not have the shard, and so not its parents.
         """
         shard = ahead.shard
 
@@ -436,7 +436,7 @@ def _put(rows: Rows, before: Publication | None, after: Publication) -> None:
 
 
 def _locked_counters(rows: Rows, publication: PlannedPublication) -> dict[ShardId, LedgerCounters]:
-    """Lock the shards of a publication by id, and return what is counted of them."""
+    """Lock the shards of a publication by id, and return their counts."""
     return {
         each.shard: each
         for part in portions(each.shard for each in publication.ranges)

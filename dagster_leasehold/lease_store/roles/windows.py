@@ -1,4 +1,4 @@
-"""The role for windows of event time: the ledger of what was made of committed output.
+"""The role for windows of event time: the ledger of the output made from committed records.
 
 A window's output counts when its row names it, as a batch's does. Every write names the version
 that it saw, so that of two runs of one window, or a run and a counter of late records, the second

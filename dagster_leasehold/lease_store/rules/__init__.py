@@ -1,7 +1,7 @@
 """Pure rules: a snapshot goes in, actions or a verdict come out.
 
 No clock, no I/O and no randomness but what is given; `verification` alone reads a store, to prove
-its history by the rules beside it. The stores carry out what the rules say, so that all of them
+its history by the rules beside it. The stores carry out the rules, so that all of them
 behave alike. Any room above can ask a rule: planners, sensors, runs, plain clients, the simulation.
 
 | subject | modules |

@@ -1,4 +1,4 @@
-"""The assignment modes where members say what they want: modulo and pinned.
+"""The assignment modes where members name their shards: modulo and pinned.
 
 Both lead to a target node per shard, and from there to moves like any other plan: the same
 leases are held, so that a wrong setting can never make two nodes consume one shard.

@@ -4,7 +4,7 @@
          \\_______________________stop____________________/
 
 A consumer that can no longer persist (its tenure is over, or its trust has ended)
-is `fenced`. It takes the same way out, but saves nothing on it: what it did since its last
+is `fenced`. It takes the same way out, but saves nothing on it: its work since its last
 checkpoint belongs to the next holder.
 
 Why a stop that comes while a shard is still being initialized must not be lost:

@@ -8,14 +8,14 @@ A ledger row is folded into the one before it only after a proof:
 3. The row can be folded now: its tenure is proven, and that it joins the row before it is a
    condition of folding.
 
-Committed output that expires goes from a shard's start on, so that what is left is one contiguous
+Committed output that expires goes from a shard's start on, so that the rest is one contiguous
 range:
 
 1. A committed row is old, its events are delivered, and a later committed row follows it.
 2. It is proven as any old row is: its tenure was opened, and it joins the row before it. What is
    broken goes into the summary, where it stays.
-3. It goes together with all rows that share a file with it, and with what was abandoned or
-   withdrawn between them. The summary says where committed output begins from then on.
+3. It goes together with all rows that share a file with it, and with the rows that were abandoned
+   or withdrawn between them. The summary says where committed output begins from then on.
 """
 
 from __future__ import annotations

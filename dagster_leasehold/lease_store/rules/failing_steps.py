@@ -61,7 +61,7 @@ def sentence_of(error: BaseException) -> str:
 def log_frames(step: str, error: BaseException) -> None:
     """Log where a step failed, if the error was unforeseen.
 
-    The frames alone: a message of foreign code can hold what it was given.
+    The frames alone: a message of foreign code can hold its arguments.
     """
     if not isinstance(error, errors.LeaseholdError):
         frames = "".join(traceback.format_tb(error.__traceback__))

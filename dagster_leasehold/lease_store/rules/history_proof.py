@@ -303,7 +303,7 @@ def check_order(
     Args:
         parents: of every shard of the group.
         journal: all entries.
-        ordered: the group's setting now; what it was before is read from the journal.
+        ordered: the group's setting now; earlier ones are read from the journal.
     """
     proof = OrderProof(parents)
     for entry in sorted(journal, key=lambda entry: entry.sequence):
@@ -312,7 +312,7 @@ def check_order(
 
 
 class LedgerProof:
-    """Batches join end to start, each under its tenure; merged files hold what they say."""
+    """Batches join end to start, each under its tenure; merged files hold their batches."""
 
     def __init__(self, summary: ShardSummary, journal: JournalProof, gaps: Iterable[Gap]) -> None:
         self.committed = 0

@@ -14,7 +14,7 @@ exception, which this module decides:
    shard is held there; a run that tries it again and commits it ends the hold.
 6. Behind it the rest of the first range is tried at once, but still apart from other shards.
 
-Sizes are counted in what the source counts: offsets where its cursors are offsets, records
+Sizes are counted in the source's unit: offsets where its cursors are offsets, records
 elsewhere. A failure that says nothing about records, such as a source that does not answer, is
 not counted; a run that was killed is, if it had begun with the range.
 """
@@ -89,7 +89,7 @@ class Suspicion:
         return replace(self, records=size, left=max(size, self.left), alone=alone)
 
     def after(self, size: int, *, quarantined: bool = False) -> Suspicion | None:
-        """Return what is left of the suspicion once a range of this size is committed."""
+        """Return the rest of the suspicion once a range of this size is committed; None if none."""
         left = self.left - size
         if left <= 0:
             return None

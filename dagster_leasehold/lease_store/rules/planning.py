@@ -122,7 +122,7 @@ def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
 def _surplus(
     holdings: plans.Holdings, quotas: Mapping[NodeName, int]
 ) -> tuple[list[_Owned], list[_Owned]]:
-    """Sort what nodes have beyond their quotas: what can stay with its holder, what has to leave.
+    """Sort the shards beyond the nodes' quotas: which stay with their holders, which leave.
 
     A shard on its way to a node can still stay where it is, at no cost at all, if its holder has
     room; any other inbound shard would first have to go back, so it is the last choice.
@@ -358,7 +358,7 @@ class _Levelling:
                 taker.put(self._weights[lease.shard], _entry(lease.shard, owned=False))
 
     def shed(self) -> None:
-        """Take from nodes what is more than the cap allows, lightest first."""
+        """Take the shards beyond the cap from nodes, lightest first."""
         for share in sorted(self.shares.values(), key=_Share.rank, reverse=True):
             while self._cap is not None and share.count > self._cap and share.shelves:
                 taker = self._lightest()

@@ -86,7 +86,7 @@ class ProgressLines:
 
     Attributes:
         work: its name, in a word or two.
-        unit: what is counted, as a plural.
+        unit: of the count, as a plural.
         tell: takes a line.
         clock: monotonic seconds.
     """

@@ -1,4 +1,4 @@
-"""Pure rules for publishing: what a publication must find, and what changes a group's table.
+"""Pure rules for publishing: the conditions of a publication, and the changes of a group's table.
 
 Two ways for a batch to be in the table although the cursor is not behind it, or not at all:
 
@@ -33,7 +33,7 @@ PATHS_PER_CHANGE = 1_000
 
 
 class Border(NamedTuple):
-    """The border of a shard's ledger between what is in the group's table, and what is not.
+    """The border of a shard's ledger between batches in the group's table and later ones.
 
     Attributes:
         published: batches with smaller numbers are in it.
@@ -47,7 +47,7 @@ class Border(NamedTuple):
 def shares(needs: Mapping[ShardId, int], limit: int) -> dict[ShardId, int]:
     """Divide a number of batches among shards that need so many each, one at least.
 
-    No shard gets more than it needs; what is left of small needs goes to the large ones.
+    No shard gets more than it needs; the rest goes to the large ones.
     """
     left, divided = limit, dict[ShardId, int]()
     for place, shard in enumerate(sorted(needs, key=lambda each: (needs[each], each))):
@@ -131,7 +131,7 @@ def changes_of_removal(
     Args:
         kind: withdrawal or expiry.
         shard: theirs.
-        batches: the ones that can be in the table, in order; what was not committed is in none.
+        batches: the ones that can be in the table, in order; uncommitted ones are not.
         published: the shard's cursor.
     """
     files = [

@@ -90,7 +90,7 @@ def force(
         ordered: whether it reads parents before children.
         members: its nodes.
         reason: for the journal.
-        reopen: what the caller chose for the shards that began after this one.
+        reopen: the caller's choice for the shards that began after this one.
         begins: where committed output begins, for the shards whose first output has expired.
 
     Raises:

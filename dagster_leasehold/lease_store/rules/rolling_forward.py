@@ -1,7 +1,7 @@
 """Pure rules for a ledger that was restored from a backup, and is behind its table.
 
 The table has whole batches that the ledger has lost, or that it has since consumed once more. They
-come back as they are in the table: what the ledger says otherwise is withdrawn, and one committed
+come back as they are in the table: other rows of the ledger are withdrawn, and one committed
 batch takes its place, with the files of the table. It is committed under a tenure of its own, so
 that a run which had the shard open is fenced, and the proofs of journal and ledger hold.
 """
@@ -51,7 +51,7 @@ class RolledForward:
         return self.batches[-1].sequence + 1
 
     def counters(self, before: LedgerCounters) -> LedgerCounters:
-        """Return what is counted of the shard's ledger with the new batches."""
+        """Return the counts of the shard's ledger with the new batches."""
         after = replace(before, version=before.version + 1, published_until=self.next_number)
         for batch in self.batches:
             after = after.after(batch.sequence, batch.statistics)

@@ -65,7 +65,7 @@ def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> boo
 
     1. Two runs of a node see a cursor that has not been applied.
     2. The first applies it, reads and commits.
-    3. The second must not go back, which would read again what the first has committed.
+    3. The second must not go back, which would read the first one's records again.
     """
     holds = row.state is ShardState.ALREADY_ALLOC and row.consumer_owner == node
     return holds and row.consumer_run in ("", run) and row.bootstrap != cursor

@@ -24,7 +24,7 @@ FINISHED = "its checkpoint reached the end of a read-only shard"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A shard's row before and after, with what the journal says about it."""
+    """A shard's row before and after, with the journal's note of it."""
 
     before: ShardLease
     after: ShardLease
@@ -205,7 +205,7 @@ def opened(shard: ShardLease, run: str, intent: Batch | None = None) -> Step:
 def opening(
     key: GroupKey, step: Step, node: NodeName, next_sequence: int, intent: Batch | None
 ) -> Opened:
-    """Return what the holder of an opened shard needs to know."""
+    """Return the state of an opened shard for its holder."""
     row = step.after
     tenure = Tenure(key, row.shard, node, row.consumer_epoch, row.consumer_run)
     failures = row.tries - 1

@@ -121,7 +121,7 @@ def verify(store: GroupsAndLedger, key: GroupKey) -> list[Violation]:
 
 
 def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_: None) -> Audit:
-    """Read the history of a group from the summary of what was deleted on, and check it.
+    """Read the history of a group from the summary of deleted rows on, and check it.
 
     A shard whose committed rows are changed each time that it is read, five times in a row, is
     checked by its journal alone.
@@ -236,7 +236,7 @@ def check_history(
 ) -> list[Violation]:
     """List every promise that a history of a group breaks, by shard.
 
-    `ordered` is the group's setting now; what it was before is read from the journal.
+    `ordered` is the group's setting now; earlier ones are read from the journal.
     """
     histories = _by_shard(shards, journal, batches, gaps)
     violations: list[Violation] = []

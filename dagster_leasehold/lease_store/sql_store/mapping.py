@@ -98,7 +98,7 @@ def _file_times(row: Mapping[str, str]) -> dict[str, Any]:
 
 
 def expired_values(expired: Expired) -> dict[str, Any]:
-    """Return what has expired as a summary's JSON holds it."""
+    """Return expired output as a summary's JSON holds it."""
     return asdict(expired.last) | {
         "batches": expired.batches,
         "records": expired.records,
@@ -108,7 +108,7 @@ def expired_values(expired: Expired) -> dict[str, Any]:
 
 
 def expired_from(values: Mapping[str, Any]) -> Expired:
-    """Return what has expired from a summary's JSON."""
+    """Return expired output from a summary's JSON."""
     since, until = values["events_since"], values["events_until"]
     return Expired(
         last=End(values["number"], values["cursor"], values["epoch"]),
@@ -163,7 +163,7 @@ class Part(Protocol):
         ...
 
     def values(self, value: Any) -> dict[str, Any]:
-        """Return what is in the columns of a field."""
+        """Return the content of a field's columns."""
         ...
 
 
@@ -175,8 +175,8 @@ class Columns(Generic[Value]):
         key: its fields that belong to the row's key, behind the group.
         without: its fields that have no column of their own; the reader adds them.
         named: the columns of fields, where their names differ.
-        reads: makes a field of what is in its column, where they differ.
-        writes: makes what is in the column of a field, likewise.
+        reads: turns a column's content into the field, where they differ.
+        writes: turns the field into its column's content, likewise.
         table: the only table of the rows of this kind.
         parts: makes a field of several columns, and several columns of it.
     """
@@ -223,11 +223,11 @@ class Columns(Generic[Value]):
         return self._kind(**given)
 
     def values(self, value: Value) -> dict[str, Any]:
-        """Return what the row of a value holds, its key aside."""
+        """Return the columns of a value's row without its key."""
         return {name: each for name, each in self._all(value) if name not in self._key}
 
     def row(self, key: GroupKey, value: Value) -> dict[str, Any]:
-        """Return what a new row holds."""
+        """Return the columns of a new row."""
         return key_values(key) | dict(self._all(value))
 
     def place(self, value: Value) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class Columns(Generic[Value]):
             yield from part.values(getattr(value, name)).items()
 
     def field(self, name: str, stored: Any) -> Any:
-        """Return the value of a field from what is in its column."""
+        """Return the value of a field from its column's content."""
         way = self._ways_in.get(name)
         return stored if way is None else way(stored)
 
@@ -255,7 +255,7 @@ class Columns(Generic[Value]):
         return self.table.c[self._names.get(name, name)]
 
     def bound(self, name: str, value: Any) -> Any:
-        """Return what a field's value is in its column."""
+        """Return the content of a field's column."""
         way = self._ways.get(name)
         return way(value) if way else value.value if isinstance(value, Enum) else value
 
@@ -426,7 +426,7 @@ class _Opening:
 
 
 class _TableColumns:
-    """The columns of what a group has agreed on for its files."""
+    """The columns that a group has agreed on for its files."""
 
     names = ("columns_version", "table_columns")
 

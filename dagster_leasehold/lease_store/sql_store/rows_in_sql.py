@@ -106,7 +106,7 @@ class RowsInSql:
         self._clock = clock
 
     def abandon(self, outcome: Outcome) -> Outcome:
-        """Undo what was written so far; `outcome` is the operation's."""
+        """Undo all writes so far; `outcome` is the operation's."""
         return self._tx.abandon(outcome)
 
     # -- rows of any kind -----------------------------------------------------------------------

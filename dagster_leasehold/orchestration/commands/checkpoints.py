@@ -166,7 +166,7 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
     """Return the cursor that `begin`, `end`, a time or a cursor means, within the shard's bounds.
 
     Raises:
-        CheckpointRefused: the text is none of these, or lies outside what the shard holds.
+        CheckpointRefused: the text is none of these, or lies outside the shard.
     """
     from dagster_leasehold.lease_store.times import parse_time
     from dagster_leasehold.shard_sources.source import Limits, Position

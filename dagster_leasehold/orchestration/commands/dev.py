@@ -182,7 +182,7 @@ def _say_how_to_add_a_node(settings: Settings, nodes: int) -> None:
 def say_what_is_missing(target: Target) -> None:
     """Name the streams that have no log yet: their sensors would wait without a visible reason.
 
-    The logs of services are not made by us, and their sensors say what the service says.
+    The logs of services are not made by us, and their sensors report the service's answers.
     """
     from dagster_leasehold.shard_sources.local_log import LocalLog
 

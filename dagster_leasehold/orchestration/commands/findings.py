@@ -24,7 +24,7 @@ class Finding:
     Attributes:
         part: of the deployment.
         health: of the part.
-        text: what was seen; where it is not well, what to do about it.
+        text: the finding and, where something is wrong, the remedy.
     """
 
     part: str

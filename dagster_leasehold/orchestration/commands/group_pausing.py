@@ -115,7 +115,7 @@ def say_open(draining: Draining) -> None:
 
 
 def show_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
-    """Print the outcome as JSON: every shard with its checkpoint and what is still open on it."""
+    """Print the outcome as JSON: every shard with its checkpoint and its open tenure or intent."""
     show_json(
         {
             "group": str(key),

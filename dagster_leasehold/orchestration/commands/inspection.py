@@ -1,4 +1,4 @@
-"""`leasehold plan`, `journal` and `verify`: what a group would do next, and what it has done."""
+"""`leasehold plan`, `journal` and `verify`: a group's next changes, and its past ones."""
 
 from __future__ import annotations
 

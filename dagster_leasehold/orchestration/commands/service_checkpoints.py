@@ -250,7 +250,7 @@ def _taking(
         UnknownShard: the log never had a shard.
         CursorInvalid: a cursor is none of its shard's, or lies behind its end.
     """
-    # Parents first: what is forced on a parent can concern its children.
+    # Parents first: a parent's forced checkpoint can concern its children.
     shards = sorted(cursors, key=rank_key)
     gone = [shard for shard in shards if shard not in leases]
     if gone:
@@ -270,7 +270,7 @@ def _taking(
 def _refuse_withdrawal(
     target: Target, key: GroupKey, lease: ShardLease, cursor: str, name: str
 ) -> None:
-    """Refuse to take back what is committed.
+    """Refuse to take back committed batches.
 
     Raises:
         CheckpointRefused: batches of the shard lie behind the cursor.

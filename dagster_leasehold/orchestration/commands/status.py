@@ -198,7 +198,7 @@ def publication_state(
 
 
 def publication_sentence(state: dict[str, Any], lag: PublicationLag) -> str:
-    """Return what the command says of a group's table."""
+    """Return the command's lines on a group's table."""
     waiting = "all that is committed is in it"
     if state["waiting_batches"]:
         waiting = f"of {counted(state['committed_records'], 'record')}, {lag}"

@@ -214,10 +214,10 @@ def _show(watch: _Watch) -> None:
 def rendered(
     page: Page, view: GroupView | None, trouble: str, height: int
 ) -> tuple[Page, RenderableType]:
-    """Return a page with an offset that fits, and what the terminal shows of it.
+    """Return a page with an offset that fits, and the part that the terminal shows.
 
     Args:
-        page: what the keys have chosen.
+        page: as the keys have chosen it.
         view: the newest reading; None before the first one.
         trouble: a sentence if the newest reading failed.
         height: of the terminal, in lines.
@@ -350,7 +350,7 @@ def _keys() -> list[str]:
 
 
 def keys_in(text: str) -> list[str]:
-    """Return the keys of what a terminal sends: characters, and the names of `ESCAPES`."""
+    """Return the keys in a terminal's input: characters, and the names of `ESCAPES`."""
     keys: list[str] = []
     while text:
         if not text.startswith("\x1b"):

@@ -100,7 +100,7 @@ class SupervisedChild:
     Args:
         child: the process, entered.
         clock: monotonic seconds.
-        explained: exit codes that say in its last line what a person has to put right.
+        explained: exit codes whose last line tells a person the remedy.
             It is started again after the longest wait, and the same line is passed on once.
     """
 
@@ -152,7 +152,7 @@ class SupervisedChild:
 
 
 class _Adopted(psutil.Process):
-    """A process that another one has started, with what is asked of a child of ours."""
+    """A process that another one has started, with the same methods as a child of ours."""
 
     def poll(self) -> int | None:
         """Return None while it runs; only its parent learns its exit code."""

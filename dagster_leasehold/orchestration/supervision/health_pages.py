@@ -22,7 +22,7 @@ REQUEST_TIMEOUT_S = 10.0
 """A client that says nothing for so long is hung up on."""
 
 Check = Callable[[], str]
-"""Returns the sentence that says what is wrong; an empty text if nothing is."""
+"""Returns the sentence that names the trouble; an empty text if there is none."""
 
 
 @contextmanager

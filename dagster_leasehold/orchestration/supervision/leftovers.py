@@ -2,7 +2,7 @@
 
 As a program (`python -m` this module, with a home and the identity of the command that starts it),
 it waits until its standard input closes. If the command has not said goodbye there, it was killed,
-and what it left running is ended.
+and its leftover processes are ended.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def end_leftovers(home: Path) -> list[str]:
 def running_alone(home: Path) -> Generator[None]:
     """Hold a home for one `leasehold dev` at a time.
 
-    What an earlier command left running is ended first, and what the block leaves is ended after
+    Processes that an earlier command left are ended first, and the block's own are ended after
     it, even if this process is killed.
 
     Raises:

@@ -3,8 +3,8 @@
 It keeps the host's code server running, which takes the node's runs, and Spark warm for them. It
 beats for the node as long as it lives itself, plans for it, and tells the group when its code
 server takes no runs, so that the shards go elsewhere by transfer. Told to end, it hands the shards
-over to other nodes, lets the runs reach the end of their batches, frees what is left, and only then
-stops what it started.
+over to other nodes, lets the runs reach the end of their batches, frees the rest, and only then
+stops its child processes.
 """
 
 from __future__ import annotations

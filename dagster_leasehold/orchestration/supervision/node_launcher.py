@@ -147,7 +147,7 @@ class _InstanceOfNode:
 
 
 def in_home(ref: Any, home: str) -> Any:
-    """Return an instance's reference with another home's folders for what is no storage."""
+    """Return an instance's reference with another home's folders for all but storage."""
     own = Path(_base_dir(ref.local_artifact_storage_data))
     logs = Path(_base_dir(ref.compute_logs_data) or "/")
     moved = ref._replace(local_artifact_storage_data=_based(ref.local_artifact_storage_data, home))

@@ -38,7 +38,7 @@ def free_bytes(path: Path) -> int | None:
 
 
 def require_room(home: Path, needed_bytes: int = HOME_BYTES) -> None:
-    """Refuse a disk that is too full for what is about to be started.
+    """Refuse a disk that is too full for a deployment.
 
     Args:
         home: the folder of the deployment, which need not exist yet.
@@ -102,7 +102,7 @@ def held_port(
 def check_folder(folder: Path | None = None) -> None:
     """Refuse a folder that hides our package from the processes to be started.
 
-    Python looks for a module where it is started before it looks among what is installed.
+    Python looks for a module where it is started before it looks among installed packages.
 
     Raises:
         InvalidSetting: it holds a package of our name that is not ours.

@@ -95,7 +95,7 @@ class KafkaClient:
             "client.id": "leasehold",
             "log.connection.close": False,
             "queued.max.messages.kbytes": BUFFER_KIBIBYTES,
-            # A range is never waited for: what it holds is there. With the client's own figures a
+            # A range is never waited for: its records are there. With the client's own figures a
             # look at the end of a partition delays the next range by half a second, and a full
             # buffer by a whole one.
             "fetch.wait.max.ms": 10,
@@ -119,7 +119,7 @@ class KafkaClient:
         """A consumer of the caller's own; its assignment is gone afterwards.
 
         Raises:
-            LeaseholdError: what the client raised inside, in our types; see `failures`.
+            LeaseholdError: the client's error, in our types; see `failures`.
         """
         from confluent_kafka import Consumer
 

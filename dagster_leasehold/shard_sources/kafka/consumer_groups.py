@@ -18,7 +18,7 @@ NAMES_SHOWN_MAX = 10
 
 
 class KafkaConsumerGroup:
-    """A consumer group of Kafka's, and what it has committed of one topic.
+    """A consumer group of Kafka's, and its committed offsets in one topic.
 
     Args:
         client: of the cluster and the topic.
@@ -41,7 +41,7 @@ class KafkaConsumerGroup:
             raise UnknownGroup(
                 f"Kafka has no consumer group {shown(self._name)}; the groups there are: {names}."
             )
-        # Looked at before the offsets: what was committed until they stopped is among them.
+        # Looked at before the offsets: commits until they stopped are among them.
         at_work = self._at_work(states[self._name])
         committed = self._committed()
         if self._client.topic not in committed:
@@ -98,7 +98,7 @@ class KafkaConsumerGroup:
         return shown(errors[0].str()) if errors else ""
 
     def _committed(self) -> dict[str, dict[int, int]]:
-        """Return what the group has committed: by topic, the offset of each partition."""
+        """Return the group's committed offsets: by topic, of each partition."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         with self._client.admin(f"group {self._name}") as admin:

@@ -57,7 +57,7 @@ def error_of(error: KafkaError, where: str) -> errors.LeaseholdError:
     """Return the error of ours that an error of the client means.
 
     Args:
-        error: what the client reported.
+        error: from the client.
         where: the topic or partition, and the brokers, for the sentence.
     """
     name, text = error.name(), shown(error.str())

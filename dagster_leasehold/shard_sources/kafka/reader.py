@@ -28,7 +28,7 @@ NO_TIME = 0
 
 
 class KafkaReader:
-    """Reads ranges of a topic's partitions; what a Spark worker needs of the source."""
+    """Reads ranges of a topic's partitions, on a Spark worker."""
 
     def __init__(self, options: KafkaOptions, topic: str) -> None:
         self.topic = topic
@@ -62,7 +62,7 @@ class KafkaReader:
             yield columns.batch()
 
     def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
-        """Refuse an offset outside of what a partition holds, `[begin, end]`."""
+        """Refuse an offset outside of a partition, `[begin, end]`."""
         log, hint = f"Shard {shard} of topic {self.topic}", "; was the topic recreated?"
         check_within(log, offset, begin, end, hint=hint)
 

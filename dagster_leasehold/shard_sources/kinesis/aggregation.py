@@ -42,10 +42,10 @@ class Part:
     """One record of a producer.
 
     Attributes:
-        partition_key: what its shard was chosen by.
-        data: what the producer sent.
+        partition_key: by which its shard was chosen.
+        data: from the producer.
         explicit_hash_key: the hash that it asked for instead of its partition key's; or None.
-        tags: what the producer's library added.
+        tags: from the producer's library.
     """
 
     partition_key: str

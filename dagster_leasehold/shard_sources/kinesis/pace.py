@@ -50,7 +50,7 @@ class Pace:
             self.sleep(wait_s)
 
     def after_read(self, shard: str, bytes_read: int) -> None:
-        """Account for what a read brought: the next one waits until it has been paid for."""
+        """Account for a read's records: the next one waits until it has been paid for."""
         cost_s = bytes_read / self.bytes_per_s
         # What one read costs beyond the pause that every read makes.
         if cost_s > 1 / self.calls_per_s:

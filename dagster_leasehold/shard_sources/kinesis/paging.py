@@ -76,7 +76,8 @@ class Page:
     def searched_s(self) -> int:
         """The second until which all records of the shard were delivered; 0 if unknown.
 
-        A little less than the service says: what was put just then can be visible a moment later.
+        A little less than the service says: a record that was put just then can be visible a moment
+        later.
         """
         if self.asked is None or self.records:
             return 0

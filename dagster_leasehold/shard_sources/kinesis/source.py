@@ -116,7 +116,7 @@ class KinesisStream(KinesisReader):
 
     def _begin(self, shard: ShardId) -> Place:
         """At the oldest record; before all records where there is none."""
-        # One record is enough, and what is read counts against the shard's pace.
+        # One record is enough, and each read counts against the shard's pace.
         for page in self._pages.oldest(shard, limit=1):
             if page.records:
                 return at(page.records[0].number)

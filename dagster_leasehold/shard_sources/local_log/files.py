@@ -72,7 +72,7 @@ def all_files(folder: Path, after: int = 0) -> Iterator[FileName]:
         return
     ended = f"{after:020d}"
     for name in listed:
-        # All numbers have the same width. Most files of a long shard lie before what is asked for.
+        # All numbers have the same width. Most files of a long shard lie before the wanted place.
         if name[21:41] > ended:
             yield FileName(int(name[:20]), int(name[21:41]), folder)
 

@@ -62,7 +62,7 @@ def check_readable(files: Iterable[Path]) -> None:
     """
     for file in files:
         try:
-            # A pipe can be read once only, so that opening it here would lose what is in it.
+            # A pipe can be read once only, so that opening it here would lose its content.
             if not file.is_fifo():
                 file.open("rb").close()
         except OSError as error:

@@ -136,7 +136,7 @@ class LocalLog(LocalLogSource):
 
         Raises:
             UserMistake: a file cannot be read; nothing is appended when that shows at the start.
-            RecordRefused: a line has more than 64 MiB; the message tells what was appended.
+            RecordRefused: a line has more than 64 MiB; the message names the appended records.
             ShardBusy: another process is writing to a shard.
         """
         ranges = append_lines(

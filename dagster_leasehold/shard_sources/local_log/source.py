@@ -28,7 +28,7 @@ ORIGIN = "0"
 
 
 class LocalLogReader:
-    """Reads ranges of a local log; what a Spark worker needs of it, picklable."""
+    """Reads ranges of a local log, on a Spark worker: it can be pickled."""
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).absolute()

@@ -1,6 +1,6 @@
 """Writing to one shard: appends by one writer at a time, and retention beside it.
 
-The order of an append, and what a crash at each point leaves:
+The order of an append, and the result of a crash at each point:
 
 1. a draft is written and flushed to the disk: a file without readers, which the next writer
    removes;
@@ -62,7 +62,7 @@ _NO_TIME = -(2**63)
 
 
 class AppendedRange(NamedTuple):
-    """The cursors `[begin, end)` of what was appended."""
+    """The cursors `[begin, end)` of the appended records."""
 
     begin: str
     end: str
@@ -235,7 +235,7 @@ class ShardWriter:
         )
 
     def _take_over(self) -> None:
-        """Prove that nothing acknowledged is missing, and keep what is whole above it."""
+        """Prove that nothing acknowledged is missing, and keep whole records above it."""
         for name in os.listdir(self._folder):
             if name.endswith(".draft"):
                 (self._folder / name).unlink()

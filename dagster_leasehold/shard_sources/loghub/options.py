@@ -22,7 +22,7 @@ class LogHubOptions(BaseModel):
         value_field: the field whose bytes are a record's value; by default the value is JSON of
             all fields.
         key_field: the field whose bytes are a record's key; by default there is no key.
-        compression: of what the service sends.
+        compression: of responses.
         auth_version: how requests are signed; `v4` needs the region.
         region: of the project, such as `cn-hangzhou`.
         credentials_uri: where temporary credentials are found; by default the environment has

@@ -44,7 +44,7 @@ class PlacedGroup:
 
 
 class LogHubReader:
-    """Reads ranges of a logstore; what a Spark worker needs of it.
+    """Reads ranges of a logstore, on a Spark worker.
 
     Args:
         options: which logstore, and how its records are made.
@@ -163,7 +163,7 @@ class LogHubReader:
                 shard, lambda: self.client.pull(number, cursor, stop, count)
             )
         except CursorInvalid:
-            # The service has one answer for what was removed and for what never was.
+            # The service has one answer for removed records and for records that never were.
             self._check_within(shard, at)
             raise
 

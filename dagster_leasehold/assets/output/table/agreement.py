@@ -1,7 +1,7 @@
 """The agreement of all runs of a group on the columns of its table, before anything is committed.
 
 Two runs can bring a new column at the same moment: the store takes one set of columns after
-another, and the second adds to what the first has brought, or is refused.
+another, and the second adds its columns to the first's, or is refused.
 """
 
 from __future__ import annotations

@@ -210,7 +210,7 @@ class LeaseDatabaseCatalog(TableCatalog):
             old = (entry.metadata_file for entry in table.metadata.metadata_log)
             self.io.discard(each for each in old if each not in left)
         elif not isinstance(outcome, LockOver):
-            # Nothing names what was staged: the transaction did not happen. With the lock over it
+            # Nothing names the staged files: the transaction did not happen. With the lock over it
             # may have, and its reply be lost, longer ago than the store remembers publications.
             self.io.discard([at, *staging.written])
         if isinstance(outcome, PointerMoved):

@@ -1,4 +1,4 @@
-"""Waiting until the table shows what was committed, by publishing it if no other process does.
+"""Waiting until the table shows all commits, by publishing them if no other process does.
 
 A waiting reader publishes by itself. It takes the publish lock without a node, and a live node can
 take the lock over at any time. So nothing that was committed is out of sight where no daemon runs,

@@ -62,7 +62,7 @@ class Comparison:
     Attributes:
         files: the number of the table's.
         differences: a sentence for each; none is the proof.
-        notes: what was compared by less than the names of files, or not at all.
+        notes: on comparisons by less than the names of files, or on none.
     """
 
     files: int
@@ -243,7 +243,7 @@ class TableComparison:
         Sums are of 64 bits, and the sums of files that differ are level by chance alone.
 
         Args:
-            cut: what is read.
+            cut: the part to read.
             listed: the hashes of the paths that exist; None if it does not matter.
         """
         sums, sides = array("Q", bytes(8 * SUMS)), _Sides([])

@@ -2,7 +2,7 @@
 
 Bounds are the ones that the writer saw. A file is in a partition if all of its records are: of one
 shard it is always, of one day if its event times are known, lie in that day, and none is missing.
-Any other file is named under the spec of the shard alone, and its bounds say what it cannot hold.
+Any other file is named under the spec of the shard alone, and its bounds exclude the rest.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) ->
 def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
     """Return the data files that a snapshot of the table names, as the ledger names them.
 
-    The ledger is ahead of the table: what it has replaced can still be read there.
+    The ledger is ahead of the table: replaced files can still be read there.
     """
     root = f"{table.metadata.location}/"
     return {

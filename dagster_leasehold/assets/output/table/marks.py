@@ -9,7 +9,7 @@ roll-back. Together they tell one from the other:
    rolled back.
 3. It is gone, as snapshots expire: the number of records decides.
 
-After any change by others, the number of records has to be what was published. So a rewrite that
+After any change by others, the number of records has to be the published one. So a rewrite that
 keeps the records needs no operator, and one that adds or deletes some stops publication.
 """
 

@@ -5,8 +5,8 @@ follow as one snapshot. All of them are one publication: it is in the table as a
 
 A change whose files another program has rewritten cannot be carried out. A replacement (a replay, a
 compaction) is rejected as a whole: the table keeps the records that it has, each once. Expiry takes
-out the files that are left. A withdrawal holds all back: what was read again would be in the table
-twice.
+out the files that are left. A withdrawal holds all back: records that were read again would be in
+the table twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The publish lock of a group: taking it, and the report on what was done under it."""
+"""The publish lock of a group: taking it, and the report on the work under it."""
 
 from __future__ import annotations
 

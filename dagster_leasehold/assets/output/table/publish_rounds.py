@@ -1,12 +1,12 @@
 """The publishing of a stream's committed output: at most once an interval for all processes.
 
-Runs publish what was committed as soon as the interval is over, each in a thread of its own, and
-the sensor what they leave. They know of each other by the number of publications: a process that
+Runs publish committed batches as soon as the interval is over, each in a thread of its own, and
+the sensor publishes the rest. They know of each other by the number of publications: a process that
 sees that it has risen waits for the rest of the interval. So a table gets one snapshot an interval,
 however many nodes commit to it.
 
 Nothing waits for it: runs keep committing while the catalog or the store of the table is away, and
-what was committed meanwhile is published afterwards.
+batches committed meanwhile are published afterwards.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def waits_for_publication(store: Publications, key: GroupKey, publication: Publi
 
 
 class PublishingRun:
-    """A thread that publishes what its run commits, beside the batches.
+    """A thread that publishes its run's commits, beside the batches.
 
     Example:
         >>> with PublishingRun(rounds) as publishing:   # doctest: +SKIP
@@ -233,7 +233,7 @@ class PublishingRun:
         self._thread = Thread(target=work, name="publishing", daemon=True)
 
     def committed(self) -> None:
-        """Have what was just committed published once the interval is over."""
+        """Have the last commit published once the interval is over."""
         self._committed.set()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Publishing: what was committed goes from the ledger into the group's table.
+"""Publishing: committed files go from the ledger into the group's table.
 
 1. Look: is anything committed, or changed, that the table does not show? If not, that is all.
 2. Take the lock. Settle the pending publication, if there is one, and check that no other program
@@ -7,7 +7,7 @@
 4. Stage: columns, snapshots, expiry; all of it in files that nothing names yet.
 5. Publish: the catalog takes the staged state, and cursors and changes move with it.
 
-Killed anywhere before 5, nothing happened, and vacuum removes what was staged. What the fifth step
+Killed anywhere before 5, nothing happened, and vacuum removes the staged files. What the fifth step
 does with each catalog is in `table.catalogs` and `table.other_catalog`.
 """
 
@@ -254,7 +254,7 @@ class Publisher:
         """Remove files of metadata that nothing names; return their number.
 
         Files are removed only while holding the lock, and never while a publication is pending:
-        what it names is in the table once it arrives.
+        its files are in the table once it arrives.
 
         Raises:
             TableUnavailable: the catalog does not answer.
@@ -359,7 +359,7 @@ class Publisher:
         *,
         adopts: bool,
     ) -> tuple[PlannedPublication, Staging]:
-        """Write the snapshots of a publication, and return them with what the store notes of it."""
+        """Write the snapshots of a publication, and return them with the store's note of it."""
         number = self._new_id().hex
         staging = Staging(
             self._io, table.metadata, self._now_ms(), self._snapshot_id, lambda: self._new_id().hex

@@ -99,7 +99,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The files of one snapshot that can hold what a reader wants, by shard and batch.
+    """The files of one snapshot that can hold the wanted records, by shard and batch.
 
     Attributes:
         schema: the table's columns, in the types of Arrow; a file lacks columns that came later.
@@ -161,7 +161,7 @@ def plan_table(
         key: the group.
         place: holds the group's output.
         shards: only these shards; None is all.
-        span: leave out files that hold no record of it; other records stay in what is planned.
+        span: leave out files that hold no record of it; other records stay in the plan.
         snapshot_id: of an earlier snapshot of the table.
         catalog: of the table.
 
@@ -200,7 +200,7 @@ def plan_table(
             raise OutputUnreadable(
                 f"Another program has changed {path} in the table of {key}: read it with an engine."
             )
-        # A shard can be called as if numbers followed: what the table says of it counts.
+        # A shard can be called as if numbers followed: the table's word for it counts.
         shard = ShardId(bound.decode()) if bound is not None else named[0] if named else None
         assert shard is not None
         if shards is None or shard in shards:

@@ -87,7 +87,7 @@ class _Shard:
         self._joined.clear()
 
     def ahead(self, shard: ShardId, mark: Mark) -> ShardAhead | None:
-        """Return what the table has more, once all batches are taken; None if nothing."""
+        """Return the files that only the table has, once all batches are taken; or None."""
         self._keep()
         state, head = self.state, self.head
         if self.border is not None:
@@ -213,7 +213,7 @@ class RollingForward:
         return ahead
 
     def carry_out(self, lock: PublishLock, ahead: Sequence[ShardAhead]) -> LockOver | None:
-        """Roll shards forward, each in its own transaction; what is done stays done.
+        """Roll shards forward, each in its own transaction, so that finished ones stay.
 
         Raises:
             TableUnavailable: a run has changed the ledger of a shard meanwhile.

@@ -194,7 +194,7 @@ def _fields(
             evolved_type = _evolved_type(field.field_type, kind, ids)
             field = field.model_copy(update={"field_type": evolved_type})  # noqa: PLW2901
         result.append(field)
-    # The ids of a level come before the ids of what is nested in it, as engines number them.
+    # The ids of a level come before the ids of nested fields, as engines number them.
     numbered = [(next(ids), name, kind) for name, kind in wanted.items()]
     result += [
         Field(number, name, _evolved_type(None, kind, ids), required=False)

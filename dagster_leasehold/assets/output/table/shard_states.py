@@ -3,7 +3,7 @@
 A lease database that is restored from a backup has lost commits whose output is in the table. The
 files of the table do not tell where they begin and end, so each publication writes that
 into a new file, and the mark of the table names it. The file is removed once the next publication
-is settled; what a killed publisher leaves is vacuum's.
+is settled; vacuum removes the files of a killed publisher.
 
 Each publication moves on the shards that it has batches of. A forced checkpoint takes a shard back,
 which is looked up in the ledger. A shard whose ledger changes while it is looked up has no state

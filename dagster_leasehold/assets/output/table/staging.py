@@ -65,7 +65,7 @@ class Operation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotContent:
-    """The files that one snapshot adds and takes out, and what its summary says.
+    """The files that one snapshot adds and takes out, and its summary.
 
     Attributes:
         operation: append adds files, replace changes none of the records, delete adds none.
