@@ -126,12 +126,12 @@ class Siblings:
         # This run takes over partitions of the stream; what else those runs would make, it cannot.
         if backfill is None or self.run.asset_selection != {asset_key(self.stream)}:
             return []
-        wanted = dg.RunsFilter(
+        filters = dg.RunsFilter(
             statuses=list(statuses), tags={BACKFILL_TAG: backfill, **(tags or {})}
         )
         return [
             run
-            for run in self.instance.get_runs(filters=wanted)
+            for run in self.instance.get_runs(filters=filters)
             if run.asset_selection == self.run.asset_selection
             and run.run_config == self.run.run_config
         ]

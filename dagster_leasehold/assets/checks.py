@@ -167,14 +167,14 @@ def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
     results: list[dg.AssetCheckResult] = []
     for name, outcomes in by_name.items():
         # Of several shards the first that did not pass is shown.
-        shown = next((check for check in outcomes if not check.passed), outcomes[0])
+        first_failed = next((check for check in outcomes if not check.passed), outcomes[0])
         results.append(
             dg.AssetCheckResult(
                 check_name=name,
-                passed=shown.passed,
-                severity=shown.severity,
-                description=shown.description,
-                metadata=shown.metadata,
+                passed=first_failed.passed,
+                severity=first_failed.severity,
+                description=first_failed.description,
+                metadata=first_failed.metadata,
             )
         )
     return results

@@ -80,8 +80,8 @@ def _compact(
     stream: ShardStream,
     deployment: Deployment,
 ) -> None:
-    shown = listed_shards(config.shards) or "all"
-    context.log.info(f"Compacting shards {shown} of {stream.name}.")
+    names = listed_shards(config.shards) or "all"
+    context.log.info(f"Compacting shards {names} of {stream.name}.")
     run, store, key = context.run.run_id, deployment.store(), stream.key
     tag_run(context.instance, run, stream)
     shards = [ShardId(shard) for shard in config.shards]

@@ -104,14 +104,14 @@ def lease_metadata(stream: ShardStream, store: GroupsAndLedger) -> dict[str, Any
 
 
 def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:
-    held = sum(lease.consumer_owner == node.name for lease in snapshot.shards)
+    count = sum(lease.consumer_owner == node.name for lease in snapshot.shards)
     return dg.TableRecord(
         {
             "node": str(node.name),
             "member": node.member,
             "takes_runs": node.accepts_runs,
             "beats": node.lease_id,
-            "shards": held,
+            "shards": count,
         }
     )
 

@@ -127,14 +127,16 @@ def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId
     Returns:
         The error, which stops nothing; empty when there was none.
     """
-    source, wanted = stream.source, set(shards)
-    if not wanted or not isinstance(source, ProgressMirror) or not source.mirrors:
+    source, own_shards = stream.source, set(shards)
+    if not own_shards or not isinstance(source, ProgressMirror) or not source.mirrors:
         return ""
     sent: dict[ShardId, str] = {}
     try:
         for _ in range(MIRROR_LOOKS_MAX):
             leases = store.snapshot(stream.key).shards
-            stored = {lease.shard: lease.check_point for lease in leases if lease.shard in wanted}
+            stored = {
+                lease.shard: lease.check_point for lease in leases if lease.shard in own_shards
+            }
             news = {
                 shard: checkpoint
                 for shard, checkpoint in stored.items()

@@ -100,10 +100,10 @@ def listed_shards(shards: Sequence[str]) -> str:
 
 def shards_tag(shards: Sequence[str]) -> dict[str, str]:
     """Return the tag that shows the shards of a run; Dagster's pages cut it after 50 characters."""
-    shown = 1
-    while shown < len(shards) and len(", ".join(shards[: shown + 1])) <= SHARDS_TAG_LENGTH:
-        shown += 1
-    text, rest = ", ".join(shards[:shown]), len(shards) - shown
+    count = 1
+    while count < len(shards) and len(", ".join(shards[: count + 1])) <= SHARDS_TAG_LENGTH:
+        count += 1
+    text, rest = ", ".join(shards[:count]), len(shards) - count
     return {SHOWN_SHARDS_TAG: f"{text} and {rest:,} more" if rest > 0 else text} if shards else {}
 
 

@@ -79,11 +79,11 @@ def progress_outcome(obstacles: Mapping[ShardId, Obstacle | None]) -> ShardCheck
     first = next(iter(stalled.values())).sentence
     count = f"{len(stalled)} of {len(obstacles)} shards make no progress."
     sentence = first if len(stalled) == 1 else f"{count} {first}"
-    shown = list(stalled.items())[:SHOWN_MAX]
+    examples = list(stalled.items())[:SHOWN_MAX]
     table = dg.MetadataValue.table(
         [
             dg.TableRecord({"shard": shard, "kind": each.kind.value, "reason": each.sentence})
-            for shard, each in shown
+            for shard, each in examples
         ]
     )
     metadata = {"stalled": len(stalled), "shards": table}

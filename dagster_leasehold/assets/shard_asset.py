@@ -187,9 +187,9 @@ def _consume(
 ) -> ShardRun:
     run_id = context.run.run_id
     done = ShardRun(stream, deployment.store(), run_id)
-    wanted = config.node or node_of_launcher(context.run)
+    node_name = config.node or node_of_launcher(context.run)
     lines = ProgressLines("Consuming", "records", context.log.info, time.monotonic)
-    placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=wanted)
+    placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=node_name)
     for shards in rounds:
         for some in placer.portions(shards, stream.pace.shards_per_run):
             placement = placer.place(some, wait_s=config.wait_s, log=context.log.info)

@@ -166,8 +166,8 @@ class ShardRun:
         records, batches = sum(r.records or 0 for r in reports), sum(r.batches for r in reports)
         others = [report for report in reports if report.stopped is not StopReason.FAILED]
         causes = dict.fromkeys(report.error for report in others if report.error)
-        shown = " ".join(list(causes)[:SHOWN_CAUSES_MAX])
-        return f"{records} records in {batches} batches; shards: {stopped}. {shown}".rstrip()
+        cause_text = " ".join(list(causes)[:SHOWN_CAUSES_MAX])
+        return f"{records} records in {batches} batches; shards: {stopped}. {cause_text}".rstrip()
 
     def failure(self) -> str:
         """Return the causes why shards of the run failed, one sentence each, or an empty text."""

@@ -102,8 +102,8 @@ def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
         # A check that passes says that the table was compared.
         sentence = f"{error} They are not compared here: `leasehold verify` does it."
         return ShardCheck(TABLE, False, sentence, {})
-    number, shown = len(outcome.differences), outcome.differences[:DIFFERENCES_SHOWN_MAX]
-    sentence = " ".join((f"Differences between table and ledger: {number}.", *shown))
+    number, examples = len(outcome.differences), outcome.differences[:DIFFERENCES_SHOWN_MAX]
+    sentence = " ".join((f"Differences between table and ledger: {number}.", *examples))
     metadata: dict[str, Any] = {"files": outcome.files, "differences": number}
     metadata[COMPARED] = dg.MetadataValue.timestamp(utc_now())
     passed = " ".join(("Table and ledger agree, file by file.", *outcome.notes))

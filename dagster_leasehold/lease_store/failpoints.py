@@ -18,20 +18,20 @@ FOLDER_MARK = "@"
 
 def armed(place: str) -> bool:
     """Return True if a process that comes to this place is to be interrupted."""
-    wanted = os.environ.get(ENVIRONMENT_VARIABLE)
-    if wanted and wanted.startswith(FOLDER_MARK):
-        return Path(wanted[len(FOLDER_MARK) :], place).exists()
-    return wanted == place
+    setting = os.environ.get(ENVIRONMENT_VARIABLE)
+    if setting and setting.startswith(FOLDER_MARK):
+        return Path(setting[len(FOLDER_MARK) :], place).exists()
+    return setting == place
 
 
 def reach(place: str) -> None:
     """Interrupt this process if the place is armed."""
-    wanted = os.environ.get(ENVIRONMENT_VARIABLE)
-    if not wanted:
+    setting = os.environ.get(ENVIRONMENT_VARIABLE)
+    if not setting:
         return
-    if wanted.startswith(FOLDER_MARK):
-        _reach_once(Path(wanted[len(FOLDER_MARK) :]), place)
-    elif wanted == place:
+    if setting.startswith(FOLDER_MARK):
+        _reach_once(Path(setting[len(FOLDER_MARK) :]), place)
+    elif setting == place:
         os.kill(os.getpid(), signal.SIGKILL)
 
 

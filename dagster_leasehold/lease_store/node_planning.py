@@ -101,12 +101,12 @@ class NodePlanner:
         report = self.plan()
         if report is None:
             return ()
-        held = set(report.owned[self._node])
-        gained = set() if self._held is None else held - self._held
-        self._held = held
+        owned = set(report.owned[self._node])
+        gained = set() if self._held is None else owned - self._held
+        self._held = owned
         rows = report.progress
         if not gained or any(row.blocked for row in rows.values() if row.consumer_run == run):
             return ()
         free = {row.shard for row in rows.values() if not (row.consumer_run or row.blocked)}
-        wanted = (gained & free) - pending_bootstraps(report.snapshot)
-        return tuple(shard for shard in report.ready(self._node) if shard in wanted)
+        gains = (gained & free) - pending_bootstraps(report.snapshot)
+        return tuple(shard for shard in report.ready(self._node) if shard in gains)

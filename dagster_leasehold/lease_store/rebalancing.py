@@ -701,16 +701,16 @@ class Rebalancer:
         return planned[2], planned[3]
 
     def _carry_out(
-        self, snapshot: Snapshot, wanted: Plan, orphaned: list[str], observations: Observations
+        self, snapshot: Snapshot, plan: Plan, orphaned: list[str], observations: Observations
     ) -> bool:
         """Try the plan's moves for the served nodes; True if the store was asked for anything."""
         try:
             if orphaned and self._execution.free_orphans(orphaned):
                 return True
-            own = [action for action in wanted.actions if action.gains in self._serves]
+            own = [action for action in plan.actions if action.gains in self._serves]
             if own:
                 failpoints.reach("after_plan")
-            asked = self._execution.carry_out(own, wanted.summary, late=lambda: self._late)
+            asked = self._execution.carry_out(own, plan.summary, late=lambda: self._late)
             return self._complete_due(snapshot, observations) or asked
         except OutcomeUnknown as error:
             # It might have happened: the next steps are planned from the store's state then.

@@ -251,10 +251,10 @@ def _portions(
     source: Transactions, reading: Connection, table: Table
 ) -> Generator[Sequence[RowMapping]]:
     """The rows of a table, some at a time."""
-    chosen = select(table).order_by(*table.primary_key)
+    query = select(table).order_by(*table.primary_key)
     with (
         _errors_of(source),
-        reading.execute(chosen, execution_options={"yield_per": PORTION_ROWS}) as result,
+        reading.execute(query, execution_options={"yield_per": PORTION_ROWS}) as result,
     ):
         yield from result.mappings().partitions()
 

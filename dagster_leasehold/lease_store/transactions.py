@@ -301,10 +301,10 @@ def _assert_session(cursor: Any, in_use_s: int) -> None:
         "wait_timeout": (int(idle), in_use_s),
         "strict sql_mode": ("STRICT_ALL_TABLES" in sql_mode.split(","), True),
     }
-    for name, (value, wanted) in settings.items():
-        if value != wanted:
+    for name, (value, expected) in settings.items():
+        if value != expected:
             raise StoreError(
-                f"The database session has {name} = {shown(value)} instead of {shown(wanted)}: "
+                f"The database session has {name} = {shown(value)} instead of {shown(expected)}: "
                 "leases are not safe on it; look for a proxy that rewrites session settings."
             )
 

@@ -77,14 +77,14 @@ class DeployedStream(ShardStream):
             ) from error
 
     def dataset(
-        self, *, span: EventSpan = ALWAYS, time_column: str = TIME_COLUMN, **chosen: Unpack[Chosen]
+        self, *, span: EventSpan = ALWAYS, time_column: str = TIME_COLUMN, **options: Unpack[Chosen]
     ) -> ds.Dataset:
         """Return the committed records as an Arrow dataset.
 
         Args:
             span: only records whose event time lies in it.
             time_column: the column that `span` means, if the transform calls it otherwise.
-            chosen: `shards`, `snapshot_id` and `wait`, as `Chosen` explains them. Unless `wait` is
+            options: `shards`, `snapshot_id` and `wait`, as `Chosen` explains them. Unless `wait` is
                 False, all that was committed before the call is seen.
 
         Raises:
@@ -93,7 +93,7 @@ class DeployedStream(ShardStream):
             OutputUnreadable: there is no such time column, or no such snapshot.
         """
         read = partial(committed_dataset, span=span, time_column=time_column)
-        return self._read(read, chosen)
+        return self._read(read, options)
 
     def frame(
         self,
@@ -101,7 +101,7 @@ class DeployedStream(ShardStream):
         *,
         span: EventSpan = ALWAYS,
         time_column: str = TIME_COLUMN,
-        **chosen: Unpack[Chosen],
+        **options: Unpack[Chosen],
     ) -> DataFrame:
         """Return the committed records as a Spark DataFrame.
 
@@ -111,17 +111,17 @@ class DeployedStream(ShardStream):
             spark: the session, whose workers reach the output.
             span: as in `dataset`.
             time_column: as in `dataset`.
-            chosen: as in `dataset`.
+            options: as in `dataset`.
 
         Raises:
             UnknownGroup, TableUnavailable, OutputUnreadable: as `dataset`.
         """
         read = partial(read_committed, spark, span=span, time_column=time_column)
-        return self._read(read, chosen)
+        return self._read(read, options)
 
-    def _read(self, read: Callable[..., T], chosen: Chosen) -> T:
+    def _read(self, read: Callable[..., T], options: Chosen) -> T:
         store = open_store(self.settings.store_url)
-        whole: Chosen = {"wait": True, **chosen}
+        whole: Chosen = {"wait": True, **options}
         try:
             return read(
                 store,

@@ -115,13 +115,13 @@ def holdings_over_time(
         if entry.kind != "edge" or entry.shard is None or entry.to_state is ShardState.TRANSFER:
             continue  # In a transfer the holder stays; the edge after it tells how it ended.
         before = begun.pop(entry.shard, None)
-        held = entry.to_state is ShardState.ALREADY_ALLOC
-        if before is not None and held and before[0] == entry.to_owner:
+        has_holder = entry.to_state is ShardState.ALREADY_ALLOC
+        if before is not None and has_holder and before[0] == entry.to_owner:
             begun[entry.shard] = before
             continue
         if before is not None:
             holdings.append(Holding(entry.shard, *before, entry.at))
-        if held and entry.to_owner is not None:
+        if has_holder and entry.to_owner is not None:
             begun[entry.shard] = (entry.to_owner, entry.at)
     holdings += [Holding(shard, *before, max(until, before[1])) for shard, before in begun.items()]
     return sorted(holdings, key=lambda each: (rank_key(each.shard), each.begin))
@@ -136,8 +136,8 @@ def holders_before(
         if entry.kind != "edge" or entry.shard is None:
             continue
         holders.pop(entry.shard, None)
-        held = entry.from_state in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
-        if held and entry.from_owner is not None:
+        had_holder = entry.from_state in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
+        if had_holder and entry.from_owner is not None:
             holders[entry.shard] = entry.from_owner
     return holders
 

@@ -238,13 +238,13 @@ class _Families:
 
     def add_nodes(self, of: list[str], nodes: Sequence[Node], leases: Sequence[ShardLease]) -> None:
         """Add members, beats and held shards of nodes."""
-        held = Counter(lease.consumer_owner for lease in leases)
+        shards_by_node = Counter(lease.consumer_owner for lease in leases)
         for node in nodes:
             labels = [*of, str(node.name)]
             self.members.add_metric(labels, int(node.member))
             self.takes_runs.add_metric(labels, int(node.member and node.accepts_runs))
             self.beats.add_metric(labels, node.lease_id)
-            self.held.add_metric(labels, held[node.name])
+            self.held.add_metric(labels, shards_by_node[node.name])
 
     def add_totals(self, of: list[str], totals: Iterable[ShardTotals]) -> None:
         """Add the totals of all commits."""

@@ -162,10 +162,10 @@ class _Span:
         for place in range(TICKS + 1):
             at = self.begin + (self.end - self.begin) * place / TICKS
             text = iso(at)
-            shown = f"{text[5:10]} {text[11:16]}" if days else text[11:19]
+            label = f"{text[5:10]} {text[11:16]}" if days else text[11:19]
             anchor = "right" if place == TICKS else "middle" if place else "left"
             texts.append(
-                f'<text x="{self.x(at):.1f}" y="{height - 6:g}" class="{anchor}">{shown}</text>'
+                f'<text x="{self.x(at):.1f}" y="{height - 6:g}" class="{anchor}">{label}</text>'
             )
         return texts
 

@@ -21,13 +21,13 @@ def due_launches(
     """Return runs for all shards that served nodes hold and that no run serves."""
     launches: list[Launch] = []
     for node in nodes:
-        held: list[ShardId] = [
+        own_shards: list[ShardId] = [
             row.shard
             for row in snapshot.shards
             if row.consumer_owner == node and not row.consumer_run and row.shard not in taken
         ]
-        for first in range(0, len(held), shards_per_run):
-            launches.append(Launch(node, tuple(held[first : first + shards_per_run])))
+        for first in range(0, len(own_shards), shards_per_run):
+            launches.append(Launch(node, tuple(own_shards[first : first + shards_per_run])))
     return launches
 
 

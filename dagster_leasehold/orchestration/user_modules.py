@@ -69,20 +69,20 @@ def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Itera
         from dagster_leasehold.orchestration.resources import refuse_another
 
         for each in definitions:
-            made: Any = each() if callable(each) else each
-            refuse_another(made, settings)
-            yield from streams_in(made)
+            result: Any = each() if callable(each) else each
+            refuse_another(result, settings)
+            yield from streams_in(result)
         return
     for value in namespace.values():
-        held: Iterable[object] = (value,)
+        values: Iterable[object] = (value,)
         if isinstance(value, dict):
-            held = value.values()
+            values = value.values()
         elif isinstance(value, list):
-            held = value
+            values = value
         elif isinstance(value, tuple):
             # Dagster's own values are tuples that refuse to be iterated.
-            held = tuple.__iter__(value)
-        yield from (each for each in held if isinstance(each, ShardStream))
+            values = tuple.__iter__(value)
+        yield from (each for each in values if isinstance(each, ShardStream))
 
 
 def definitions_in(namespace: Mapping[str, Any]) -> Iterator[Any]:

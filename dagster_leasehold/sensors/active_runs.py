@@ -163,10 +163,10 @@ def partitions_in_work(
     return busy
 
 
-def _all_runs(instance: dg.DagsterInstance, wanted: dg.RunsFilter) -> Iterator[DagsterRun]:
+def _all_runs(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Iterator[DagsterRun]:
     cursor: str | None = None
     while True:
-        page = instance.get_runs(filters=wanted, cursor=cursor, limit=RUNS_PER_READ)
+        page = instance.get_runs(filters=filters, cursor=cursor, limit=RUNS_PER_READ)
         yield from page
         if len(page) < RUNS_PER_READ:
             return

@@ -92,21 +92,23 @@ class CompactionRounds:
         pauses = self._pace.pauses(free, now_s)
         all_old = dict.fromkeys(still, compaction_choice.BATCHES_MIN_STILL)
         all_old |= dict.fromkeys(finished(snapshot), compaction_choice.BATCHES_MIN_FINISHED)
-        chosen = compaction_choice.candidates(owners, heads, progress, pauses, all_old)
-        chosen = [
+        candidates = compaction_choice.candidates(owners, heads, progress, pauses, all_old)
+        candidates = [
             each
-            for each in self._unclaimed(store, instance, chosen)
+            for each in self._unclaimed(store, instance, candidates)
             if each.decisive is None or self._is_old(store, each.shard, each.decisive)
         ]
-        if not chosen:
+        if not candidates:
             if replaced and self._pace.vacuum_due(self.stream.retention.vacuum_after_s, now_s):
                 return [Compaction(Launch(min(free), ()))], "Removing the last replaced files."
             return [], "No shard has enough small files that are old enough."
         late = behind(
             self.stream,
-            [row for row in snapshot.shards if row.shard in {each.shard for each in chosen}],
+            [row for row in snapshot.shards if row.shard in {each.shard for each in candidates}],
         )
-        launches = compaction_choice.due(each for each in chosen if not late.get(each.shard, False))
+        launches = compaction_choice.due(
+            each for each in candidates if not late.get(each.shard, False)
+        )
         if not launches:
             return [], "The shards with enough small files lag: their consumption comes first."
         for launch in launches:
@@ -152,13 +154,13 @@ class CompactionRounds:
         self,
         store: LeaseStore,
         instance: dg.DagsterInstance,
-        chosen: Iterable[compaction_choice.Candidate],
+        candidates: Iterable[compaction_choice.Candidate],
     ) -> list[compaction_choice.Candidate]:
         """Return the shards whose output is not being replaced."""
         claims = {claim.shard: claim.run for claim in store.rewrites(self.stream.key)}
         return [
             candidate
-            for candidate in chosen
+            for candidate in candidates
             if candidate.shard not in claims or run_ended(instance, claims[candidate.shard])
         ]
 

@@ -199,11 +199,11 @@ def choose_launches(
             if not queue:
                 break
             first, size = queue[0], share(queue[0])
-            chosen = [idle for idle in queue if share(idle) == size and not idle.blocked][:size]
-            chosen = [first] if first.blocked else chosen
+            run_shards = [idle for idle in queue if share(idle) == size and not idle.blocked][:size]
+            run_shards = [first] if first.blocked else run_shards
             apart += first.blocked
-            queue = [idle for idle in queue if idle not in chosen]
-            launches.append(Launch(node, tuple(idle.shard for idle in chosen)))
+            queue = [idle for idle in queue if idle not in run_shards]
+            launches.append(Launch(node, tuple(idle.shard for idle in run_shards)))
     return launches
 
 

@@ -138,8 +138,8 @@ class LaunchRounds:
         burial = Burial(self.store, self.stream.key, self.new_id, self._steps)
         active, notes = burial.fail_gone(instance, runs.of(self.stream))
         self.processes = tuple(run.process for run in active if run.process)
-        held = self._held(report)
-        if freed := burial.free(instance, held, active, lambda: report.snapshot):
+        progress_rows = self._held(report)
+        if freed := burial.free(instance, progress_rows, active, lambda: report.snapshot):
             return Round(notes=(*notes, *freed), freed=True)
         self._following.see(active, report.progress)
         self._history.forget(self._following.missed)
@@ -220,12 +220,12 @@ class LaunchRounds:
                 shards_per_run=self.stream.pace.shards_per_run,
                 apart_active=apart_active,
             )
-            chosen = {shard for launch in launches for shard in launch.shards}
-            if chosen <= free:
+            launched_shards = {shard for launch in launches for shard in launch.shards}
+            if launched_shards <= free:
                 return launches, queued
             # Those behind them are asked for, too: a backfill can hold thousands.
-            rest = (i.shard for i in ready if i.shard not in free | queued | chosen)
-            asked = [*(chosen - free), *islice(rest, SHARDS_PER_READ)]
+            rest = (i.shard for i in ready if i.shard not in free | queued | launched_shards)
+            asked = [*(launched_shards - free), *islice(rest, SHARDS_PER_READ)]
             waiting = queued_shards(instance, self.stream, asked)
             queued |= waiting
             free |= set(asked) - waiting
@@ -343,8 +343,8 @@ class LaunchRounds:
         """Return the progress of shards that nodes of ours hold, those in transfer included."""
         ours = {node.name for node in self._ours(report)}
         rows = report.snapshot.shards
-        held = {row.shard for row in rows if row.consumer_owner in ours}
-        return [row for row in report.progress.values() if row.shard in held]
+        shards = {row.shard for row in rows if row.consumer_owner in ours}
+        return [row for row in report.progress.values() if row.shard in shards]
 
     def _ours(self, report: TickReport) -> list[Node]:
         return [node for node in report.snapshot.nodes if node.address == self.address]

@@ -70,11 +70,11 @@ def not_shown(
     if not events:
         return []
     shards: list[str] = sorted({event.shard for event in events})
-    shown = instance.fetch_materializations(
+    materializations = instance.fetch_materializations(
         dg.AssetRecordsFilter(asset_key(stream), asset_partitions=shards), limit=SHOWN_MAX
     )
     spans: dict[tuple[str, str | None], list[tuple[int, int]]] = {}
-    for record in shown.records:
+    for record in materializations.records:
         event = record.asset_materialization
         if event is None or "first_batch" not in event.metadata:
             continue

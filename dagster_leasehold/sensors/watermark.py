@@ -219,13 +219,13 @@ class WatermarkRounds:
         self, late: LateRecords, windows: Sequence[EventWindow], *, remembers: bool
     ) -> None:
         """Take up, once in a process, the hours that a lost cursor does not name."""
-        made = {window.start for window in windows}
+        starts = {window.start for window in windows}
         for window in windows:
             if window.rerun:
                 self._asked.owe(window)
         at = late.since(self._asked.next)
         while not remembers and at < self._asked.next and len(self._asked.owed) < OWED_MAX:
-            if at not in made:
+            if at not in starts:
                 self._asked.owed[at] = OwedHour(attempts=1)
             at += HOUR
 

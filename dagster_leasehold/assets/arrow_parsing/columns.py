@@ -69,8 +69,8 @@ def parse_column(
     no_text = pa.scalar(f"{column} is not text in UTF-8")
     complaint = pa.scalar(f"{column} {form.complaint}")
     for piece in _pieces(values):
-        made, bad, not_text = _parsed(piece, form)
-        for parts, part in zip(columns, made, strict=True):
+        arrays, bad, not_text = _parsed(piece, form)
+        for parts, part in zip(columns, arrays, strict=True):
             parts.append(part)
         error = pa.nulls(len(piece), pa.string())
         if bad.any():
@@ -93,15 +93,15 @@ def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], 
         converted: makes of one value what Arrow takes for the type; it raises ValueError or
             ArithmeticError for what does not fit.
     """
-    made: list[Any] = []
+    arrays: list[Any] = []
     bad = np.zeros(len(values), np.bool_)
     for at, value in enumerate(values):
         try:
-            made.append(None if value is None else converted(value))
+            arrays.append(None if value is None else converted(value))
         except (ValueError, ArithmeticError):
-            made.append(None)
+            arrays.append(None)
             bad[at] = True
-    return Column(pa.array(made, kind), bad)
+    return Column(pa.array(arrays, kind), bad)
 
 
 def _parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, Mask]:
@@ -121,11 +121,11 @@ def _parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, M
         mask = unreadable(column.values)
         if mask is not None:
             bad |= mask.to_numpy(zero_copy_only=False)
-    made = [column.values for column in columns]
+    arrays = [column.values for column in columns]
     if bad.any():
         good = pa.array(~bad)
-        made = [_pc.if_else(good, each, pa.scalar(None, each.type)) for each in made]
-    return made, bad, not_text
+        arrays = [_pc.if_else(good, each, pa.scalar(None, each.type)) for each in arrays]
+    return arrays, bad, not_text
 
 
 def _is_text(value: bytes) -> bool:

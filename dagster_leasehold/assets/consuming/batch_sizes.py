@@ -59,12 +59,12 @@ class BatchSizes:
         """
         fill = self._fill(batches)
         target_s = min(BATCH_TARGET_S, self.handoff_limit_s * HANDOFF_FRACTION)
-        before, wanted = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
+        before, scale = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
         behind = fill >= FILLED
         starting = not self._started and took_s <= target_s + START_MAX_S
         self._started = True
-        if (behind and wanted > before) or (took_s > target_s and not starting):
-            self._scale = min(max(wanted, before / CHANGE_MAX), before * CHANGE_MAX)
+        if (behind and scale > before) or (took_s > target_s and not starting):
+            self._scale = min(max(scale, before / CHANGE_MAX), before * CHANGE_MAX)
             self._scale = min(self._scale, self._scale_max)
         # The stream's limits can keep batches from growing as the scale does.
         grown = fill / self._fill(batches) if behind else 1.0

@@ -302,8 +302,8 @@ class Consumer:
         if not self._under_way:
             return finished, commits
         idle = self._following is None and not self._open.at_rest()
-        for made, result in self._apart.done(wait_s=None if idle else 0.0):
-            shard = made.range_.shard
+        for attempt, result in self._apart.done(wait_s=None if idle else 0.0):
+            shard = attempt.range_.shard
             batch = self._under_way.pop(shard)
             batch.open_.under_way = False
             if shard in self._open and self._open[shard] is batch.open_:
@@ -326,8 +326,8 @@ class Consumer:
     ) -> Sequence[BatchCommit]:
         """Commit the batches that were made, and settle the others."""
         failpoints.reach("after_write")
-        made = [self._commit_of(batch, results[batch.range_.shard]) for batch in planned]
-        commits = [commit for commit in made if commit is not None]
+        outcomes = [self._commit_of(batch, results[batch.range_.shard]) for batch in planned]
+        commits = [commit for commit in outcomes if commit is not None]
         if commits:
             self._log.check()
         if not self._heartbeat.trusted:

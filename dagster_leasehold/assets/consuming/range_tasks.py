@@ -75,8 +75,8 @@ class RangeTasks:
         with ThreadPoolExecutor(SETTLED_AT_ONCE) as settling:
             task = _Task(reader, transform, self.transform_name, self.folder, settling)
             # While files become durable, the next ranges are read and written.
-            made = [task.make(range_, self._names(range_)) for range_ in ranges]
-            rows = [task.settled(row, files) for row, files in made]
+            results = [task.make(range_, self._names(range_)) for range_ in ranges]
+            rows = [task.settled(row, files) for row, files in results]
         if any(row.files for row in rows):
             self.folder.sync_folder()
         return rows

@@ -226,7 +226,7 @@ class Compactor:
         folder.make_folder()
         together = sum(batch.batches for unit in merge for batch in unit)
         numbers = range(merge[0][0].sequence, merge[-1][-1].last + 1)
-        made: list[DataFile] = []
+        files: list[DataFile] = []
         for quarantine in (False, True):
             parts = [
                 file for unit in merge for file in units.unit_files(unit, quarantine=quarantine)
@@ -237,7 +237,7 @@ class Compactor:
             records, bytes_ = _concatenate(
                 [(self.output_root / part.path, part.records) for part in parts], folder / name
             )
-            made.append(
+            files.append(
                 DataFile(
                     f"{attempt}/{name}",
                     records,
@@ -249,7 +249,7 @@ class Compactor:
                 )
             )
         folder.sync_folder()
-        return tuple(made)
+        return tuple(files)
 
 
 def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | None]:

@@ -223,19 +223,19 @@ class Replayer:
         head = self.store.heads(key, [shard])[shard]
         first = span.first_number(partial(self.store.each_batch, key, shard))
         numbers = range(first, head.next_number)
-        wanted = span.chosen(units_of(self.store, key, shard, numbers) if numbers else ())
+        units = span.chosen(units_of(self.store, key, shard, numbers) if numbers else ())
         end = rewritable_until(self.store, key, shard, head.next_number)
-        chosen = [unit for unit in wanted if unit[-1].sequence < end]
-        unchanged = bisect_left(chosen, True, key=lambda unit: self._still_there(shard, unit))
-        replay.chosen = chosen[unchanged:]
+        replayed = [unit for unit in units if unit[-1].sequence < end]
+        unchanged = bisect_left(replayed, True, key=lambda unit: self._still_there(shard, unit))
+        replay.chosen = replayed[unchanged:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
         self._chosen += len(replay.waiting)
-        gone = [batch for unit in chosen[:unchanged] for batch in unit]
+        unchanged_batches = [batch for unit in replayed[:unchanged] for batch in unit]
         replay.report = replace(
             replay.report,
-            kept=len(gone),
-            kept_until=gone[-1].end if gone else None,
-            unpublished=sum(len(unit) for unit in wanted[len(chosen) :]),
+            kept=len(unchanged_batches),
+            kept_until=unchanged_batches[-1].end if unchanged_batches else None,
+            unpublished=sum(len(unit) for unit in units[len(replayed) :]),
         )
 
     def _still_there(self, shard: ShardId, unit: Unit) -> bool:

@@ -119,7 +119,7 @@ def connect_server(
     conf: Mapping[str, str],
     environment: Callable[[], Mapping[str, str]],
     *,
-    chosen: Mapping[str, str],
+    user_conf: Mapping[str, str],
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> ConnectServer:
     """Return the server of this folder, started now if none runs with this configuration.
@@ -129,14 +129,14 @@ def connect_server(
         conf: its Spark configuration; it holds no secrets.
         environment: makes that of a new process, with JAVA_HOME and the Python of its workers;
             called only to start one, because looking for a Java starts one.
-        chosen: the part of its configuration that the user chose, which wins over `conf`.
+        user_conf: the part of its configuration that the user chose, which wins over `conf`.
         start_timeout_s: the longest time of a start, in seconds.
 
     Raises:
         SparkUnavailable: it ended before it answered, or did not answer in time.
     """
     note_client(folder)
-    version = _version(chosen)
+    version = _version(user_conf)
     server = running(folder)
     if server is not None and server.version == version:
         return server
@@ -146,7 +146,7 @@ def connect_server(
             if server is not None and server.version == version:
                 return server
             _end(folder)
-            return _start(folder, {**conf, **chosen}, environment(), start_timeout_s, version)
+            return _start(folder, {**conf, **user_conf}, environment(), start_timeout_s, version)
     except Timeout:
         raise SparkUnavailable(
             f"Another process has been starting the Spark server of {folder} for more than "
@@ -261,11 +261,11 @@ def _end(folder: Path) -> bool:
     return ended
 
 
-def _version(chosen: Mapping[str, str]) -> str:
+def _version(user_conf: Mapping[str, str]) -> str:
     from pyspark.version import __version__
 
     version = f"{__version__} {sys.executable}"
-    return f"{version} {json.dumps(chosen, sort_keys=True)}" if chosen else version
+    return f"{version} {json.dumps(user_conf, sort_keys=True)}" if user_conf else version
 
 
 def _free_port() -> int:

@@ -85,8 +85,8 @@ def tasks_at_once(session: SparkSession) -> int:
     # The job itself fails as well where no answer comes, and says why.
     with suppress(Exception):
         for key in PARALLELISM_KEYS:
-            if chosen := session.conf.get(key, None):
-                return int(chosen)
+            if setting := session.conf.get(key, None):
+                return int(setting)
         return max(cores(), session.sparkContext.defaultParallelism)
     return cores()
 
@@ -167,7 +167,7 @@ def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
         # Its workers outlive a run, and meet another one's code.
         server_conf(folder) | {DAEMON_KEY: WORKER_DAEMON},
         partial(_local_environment, folder),
-        chosen=conf,
+        user_conf=conf,
     )
     os.environ[TOKEN_VARIABLE] = server.read_token(folder)
     return server.address

@@ -206,7 +206,7 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
         start = context.partition_time_window.start
         deployment = deployment_in(context.resources)
         try:
-            made = make_window(
+            window = make_window(
                 deployment,
                 hourly.stream,
                 asset=hourly.name,
@@ -223,7 +223,7 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         root = deployment.output_folder(hourly.stream.key)
-        return dg.MaterializeResult(metadata=window_metadata(made, root))
+        return dg.MaterializeResult(metadata=window_metadata(window, root))
 
     return hour
 

@@ -333,18 +333,18 @@ class HeldShards:
             StoreError: it could not be persisted now; a later heartbeat tries again.
         """
         # Remembered first: it is saved once the store says that the tenure continues.
-        with self._fenced(shard, tenure) as held:
-            held.remember(cursor)
+        with self._fenced(shard, tenure) as open_shard:
+            open_shard.remember(cursor)
         try:
             self._confirm()
         except StoreError:
             if persist:
                 raise
             return
-        with self._fenced(shard, tenure) as held:
-            held.remember(cursor)
+        with self._fenced(shard, tenure) as open_shard:
+            open_shard.remember(cursor)
             if persist:
-                held.flush()
+                open_shard.flush()
 
     def persisted(self, shard: ShardId) -> str | None:
         """Return the checkpoint of an open shard that the store confirmed, if any."""
@@ -361,8 +361,8 @@ class HeldShards:
             CheckpointRefused: the gap does not begin at the checkpoint.
         """
         self._confirm()
-        with self._fenced(shard) as held:
-            held.record_gap(start=start, end=end, reason=reason, skip=skip)
+        with self._fenced(shard) as open_shard:
+            open_shard.record_gap(start=start, end=end, reason=reason, skip=skip)
 
     def accepted_gap_end(self, shard: ShardId, start: str) -> str | None:
         """Return the end of the accepted gap at `start`, or None."""
@@ -375,8 +375,8 @@ class HeldShards:
         Raises:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
         """
-        with self._fenced(shard) as held:
-            held.announce(handoff_eta_s=handoff_eta_s)
+        with self._fenced(shard) as open_shard:
+            open_shard.announce(handoff_eta_s=handoff_eta_s)
 
     def finish(self, shard: ShardId, cursor: str) -> None:
         """Take note that a read-only shard was consumed up to its end: it is over for this group.
@@ -385,8 +385,8 @@ class HeldShards:
             LeaseLost, ShardNotOpen, StoreError: as for `save_checkpoint`.
         """
         self._confirm()
-        with self._fenced(shard) as held:
-            held.finish(cursor)
+        with self._fenced(shard) as open_shard:
+            open_shard.finish(cursor)
             del self._open[shard]
 
     def release(self, shard: ShardId, reason: str = LET_GO) -> None:
@@ -445,7 +445,11 @@ class HeldShards:
     def _standing(self) -> dict[ShardId, Standing]:
         """Return the shards whose tenures continue, as far as this process can tell."""
         with self._lock:
-            return {shard: held.stands for shard, held in self._open.items() if not held.over}
+            return {
+                shard: open_shard.stands
+                for shard, open_shard in self._open.items()
+                if not open_shard.over
+            }
 
     def _compare(
         self, judged: Mapping[ShardId, Standing], progress: Mapping[ShardId, Progress]
@@ -460,19 +464,19 @@ class HeldShards:
         """
         with self._lock:
             for shard, stood in judged.items():
-                held = self._open.get(shard)
-                if held is None or held.over or held.tenure != stood.tenure:
+                open_shard = self._open.get(shard)
+                if open_shard is None or open_shard.over or open_shard.tenure != stood.tenure:
                     continue
-                if reason := held.contradiction(stood, progress.get(shard)):
-                    self._end(shard, held, reason)
+                if reason := open_shard.contradiction(stood, progress.get(shard)):
+                    self._end(shard, open_shard, reason)
 
     def _end_all(self, reason: str) -> None:
         """End all tenures, and trust with them: the member has no place in the group now."""
         self._member.end_trust(reason)
         with self._lock:
-            for shard, held in self._open.items():
-                if not held.over:
-                    self._end(shard, held, reason)
+            for shard, open_shard in self._open.items():
+                if not open_shard.over:
+                    self._end(shard, open_shard, reason)
 
     # -- the steps of a heartbeat -------------------------------------------------------------
 
@@ -486,7 +490,7 @@ class HeldShards:
         with self._lock:
             self._compare(judged, progress)
             self._flush_due()
-            ended = {shard for shard, held in self._open.items() if held.over}
+            ended = {shard for shard, open_shard in self._open.items() if open_shard.over}
             self._let_go_of_unreported(reported)
             return ended
 
@@ -496,12 +500,12 @@ class HeldShards:
         The shard's own caller hears of a save that found its tenure over; a store that does not
         answer is asked again at the next beat.
         """
-        for shard, held in list(self._open.items()):
-            if not held.due(self._flush_s):
+        for shard, open_shard in list(self._open.items()):
+            if not open_shard.due(self._flush_s):
                 continue
             try:
                 with self._fenced(shard):
-                    held.flush_remembered()
+                    open_shard.flush_remembered()
             except LeaseLost as error:
                 self._untold[shard] = error
             except StoreError as error:
@@ -517,18 +521,18 @@ class HeldShards:
         3. The beat reports the list of step 1. The new shard is not in it, and is not given up.
         """
         named = set(reported)
-        for shard, held in list(self._open.items()):
+        for shard, open_shard in list(self._open.items()):
             if shard in named:
-                held.reported = True
-            elif held.reported:
-                self._let_go(shard, held)
+                open_shard.reported = True
+            elif open_shard.reported:
+                self._let_go(shard, open_shard)
 
-    def _let_go(self, shard: ShardId, held: OpenShard) -> None:
-        if held.over:
+    def _let_go(self, shard: ShardId, open_shard: OpenShard) -> None:
+        if open_shard.over:
             del self._open[shard]
             try:
                 # A holder that had to distrust itself can still own the row: it would stay open.
-                held.close(held.over)
+                open_shard.close(open_shard.over)
             except (LeaseLost, StoreError) as error:
                 # Another node has it already, or its own node's next opening will replace it.
                 _LOG.info("Shard %s was not closed: %s", shard, error)
@@ -542,10 +546,10 @@ class HeldShards:
             _LOG.warning("Shard %s could not be released: %s", shard, error)
 
     def _release(self, shard: ShardId, reason: str) -> None:
-        with self._fenced(shard) as held:
-            held.reported = True
-            held.flush_remembered()
-            held.close(reason)
+        with self._fenced(shard) as open_shard:
+            open_shard.reported = True
+            open_shard.flush_remembered()
+            open_shard.close(reason)
             del self._open[shard]
 
     def _release_all(
@@ -577,7 +581,7 @@ class HeldShards:
     def _unsaved(self) -> set[ShardId]:
         """Return the shards whose newest checkpoint is not in the store, as far as can be told."""
         with self._lock:
-            return {shard for shard, held in self._open.items() if held.behind}
+            return {shard for shard, open_shard in self._open.items() if open_shard.behind}
 
     def _take_untold(self) -> list[LeaseLost]:
         """Return the losses that no caller has heard of; they count as told from now on."""
@@ -591,19 +595,19 @@ class HeldShards:
     def _goes_on(self, shard: ShardId) -> bool:
         return shard in self._open and not self._open[shard].over
 
-    def _end(self, shard: ShardId, held: OpenShard, reason: str) -> None:
-        held.end(reason)
+    def _end(self, shard: ShardId, open_shard: OpenShard, reason: str) -> None:
+        open_shard.end(reason)
         self._untold[shard] = LeaseLost(reason)
 
     @contextmanager
     def _fenced(self, shard: ShardId, tenure: Tenure | None = None) -> Generator[OpenShard]:
         """Lend the open shard; where a write finds its tenure over, the caller hears of it once."""
         with self._lock:
-            held = self._current(shard, tenure)
+            open_shard = self._current(shard, tenure)
             try:
-                yield held
+                yield open_shard
             except LeaseLost as error:
-                self._end(shard, held, str(error))
+                self._end(shard, open_shard, str(error))
                 del self._untold[shard]
                 raise
 
@@ -612,15 +616,15 @@ class HeldShards:
         untold = self._untold.pop(shard, None)
         if untold is not None:
             raise untold
-        held = self._open.get(shard)
-        if held is not None and tenure is not None and held.tenure != tenure:
+        open_shard = self._open.get(shard)
+        if open_shard is not None and tenure is not None and open_shard.tenure != tenure:
             raise lease_lost(tenure)
-        if held is None or held.over:
+        if open_shard is None or open_shard.over:
             raise ShardNotOpen(
                 f"Shard {shown(shard)} of group {self._member.key} is not open on node "
                 f"{self._member.node}: open it first, once a heartbeat has confirmed it."
             )
-        return held
+        return open_shard
 
 
 class GroupMember(HeldShards):

@@ -170,10 +170,10 @@ class ProcessorWorker:
             for shard, work in list(self._work.items()):
                 if not work.consumer.reported:
                     del self._work[shard]
-            held = list(self._work)
+            shards = list(self._work)
         self._loop.beat()
         confirmed = self._loop.confirmed_shards()
-        for shard in held:
+        for shard in shards:
             if shard not in confirmed:
                 try:
                     self._loop.require(shard)
@@ -315,15 +315,15 @@ class ProcessorWorker:
         batch = self._loop.next_batch(shard, self._records_max)
         if batch is not None:
             try:
-                wanted = work.processor.process(batch.records)
+                again_from = work.processor.process(batch.records)
             except BaseException:
                 self._loop.roll_back(batch)
                 raise
-            if wanted is None or wanted in cursors_of(batch):
-                self._loop.confirm(batch, wanted)
+            if again_from is None or again_from in cursors_of(batch):
+                self._loop.confirm(batch, again_from)
             else:
                 self._loop.roll_back(batch)
-                work.again_from = wanted
+                work.again_from = again_from
         connection = self._loop.require(shard)
         if connection.over:
             self._stop(shard, SHARD_OVER)
@@ -344,8 +344,8 @@ class ProcessorWorker:
             _LOG.warning("Shard %s cannot go back: %s", shard, error)
             return True
         work.again_from = start
-        wanted = processor.process(records) if records else done
-        work.again_from = records[-1].next_cursor if wanted is None else wanted
+        again_from = processor.process(records) if records else done
+        work.again_from = records[-1].next_cursor if again_from is None else again_from
         return True
 
     def _wind_up(self, shard: ShardId, work: _Work) -> bool:

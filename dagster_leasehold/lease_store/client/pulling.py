@@ -174,11 +174,11 @@ class PullLoop:
             StoreError: the store does not answer.
         """
         with self._lock:
-            held = list(self._open)
-        confirmed = self._member.heartbeat(held)
+            shards = list(self._open)
+        confirmed = self._member.heartbeat(shards)
         with self._lock:
             self._confirmed = confirmed
-            self._follow(held, confirmed)
+            self._follow(shards, confirmed)
 
     def confirmed_shards(self) -> tuple[ShardId, ...]:
         """The shards that are the member's, as of the last beat."""
@@ -615,21 +615,21 @@ class PullClient(PullLoop):
             StoreError: the store does not answer, so that the start could not be stored.
         """
         self._raise_problem()
-        wanted = None if bootstrap == CONTINUE else bootstrap
+        start = None if bootstrap == CONTINUE else bootstrap
         with self._lock:
             self._tell(shard)
             if (connection := self._open.get(shard)) is not None:
-                if wanted is None or connection.stands_at(wanted):
+                if start is None or connection.stands_at(start):
                     return connection.confirmed
                 raise ShardOccupied(
                     f"Shard {shown(shard)} is connected already, and stands at "
                     f"{connection.confirmed}: disconnect it before you begin elsewhere."
                 )
             # Nonsense is refused before anything is changed.
-            begin = None if wanted is None else Bootstrap(wanted, self._feed.clamp(shard, wanted))
+            begin = None if start is None else Bootstrap(start, self._feed.clamp(shard, start))
             if not self._pins:
                 return self.attach(shard, begin)
-            self._pinned.ask(shard, wanted)
+            self._pinned.ask(shard, start)
             try:
                 return self.attach(shard, begin)
             except BaseException:

@@ -220,8 +220,8 @@ class RowsInMemory:
     def groups(self, stream: StreamName | None, *, lock: bool = False) -> list[Group]:
         del lock
         groups = [state.group for state in self._all.groups.values()]
-        chosen = [group for group in groups if stream in (None, group.key.stream)]
-        return sorted(chosen, key=lambda group: (group.key.stream, group.key.group))
+        selected = [group for group in groups if stream in (None, group.key.stream)]
+        return sorted(selected, key=lambda group: (group.key.stream, group.key.group))
 
     def add_group(self, group: Group) -> None:
         self._set(self._all.groups, group.key, GroupRows(group))

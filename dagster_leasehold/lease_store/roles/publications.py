@@ -168,10 +168,10 @@ class Publications(Locks):
         share = rules.shares({name: each.numbers_left for name, each in places.items()}, limit)
         batches: dict[ShardId, list[Batch]] = {}
         for part in portions(places, _SHARDS_PER_STATEMENT):
-            wanted = {shard: (places[shard].published_until, share[shard] + 1) for shard in part}
+            spans = {shard: (places[shard].published_until, share[shard] + 1) for shard in part}
 
-            def work(rows: Rows, wanted: Any = wanted) -> Iterator[Batch]:
-                return rows.committed_from(wanted)
+            def work(rows: Rows, spans: Any = spans) -> Iterator[Batch]:
+                return rows.committed_from(spans)
 
             for batch in self._reading("unpublished", key, work):
                 batches.setdefault(batch.shard, []).append(batch)
@@ -221,10 +221,10 @@ class Publications(Locks):
         places = self._waiting(key, SHARDS_PER_LOOK)
         lags: list[ShardLag] = []
         for part in portions(places, _SHARDS_PER_STATEMENT):
-            wanted = {shard: (places[shard].published_until, LAG_BATCHES) for shard in part}
+            spans = {shard: (places[shard].published_until, LAG_BATCHES) for shard in part}
 
-            def work(rows: Rows, wanted: Any = wanted) -> Iterator[ShardLag]:
-                return rows.lags(wanted)
+            def work(rows: Rows, spans: Any = spans) -> Iterator[ShardLag]:
+                return rows.lags(spans)
 
             lags += self._reading("lag", key, work)
         return sorted(lags, key=lambda lag: lag.shard)
@@ -243,17 +243,17 @@ class Publications(Locks):
 
         Condition: they have still the version that was seen; 0 where there were none.
         """
-        wanted = tuple(dict(column) for column in columns)
+        new_columns = tuple(dict(column) for column in columns)
 
         def work(rows: Rows) -> Changed | Stale:
             rows.group()
             own = rows.first(Publication, lock=True)
             before = own or Publication(key)
-            if own is not None and before.columns.columns == wanted:
+            if own is not None and before.columns.columns == new_columns:
                 return rows.abandon(Changed())
             if before.columns.version != seen_version:
                 return rows.abandon(Stale())
-            _put(rows, own, replace(before, columns=TableColumns(seen_version + 1, wanted)))
+            _put(rows, own, replace(before, columns=TableColumns(seen_version + 1, new_columns)))
             return Changed()
 
         return self._writing("agree_columns", key, work)

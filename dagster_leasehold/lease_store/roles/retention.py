@@ -239,14 +239,14 @@ def _too_early(rows: Rows, shard: ShardId, entries: Sequence[JournalEntry]) -> s
         return ""
     shards, last = {shard, *parents}, entries[-1].sequence
     ends = set(rules.STATES_KEPT)
-    shown = (
+    sentence = (
         rows.select(JournalEntry, shard=shards, kind="accept"),
         rows.select(JournalEntry, shard=shards, kind="edge", from_state=None),
         rows.select(JournalEntry, shard=shards, kind="edge", from_state=ends),
         rows.select(JournalEntry, shard=shards, kind="edge", to_state=ends),
         rows.select(JournalEntry, shard=None, kind="group"),
     )
-    together = {each.sequence: each for each in chain(entries, *shown)}
+    together = {each.sequence: each for each in chain(entries, *sentence)}
     journal = [each for each in together.values() if each.shard != shard or each.sequence <= last]
     ordered = rows.group().ordered
     return dict(check_order({shard: parents}, journal, ordered=ordered)).get(shard, "")
@@ -359,8 +359,8 @@ def _prune_done(rows: Rows, rows_of: type, before: datetime, keep: int, **done: 
     old = {number for number, at in dated if at < before}
     if not old:
         return rows.abandon(Portion())
-    gone = rows.delete(rows_of, sequence=old, **done)
-    return Portion(gone, more=len(old) == PORTION_ROWS)
+    count = rows.delete(rows_of, sequence=old, **done)
+    return Portion(count, more=len(old) == PORTION_ROWS)
 
 
 def _locked_summary(rows: Rows, shard: ShardId | None) -> ShardSummary:

@@ -124,20 +124,20 @@ def plan_pinned(
     name; the others are refused. A shard that no node names stays with its holder.
     """
     leases = {lease.shard: lease for lease in snapshot.shards}
-    wanted: dict[ShardId, list[NodeName]] = {}
+    pins: dict[ShardId, list[NodeName]] = {}
     refusals: list[plans.Refusal] = []
     for node in sorted(snapshot.nodes, key=lambda node: rank_key(node.name)):
         if node.name not in takers:
             continue
         for shard in sorted(node.pinned or {}, key=rank_key):
             if shard in leases:
-                wanted.setdefault(shard, []).append(node.name)
+                pins.setdefault(shard, []).append(node.name)
             else:
                 refusals.append(
                     plans.Refusal(node.name, _unknown(snapshot.group, node.name, shard))
                 )
     targets: dict[ShardId, NodeName | None] = {}
-    for shard, nodes in wanted.items():
+    for shard, nodes in pins.items():
         owner = leases[shard].lease_owner
         targets[shard] = owner if owner in nodes else nodes[0]
         for node in nodes:
@@ -148,9 +148,9 @@ def plan_pinned(
                 )
                 refusals.append(plans.Refusal(node, error))
     missing = {
-        shard: "no live node that takes runs names it" for shard in leases if shard not in wanted
+        shard: "no live node that takes runs names it" for shard in leases if shard not in pins
     }
-    summary = f"{len(wanted)} of {len(leases)} shards are named by {len(takers)} live nodes"
+    summary = f"{len(pins)} of {len(leases)} shards are named by {len(takers)} live nodes"
     return _towards(
         snapshot, targets, missing, takers=takers, live=live, summary=summary,
         refusals=tuple(refusals),
@@ -185,8 +185,8 @@ def _towards(
     for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
         if not lease.state.consumable:
             continue
-        held = lease.state.held and lease.consumer_owner in live
-        owner = lease.lease_owner if held else None
+        has_live_holder = lease.state.held and lease.consumer_owner in live
+        owner = lease.lease_owner if has_live_holder else None
         target = targets.get(lease.shard)
         if target is None or (not lease.subscribable and owner != target):
             if owner is not None and owner in counts:

@@ -216,11 +216,11 @@ def summarised(
     """
     proof = JournalProof(summary)
     counts = Counter(summary.entries)
-    gone: list[int] = []
+    numbers: list[int] = []
     for entry in entries:
         proof.take(entry)
         if not kept_for_good(entry):
-            gone.append(entry.sequence)
+            numbers.append(entry.sequence)
             counts[entry.kind if entry.edge is None else f"edge {entry.edge}"] += 1
     findings = [(violation.rule, violation.detail) for violation in proof.violations]
     findings += [("order", too_early)] if too_early else []
@@ -232,7 +232,7 @@ def summarised(
         opening=proof.newest,
         open=proof.current is not None,
     )
-    return after, gone
+    return after, numbers
 
 
 def with_findings(summary: ShardSummary, findings: Iterable[Finding]) -> ShardSummary:
@@ -300,24 +300,24 @@ def folding(
     """
     considered = _old_rows(rows, before=before, proven_until=summary.proven_until)
     grown: dict[int, Batch] = {}
-    gone: list[int] = []
+    numbers: list[int] = []
     findings: list[Finding] = []
     carrier: Batch | None = None
     for row in considered:
         if row.state is not BatchState.COMMITTED:
-            gone.append(row.sequence)
+            numbers.append(row.sequence)
             if row.state is BatchState.WITHDRAWN:
                 detail = history_proof.withdrawal_detail(row, forced)
                 findings += [("withdrawn", detail)] if detail else []
         elif carrier and _may_fold(carrier, row) and row.batch_id not in undelivered:
             carrier = folded(carrier, row)
             grown[carrier.sequence] = carrier
-            gone.append(row.sequence)
+            numbers.append(row.sequence)
         else:
             carrier = row
     until = carrier.sequence if carrier else summary.folded_until
     after = replace(with_findings(summary, findings), folded_until=until)
-    return Folding(after, tuple(grown.values()), tuple(gone))
+    return Folding(after, tuple(grown.values()), tuple(numbers))
 
 
 def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> list[Batch]:

@@ -90,11 +90,11 @@ def gap_write(
         if not accepted or (same.skipped and check_point == gap.end):
             return None
         return GapWrite(replace(same, skipped=True), same, moves=True)
-    held = [each for each in recorded if not each.skipped]
-    if not accepted and any(each.acknowledged for each in held):
+    open_gaps = [each for each in recorded if not each.skipped]
+    if not accepted and any(each.acknowledged for each in open_gaps):
         # It was accepted between our look and now: the next look moves past it.
         return None
-    growing = next((each for each in held if not each.acknowledged), None)
+    growing = next((each for each in open_gaps if not each.acknowledged), None)
     return GapWrite(replace(gap, skipped=accepted), growing, moves=accepted)
 
 

@@ -51,7 +51,7 @@ def tie_break(node: NodeName) -> tuple[object, ...]:
 
 
 def balanced_quotas(
-    held: Mapping[NodeName, int], shards: int, cap: int | None = None
+    counts: Mapping[NodeName, int], shards: int, cap: int | None = None
 ) -> dict[NodeName, int]:
     """Return the share of each node: floor or ceil of the average number, at most `cap`.
 
@@ -64,36 +64,36 @@ def balanced_quotas(
     2. Were the larger shares to follow the counts, it would now be the fullest, and claim a third
        that the plan of the others does not give it.
     """
-    if not held:
+    if not counts:
         return {}
-    assignable = shards if cap is None else min(shards, cap * len(held))
-    base, extra = divmod(assignable, len(held))
-    order = sorted(held, key=lambda node: (held[node] <= base, tie_break(node)))
+    assignable = shards if cap is None else min(shards, cap * len(counts))
+    base, extra = divmod(assignable, len(counts))
+    order = sorted(counts, key=lambda node: (counts[node] <= base, tie_break(node)))
     return {node: base + (place < extra) for place, node in enumerate(order)}
 
 
-def moves_lower_bound(held: Mapping[NodeName, int], shards: int, cap: int | None = None) -> int:
+def moves_lower_bound(counts: Mapping[NodeName, int], shards: int, cap: int | None = None) -> int:
     """Count the fewest changes of owner that lead to shares of floor or ceil, by what can stay.
 
     A node keeps at most `floor` of its shards, and one more if it is among the few with a share
     of `ceil`; every shard that is not kept has to change its owner.
     """
-    if not held:
+    if not counts:
         return 0
-    assignable = shards if cap is None else min(shards, cap * len(held))
-    base, extra = divmod(assignable, len(held))
-    staying = sum(min(count, base) for count in held.values())
-    staying += min(extra, sum(count > base for count in held.values()))
+    assignable = shards if cap is None else min(shards, cap * len(counts))
+    base, extra = divmod(assignable, len(counts))
+    staying = sum(min(count, base) for count in counts.values())
+    staying += min(extra, sum(count > base for count in counts.values()))
     return assignable - staying
 
 
 def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
     """Give every taker floor or ceil of the average, with the fewest moves."""
     shards = sum(map(len, holdings.own.values())) + len(holdings.free) + len(holdings.homeless)
-    held = {node: len(leases) for node, leases in holdings.own.items()}
-    quotas = balanced_quotas(held, shards, group.node_cap)
+    counts = {node: len(leases) for node, leases in holdings.own.items()}
+    quotas = balanced_quotas(counts, shards, group.node_cap)
     staying, leaving = _surplus(holdings, quotas)
-    moves = _Moves(held, quotas)
+    moves = _Moves(counts, quotas)
     for lease in holdings.returning:
         moves.give_back(lease)
     # First, so that nothing else takes the room that makes their move cost nothing:
@@ -106,14 +106,14 @@ def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
     returning = {lease.shard for lease in holdings.returning}
     for node, lease in leaving:
         moves.place(lease, node, given_back=lease.shard in returning)
-    proof = _proof(holdings, held, quotas, moves)
+    proof = _proof(holdings, counts, quotas, moves)
     return plans.Plan(
         generation=group.generation,
         actions=tuple(moves.actions),
         unassigned=tuple(moves.unassigned),
         counts=tuple(sorted(moves.counts.items(), key=lambda item: rank_key(item[0]))),
         moves=moves.moves,
-        moves_minimum=moves_lower_bound(held, shards, group.node_cap) + len(returning),
+        moves_minimum=moves_lower_bound(counts, shards, group.node_cap) + len(returning),
         summary=_summary(shards, quotas),
         proof=proof,
     )
@@ -156,14 +156,14 @@ def _surplus(
 class _Moves:
     """The moves of one plan while it is made: fills the nodes that have room, emptiest first."""
 
-    def __init__(self, held: Mapping[NodeName, int], quotas: Mapping[NodeName, int]) -> None:
-        self.counts = dict(held)
+    def __init__(self, counts: Mapping[NodeName, int], quotas: Mapping[NodeName, int]) -> None:
+        self.counts = dict(counts)
         self.quotas = quotas
         self.actions: list[plans.Action] = []
         self.unassigned: list[plans.Unassigned] = []
         self.moves = 0
         self._room = [
-            (held[node], tie_break(node), node) for node in held if held[node] < quotas[node]
+            (counts[node], tie_break(node), node) for node in counts if counts[node] < quotas[node]
         ]
         heapq.heapify(self._room)
 
@@ -253,17 +253,17 @@ def _summary(shards: int, quotas: Mapping[NodeName, int]) -> str:
 
 def _proof(
     holdings: plans.Holdings,
-    held: Mapping[NodeName, int],
+    counts: Mapping[NodeName, int],
     quotas: Mapping[NodeName, int],
     moves: _Moves,
 ) -> tuple[str, ...]:
     """Explain the moves: each shard that is counted has a reason of its own to move."""
     lines: list[str] = []
-    for node in sorted(held, key=rank_key):
-        if held[node] > quotas[node] and moves.counts[node] < held[node]:
+    for node in sorted(counts, key=rank_key):
+        if counts[node] > quotas[node] and moves.counts[node] < counts[node]:
             lines.append(
-                f"{node} holds {held[node]} and its share is {quotas[node]}: "
-                f"{held[node] - moves.counts[node]} must leave it"
+                f"{node} holds {counts[node]} and its share is {quotas[node]}: "
+                f"{counts[node] - moves.counts[node]} must leave it"
             )
     if holdings.free:
         lines.append(f"{len(holdings.free)} unassigned shards must be claimed")
@@ -628,8 +628,8 @@ def fewest_moves(
         rows.append(before if lease.state.consumable else lease)
     if snapshot.group.weighted:
         # By load no count is proven but for the shards whose owner is gone.
-        held = {lease.shard for lease in snapshot.shards if lease.state.held}
-        return sum(row.state is ShardState.NOT_ALLOC and row.shard in held for row in rows)
+        held_shards = {lease.shard for lease in snapshot.shards if lease.state.held}
+        return sum(row.state is ShardState.NOT_ALLOC and row.shard in held_shards for row in rows)
     return plan(replace(snapshot, shards=tuple(rows)), live=live).moves_minimum
 
 
@@ -658,9 +658,9 @@ def orphans(snapshot: Snapshot) -> list[str]:
         ):
             reasons.append(f"{lease.shard} waits for parents that are finished")
         elif lease.state.held:
-            gone = {lease.lease_owner, lease.consumer_owner} - members
-            if gone:
-                reasons.append(f"{lease.shard} belongs to {min(map(str, gone))}, which has left")
+            absent = {lease.lease_owner, lease.consumer_owner} - members
+            if absent:
+                reasons.append(f"{lease.shard} belongs to {min(map(str, absent))}, which has left")
             elif lease.state is ShardState.TRANSFER and not lease.consumer_run:
                 reasons.append(f"{lease.shard} is in transfer, but no run has it open")
     return reasons

@@ -34,9 +34,9 @@ def rival_of(name: NodeName, incarnation: str, nodes: Iterable[Node]) -> Node | 
     return row if row is not None and row.member and row.incarnation != incarnation else None
 
 
-def same_but_counter(row: Node, wanted: Node) -> bool:
+def same_but_counter(row: Node, other: Node) -> bool:
     """Return True if a row says of its node all that is wanted; its counter is not compared."""
-    return replace(row, lease_id=wanted.lease_id) == wanted
+    return replace(row, lease_id=other.lease_id) == other
 
 
 def registration(

@@ -124,17 +124,17 @@ class RowsInSql:
     ) -> Iterator[Value]:
         """Read rows in the order of their keys, those after one; decoded as they are taken."""
         columns: Columns[Value] = COLUMNS[kind]
-        chosen = self._chosen(kind, columns.selected, conditions, newest_first=newest_first)
+        query = self._chosen(kind, columns.selected, conditions, newest_first=newest_first)
         if after is None:
-            chosen = chosen.limit(limit)
-            return self._rows(chosen.with_for_update() if lock else chosen, columns.read)
+            query = query.limit(limit)
+            return self._rows(query.with_for_update() if lock else query, columns.read)
         rows: list[Row] = []
         # Each is one range of the index; asked for together, MySQL and SQLite would read and sort
         # what lies between them as well.
         for beyond in columns.beyond(after, newest_first=newest_first):
             left = None if limit is None else limit - len(rows)
             if left != 0:
-                rows += self._tx.rows(chosen.where(beyond).limit(left))
+                rows += self._tx.rows(query.where(beyond).limit(left))
         return map(columns.read, rows)
 
     def first(self, kind: type[Value], /, *, lock: bool = False, **conditions: Any) -> Value | None:
@@ -154,8 +154,8 @@ class RowsInSql:
         """Read one field of rows in the order of their keys, or a tuple of several."""
         columns = COLUMNS[kind]
         selected = map(columns.column, fields)
-        chosen = self._chosen(kind, selected, conditions, newest_first=newest_first)
-        rows = self._tx.connection.execute(chosen.offset(offset).limit(limit))
+        query = self._chosen(kind, selected, conditions, newest_first=newest_first)
+        rows = self._tx.connection.execute(query.offset(offset).limit(limit))
         read = (tuple(map(columns.field, fields, row)) for row in rows)
         return [values[0] if len(fields) == 1 else values for values in read]
 
@@ -204,8 +204,8 @@ class RowsInSql:
     def delete(self, kind: type, /, **conditions: Any) -> int:
         """Delete the rows that meet the conditions; return their number."""
         columns = COLUMNS[kind]
-        gone = sa.delete(columns.table).where(columns.where(self.key, conditions))
-        return self._tx.connection.execute(gone).rowcount
+        statement = sa.delete(columns.table).where(columns.where(self.key, conditions))
+        return self._tx.connection.execute(statement).rowcount
 
     # -- the group ------------------------------------------------------------------------------
 
@@ -215,8 +215,8 @@ class RowsInSql:
         Raises:
             UnknownGroup: there is none.
         """
-        chosen = sa.select(consumer_group).where(self._own(consumer_group))
-        for row in self._tx.rows(chosen.with_for_update() if lock else chosen):
+        query = sa.select(consumer_group).where(self._own(consumer_group))
+        for row in self._tx.rows(query.with_for_update() if lock else query):
             return group_from(row)
         raise unknown_group(self.key)
 
@@ -254,15 +254,15 @@ class RowsInSql:
         newest_first: bool,
     ) -> sa.Select[Any]:
         columns = COLUMNS[kind]
-        chosen = sa.select(*selected).where(columns.where(self.key, conditions))
+        query = sa.select(*selected).where(columns.where(self.key, conditions))
         if kind is JournalEntry:
             # MySQL would rather read the whole journal backwards until it has met entries enough
             # of this group or shard.
             index = "lease_journal_by_shard" if "shard" in conditions else "lease_journal_by_group"
             hint = f"FORCE INDEX ({index})"
-            chosen = chosen.with_hint(lease_journal, hint, dialect_name="mysql")
+            query = query.with_hint(lease_journal, hint, dialect_name="mysql")
         order = [columns.column(name) for name in columns.order]
-        return chosen.order_by(*(each.desc() for each in order) if newest_first else order)
+        return query.order_by(*(each.desc() for each in order) if newest_first else order)
 
     def _rows(self, statement: sa.Executable, read: Callable[[Row], Value]) -> Iterator[Value]:
         return map(read, self._tx.rows(statement).all())
@@ -326,26 +326,26 @@ class RowsInSql:
 
     def shards_of(self, node: NodeName) -> list[ShardId]:
         """Return the shards that a node may consume or waits for."""
-        held, awaited = (
+        own, incoming = (
             sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), owner == node)
             for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
         )
         # With OR, servers read the whole group; each half of a union uses its index.
         return [
-            ShardId(shard) for shard in self._tx.connection.execute(held.union(awaited)).scalars()
+            ShardId(shard) for shard in self._tx.connection.execute(own.union(incoming)).scalars()
         ]
 
     def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
         """Read the checkpoint and tenure of each shard that one of these nodes may consume."""
         served = shard_lease.c.consumer_owner.in_(sorted(nodes))
         columns = (shard_lease.c[name] for name in PROGRESS.names)
-        chosen = self._beside_group(served, *columns).order_by(shard_lease.c.shard_id)
-        return map(PROGRESS.read, self._of_shards(self._of_group(chosen)))
+        query = self._beside_group(served, *columns).order_by(shard_lease.c.shard_id)
+        return map(PROGRESS.read, self._of_shards(self._of_group(query)))
 
     def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
         """Return if the group is paused, and some of its shards, by one statement."""
-        chosen = shard_lease.c.shard_id.in_(sorted(names))
-        rows = self._of_group(self._beside_group(chosen, shard_lease, consumer_group.c.paused))
+        condition = shard_lease.c.shard_id.in_(sorted(names))
+        rows = self._of_group(self._beside_group(condition, shard_lease, consumer_group.c.paused))
         read = map(SHARD.read, self._of_shards(rows))
         return bool(rows[0]["paused"]), {row.shard: row for row in read}
 
@@ -356,13 +356,13 @@ class RowsInSql:
             shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
             condition,
         )
-        chosen: sa.Select[Any] = sa.select(*selected)  # pyright: ignore[reportAssignmentType]
+        query: sa.Select[Any] = sa.select(*selected)  # pyright: ignore[reportAssignmentType]
         joined = consumer_group.outerjoin(shard_lease, same)
-        return chosen.select_from(joined).where(self._own(consumer_group))
+        return query.select_from(joined).where(self._own(consumer_group))
 
-    def _of_group(self, chosen: sa.Select[Any]) -> Sequence[Row]:
+    def _of_group(self, query: sa.Select[Any]) -> Sequence[Row]:
         """Read rows; a group has at least one."""
-        rows = self._tx.rows(chosen).all()
+        rows = self._tx.rows(query).all()
         if not rows:
             self.group()
         return rows
@@ -428,10 +428,10 @@ class RowsInSql:
     def groups(self, stream: StreamName | None, *, lock: bool = False) -> list[Group]:
         """Return all groups, or a stream's, in order of stream and name."""
         columns = consumer_group.c
-        chosen = sa.select(consumer_group).order_by(columns.logstream_sig, columns.consume_group)
+        query = sa.select(consumer_group).order_by(columns.logstream_sig, columns.consume_group)
         if stream is not None:
-            chosen = chosen.where(columns.logstream_sig == stream)
-        return [*self._rows(chosen.with_for_update() if lock else chosen, group_from)]
+            query = query.where(columns.logstream_sig == stream)
+        return [*self._rows(query.with_for_update() if lock else query, group_from)]
 
     def add_group(self, group: Group) -> None:
         """Add a group."""
@@ -466,7 +466,7 @@ class RowsInSql:
             columns.consume_group == consumer_group.c.consume_group,
             columns.logstream_sig == consumer_group.c.logstream_sig,
         )
-        chosen = (
+        query = (
             sa.select(
                 worker_instance,
                 *(each.label(GROUP_PREFIX + each.name) for each in consumer_group.c),
@@ -475,7 +475,7 @@ class RowsInSql:
             .where(self._own(consumer_group))
             .order_by(columns.worker_instance)
         )
-        rows = self._of_group(chosen)
+        rows = self._of_group(query)
         group = joined_group(rows[0])
         nodes = (NODE.read(row) for row in rows if row["worker_instance"] is not None)
         return Pulse(group, tuple(nodes))
@@ -497,13 +497,13 @@ class RowsInSql:
     def beat_ages(self) -> dict[NodeName, float]:
         """Return the seconds since each member's last beat, by the database's own clock."""
         columns = worker_instance.c
-        chosen: sa.Select[Any] = sa.select(
+        query: sa.Select[Any] = sa.select(
             columns.worker_instance, columns.update_time, server_time().label("now")
         )  # pyright: ignore[reportAssignmentType]
         return {
             NodeName(row["worker_instance"]): (row["now"] - row["update_time"]).total_seconds()
             for row in self._tx.rows(
-                chosen.where(self._own(worker_instance), columns.incarnation != "")
+                query.where(self._own(worker_instance), columns.incarnation != "")
             )
         }
 
@@ -590,8 +590,8 @@ class RowsInSql:
         totals = {name: columns[name] + sa.bindparam(f"more_{name}") for name in _TOTALS}
         values = {name: sa.bindparam(name) for name in _MOVED}
         # A list of states would be sent again for each shard.
-        held = sa.or_(*(columns.state == state for state in _HELD))
-        statement = sa.update(shard_lease).where(own, held).values(values | totals)
+        is_held = sa.or_(*(columns.state == state for state in _HELD))
+        statement = sa.update(shard_lease).where(own, is_held).values(values | totals)
         rows = [moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
         self._must_change_all(statement, rows)
 
@@ -602,8 +602,8 @@ class RowsInSql:
         left = sa.select(table_change.c.sequence).where(
             self._own(table_change), table_change.c.published.is_(False)
         )
-        chosen = sa.select(*PUBLICATION.selected, left.exists().label("changes_pending"))
-        for row in self._tx.rows(chosen.where(self._own(publication))):
+        query = sa.select(*PUBLICATION.selected, left.exists().label("changes_pending"))
+        for row in self._tx.rows(query.where(self._own(publication))):
             return PUBLICATION.read(row, changes_pending=bool(row["changes_pending"]))
         return None
 
@@ -615,8 +615,8 @@ class RowsInSql:
     def waiting(self, limit: int) -> Iterator[LedgerCounters]:
         """Read the counters of the shards with something to publish, those with most first."""
         left = shard_lease.c.committed_until - shard_lease.c.published_until
-        chosen = self._beside_group(left > 0, *COUNTERS.selected)
-        ordered = chosen.order_by(left.desc(), shard_lease.c.shard_id).limit(limit)
+        query = self._beside_group(left > 0, *COUNTERS.selected)
+        ordered = query.order_by(left.desc(), shard_lease.c.shard_id).limit(limit)
         return map(COUNTERS.read, self._of_shards(self._of_group(ordered)))
 
     def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:
@@ -652,10 +652,10 @@ class RowsInSql:
 
         return self._rows(sa.union_all(*each), read)
 
-    def _first(self, chosen: sa.Select[Any], shard: ShardId, place: tuple[int, int]) -> sa.Subquery:
+    def _first(self, query: sa.Select[Any], shard: ShardId, place: tuple[int, int]) -> sa.Subquery:
         since, limit = place
         committed = self._own(batch, shard_id=shard, state=BatchState.COMMITTED.value)
-        rows = chosen.where(committed, batch.c.sequence >= since)
+        rows = query.where(committed, batch.c.sequence >= since)
         return rows.order_by(batch.c.sequence).limit(limit).subquery()
 
     def move_cursors(self, cursors: Mapping[ShardId, int]) -> None:
@@ -709,13 +709,13 @@ class RowsInSql:
             .group_by(outbox.c.shard_id)
             .subquery()
         )
-        chosen = (
+        query = (
             sa.select(outbox, waiting.c.waiting)
             .join(waiting, outbox.c.sequence == waiting.c.oldest)
             .order_by(outbox.c.shard_id)
         )
         return self._rows(
-            chosen,
+            query,
             lambda row: WaitingEvents(ShardId(row["shard_id"]), row["waiting"], EVENT.read(row)),
         )
 

@@ -96,7 +96,7 @@ def prune(
     with progress("deleting old rows", "rows") as show:
         for group in store.groups():
             done = rows.total()
-            report = pruned(store, group.key, age, lambda gone, done=done: show(done + gone))
+            report = pruned(store, group.key, age, lambda count, done=done: show(done + count))
             rows += report.rows
             failures += report.failures
     if as_json:

@@ -115,9 +115,9 @@ def dev(
     target.streams.all()
     preflight.require_room(settings.home)
     target.make_home()
-    with stop_event() as stop, preflight.held_port(port) as chosen, running_alone(settings.home):
+    with stop_event() as stop, preflight.held_port(port) as web_port, running_alone(settings.home):
         preflight.check_spark(settings)
-        _run(target, nodes or 0, chosen, stop)
+        _run(target, nodes or 0, web_port, stop)
 
 
 def _run(target: Target, nodes: int, port: int, stop: threading.Event) -> None:

@@ -73,21 +73,21 @@ def ack(
 ) -> None:
     """Accept the loss of a shard's gaps; a shard that waits at one continues after it."""
     target, key = Target.of_group(home, module, stream, group)
-    wanted = target.shard(key, shard).shard
+    shard_id = target.shard(key, shard).shard
     accepted = [
         gap
-        for gap in target.store.gaps(key, wanted, acknowledged=False)
+        for gap in target.store.gaps(key, shard_id, acknowledged=False)
         if isinstance(target.store.acknowledge_gap(key, gap, observer=OBSERVER), Changed)
     ]
     sentences: list[str] = []
     for gap in accepted:
         sentences.append(
-            f"Accepted the loss of {gap.start} to {gap.end} of shard {wanted} of {key}."
+            f"Accepted the loss of {gap.start} to {gap.end} of shard {shard_id} of {key}."
         )
         if not gap.skipped:
             sentences.append("The next run continues after it.")
     tell(
-        {"group": str(key), "shard": wanted, "accepted": accepted},
-        *(sentences or [f"Shard {wanted} of {key} has no gap to accept."]),
+        {"group": str(key), "shard": shard_id, "accepted": accepted},
+        *(sentences or [f"Shard {shard_id} of {key} has no gap to accept."]),
         as_json=as_json,
     )

@@ -85,8 +85,8 @@ def journal(
 ) -> None:
     """Show every change of owner, tenure and checkpoint, with its reason."""
     target, key = Target.of_group(home, module, stream, group)
-    wanted = target.named_shard(key, shard)
-    entries = target.store.journal(key, shard=wanted, limit=limit, newest=True)
+    shard_id = target.named_shard(key, shard)
+    entries = target.store.journal(key, shard=shard_id, limit=limit, newest=True)
     if as_json:
         show_json(entries)
         return

@@ -97,11 +97,11 @@ def node(
     with (
         stop_event() as stop,
         answering_alone(settings.node_folder(named), named),
-        ExitStack() as held,
+        ExitStack() as stack,
     ):
         _check_instance(settings)
         module = streams.definitions_module
-        server = held.enter_context(_server(settings, named, module, host=host, port=port))
+        server = stack.enter_context(_server(settings, named, module, host=host, port=port))
         listen = server.listen
         advertised = Endpoint.parse(address) if address else _advertised(listen)
         with opened_instance(settings) as instance:
@@ -116,7 +116,7 @@ def node(
                 leave_timeout_s=leave_timeout_s,
             )
             if health:
-                held.enter_context(_health_pages(agent, named, Endpoint.parse(health)))
+                stack.enter_context(_health_pages(agent, named, Endpoint.parse(health)))
             say(f"Starting node {named} on {listen} …")
             sys.stdout.flush()
             agent.run(stop)
@@ -169,9 +169,9 @@ def _server(
     left = left_server(folder, module, host, environment)
     if left is not None and port not in (None, left.listen.port):
         left = None
-    wanted = port if left is None else left.listen.port
-    with held_port(wanted, NODE_PORT_DEFAULT, host, served=left is not None) as chosen:
-        listen = Endpoint(host, chosen)
+    requested_port = port if left is None else left.listen.port
+    with held_port(requested_port, NODE_PORT_DEFAULT, host, served=left is not None) as listen_port:
+        listen = Endpoint(host, listen_port)
         yield CodeServer(module, listen, folder, environment, steady_clock, left=left)
 
 

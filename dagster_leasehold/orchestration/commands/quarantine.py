@@ -54,16 +54,16 @@ def list_(
     from dagster_leasehold.assets.output.quarantined import quarantined_count, quarantined_records
 
     target, key = Target.of_group(home, module, stream, group)
-    wanted = target.named_shard(key, shard)
+    shard_id = target.named_shard(key, shard)
     folder = target.settings.output_folder(key.stream, key.group)
-    quarantined = quarantined_records(target.store, key, folder, wanted, since=_time(since))
+    quarantined = quarantined_records(target.store, key, folder, shard_id, since=_time(since))
     records = list(islice(quarantined, limit))
-    count = quarantined_count(target.store, key, wanted)
+    count = quarantined_count(target.store, key, shard_id)
     if as_json:
         rows = [json_record(asdict(record)) for record in records]
         show_json({"group": str(key), "quarantined": count, "records": rows})
         return
-    place = str(key) if wanted is None else f"Shard {wanted} of {key}"
+    place = str(key) if shard_id is None else f"Shard {shard_id} of {key}"
     if not count:
         say(f"{place} has no records in quarantine.")
         return

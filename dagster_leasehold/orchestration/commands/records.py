@@ -59,8 +59,8 @@ def cat(
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
 
     target, key = Target.of_group(home, module, stream, group)
-    wanted = target.named_shard(key, shard)
-    shards = None if wanted is None else [wanted]
+    shard_id = target.named_shard(key, shard)
+    shards = None if shard_id is None else [shard_id]
     if parquet is not None:
         _check_new(parquet)
     plan = plan_committed(

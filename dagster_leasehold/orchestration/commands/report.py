@@ -114,8 +114,8 @@ def report_of(
 def _held_before(journal: Sequence[JournalEntry], view: GroupView) -> dict[ShardId, NodeName]:
     if len(journal) < ENTRIES_MAX:
         return {}
-    held = {row.shard: row.consumer_owner for row in view.shards if row.consumer_owner}
-    return holders_before(journal, held)
+    holders = {row.shard: row.consumer_owner for row in view.shards if row.consumer_owner}
+    return holders_before(journal, holders)
 
 
 def _newest_batches(store: LeaseStore, key: GroupKey) -> tuple[list[Batch], bool]:

@@ -125,7 +125,7 @@ def compact(
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 
     target, key = Target.of_group(home, module, stream, group)
-    chosen, run = _chosen(target, key, shards), _new_run("compact")
+    selection, run = _chosen(target, key, shards), _new_run("compact")
     compactor = Compactor(
         store=target.store,
         key=key,
@@ -135,7 +135,7 @@ def compact(
         ended=lambda former: former == replaces,
     )
     with progress("compacting", "batches") as show, _ended_gently():
-        done = list(compactor.compact(chosen, show).values())
+        done = list(compactor.compact(selection, show).values())
     if as_json:
         show_json({"group": str(key), "run": run, "shards": done})
     else:

@@ -252,10 +252,10 @@ def _taking(
     """
     # Parents first: a parent's forced checkpoint can concern its children.
     shards = sorted(cursors, key=rank_key)
-    gone = [shard for shard in shards if shard not in leases]
-    if gone:
+    missing_shards = [shard for shard in shards if shard not in leases]
+    if missing_shards:
         # A shard that the log never had is an error here.
-        source.bounds(gone)
+        source.bounds(missing_shards)
     there = [shard for shard in shards if shard in leases]
     moved = [shard for shard in there if leases[shard].check_point != cursors[shard]]
     expired: list[ShardId] = []
@@ -264,7 +264,7 @@ def _taking(
             source.plan(shard, cursors[shard], Limits(records_max=1))
         except errors.CursorExpired:
             expired.append(shard)
-    return Taking(moved, [shard for shard in there if shard not in moved], expired, gone)
+    return Taking(moved, [shard for shard in there if shard not in moved], expired, missing_shards)
 
 
 def _refuse_withdrawal(

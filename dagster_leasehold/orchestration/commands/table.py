@@ -124,8 +124,10 @@ def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_
     finally:
         target.store.release_publish_lock(lock)
     differences = comparison.differences
-    shown = " ".join(differences[:DIFFERENCES_SHOWN_MAX])
-    verdict = f"it differs from the ledger: {shown}" if shown else "the ledger names the same."
+    examples = " ".join(differences[:DIFFERENCES_SHOWN_MAX])
+    verdict = (
+        f"it differs from the ledger: {examples}" if examples else "the ledger names the same."
+    )
     presentation.tell(
         {
             "table": [name.catalog, name.namespace, name.name],

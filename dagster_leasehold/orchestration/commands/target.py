@@ -151,14 +151,14 @@ class Target:
             UnknownGroup: the stream has no such group.
         """
         declared = self.declared(stream)
-        wanted = GroupName(group) if group is not None else declared.key.group
+        name = GroupName(group) if group is not None else declared.key.group
         groups = self.store.groups(declared.key.stream)
         for stored in groups:
-            if stored.key.group == wanted:
+            if stored.key.group == name:
                 return stored
         names = listed(stored.key.group for stored in groups)
         raise errors.UnknownGroup(
-            f"Stream {shown(declared.name)} has no consumer group {shown(wanted)}; "
+            f"Stream {shown(declared.name)} has no consumer group {shown(name)}; "
             f"its groups are: {names}."
         )
 

@@ -235,11 +235,15 @@ def rendered(
     # A line each for the title, the keys and the two heads; the alerts have one or two.
     fitting = max(height - 6 - 2 * len(alerts) - min(len(nodes), nodes_max), 1)
     page = replace(page, offset=min(page.offset, max(len(rows) - fitting, 0)))
-    shown = rows[page.offset : page.offset + fitting]
+    visible_rows = rows[page.offset : page.offset + fitting]
     parts: list[RenderableType] = [Text(_title(view), style="bold", no_wrap=True)]
     parts += [Text(line, style="bold red") for line in alerts]
-    parts += [_nodes_table(nodes[:nodes_max]), _shards_table(page, shown)]
-    last = f"{page.offset + 1} to {page.offset + len(shown)} of {len(rows):,}" if shown else "none"
+    parts += [_nodes_table(nodes[:nodes_max]), _shards_table(page, visible_rows)]
+    last = (
+        f"{page.offset + 1} to {page.offset + len(visible_rows)} of {len(rows):,}"
+        if visible_rows
+        else "none"
+    )
     parts.append(Text(f"shards {last} · {_prompt(page)}", style="reverse", no_wrap=True))
     return page, Group(*parts)
 

@@ -58,7 +58,7 @@ def require_room(home: Path, needed_bytes: int = HOME_BYTES) -> None:
 
 @contextmanager
 def held_port(
-    wanted: int | None,
+    requested_port: int | None,
     first: int = WEB_PORT_DEFAULT,
     host: str = "127.0.0.1",
     *,
@@ -71,7 +71,7 @@ def held_port(
     and which the system takes back however its holder ends.
 
     Args:
-        wanted: the port; None for the first free one.
+        requested_port: the port; None for the first free one.
         first: the port to try first.
         host: the address to listen on.
         served: True where a server of ours listens there already.
@@ -79,7 +79,7 @@ def held_port(
     Raises:
         InvalidSetting: the wanted port is taken, or all that were tried are.
     """
-    for port in range(first, first + PORTS_TRIED) if wanted is None else (wanted,):
+    for port in range(first, first + PORTS_TRIED) if requested_port is None else (requested_port,):
         with (
             socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mark,
             socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener,
@@ -95,7 +95,7 @@ def held_port(
             yield port
             return
     raise InvalidSetting(
-        f"Port {wanted or first} of {host} is in use: name another one with --port."
+        f"Port {requested_port or first} of {host} is in use: name another one with --port."
     )
 
 

@@ -77,8 +77,8 @@ class KafkaReader:
             errors = [message.error() for message in messages]
             event = next((at for at, error in enumerate(errors) if error is not None), None)
             offsets = [message.offset() or 0 for message in messages[:event]]
-            wanted = messages[: bisect_left(offsets, end)]
-            yield wanted
+            in_range = messages[: bisect_left(offsets, end)]
+            yield in_range
             if offsets and offsets[-1] + 1 >= end:
                 return
             if event is not None:

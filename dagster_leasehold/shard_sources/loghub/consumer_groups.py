@@ -54,10 +54,10 @@ class ServiceConsumerGroup:
             ShardId(str(row["shard"])): row for row in self._source.client.checkpoints(self._name)
         }
         stored = {shard: str(row.get("checkpoint") or "") for shard, row in rows.items()}
-        held = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
+        consumed = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
         doubt = (
             f"The log service names consumers of {shown(self._name)} that hold shards "
-            f"{', '.join(held)}, also after they were stopped: stop them, and add --stopped."
+            f"{', '.join(consumed)}, also after they were stopped: stop them, and add --stopped."
         )
         return GroupProgress(
             cursors={
@@ -66,7 +66,7 @@ class ServiceConsumerGroup:
                 if text
             },
             unstored=[shard for shard, text in stored.items() if not text],
-            at_work=doubt if held and not self._stopped else "",
+            at_work=doubt if consumed and not self._stopped else "",
         )
 
     def within(self, cursors: Mapping[ShardId, str]) -> list[ShardId]:

@@ -50,15 +50,15 @@ class LogHub(LogHubReader):
         # The list first: a shard that it calls read-only had its last record before that.
         answer = self.client.shards()
         listed = {str(each.number): each for each in answer}
-        gone = {shard for shard in shards if self.removed(shard, answer)}
-        present = [shard for shard in shards if shard not in gone]
+        removed_shards = {shard for shard in shards if self.removed(shard, answer)}
+        present = [shard for shard in shards if shard not in removed_shards]
         for shard in present:
             self._listed(listed, shard)
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             extents = pool.map(
                 lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), present
             )
-            return dict.fromkeys(gone, positions.removed_bounds(str(GroupCursor(0)))) | {
+            return dict.fromkeys(removed_shards, positions.removed_bounds(str(GroupCursor(0)))) | {
                 shard: ShardBounds(str(begin), str(end), listed[shard].read_only)
                 for shard, (begin, end) in zip(present, extents, strict=True)
             }

@@ -98,7 +98,7 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
 
     # Whoever finds it looks for no Java: that would start one, in each run.
     second = connect_server.connect_server(
-        folder, {}, lambda: pytest.fail("nothing to start"), chosen={}
+        folder, {}, lambda: pytest.fail("nothing to start"), user_conf={}
     )
     assert second == server
 
@@ -176,7 +176,7 @@ def test_a_server_that_ends_at_once_says_so_with_its_last_words(folder: Path) ->
     environment = {**os.environ, "JAVA_HOME": str(folder / "no java")}
     with pytest.raises(SparkUnavailable, match=r"ended with code 1 before .*no java/bin/java"):
         connect_server.connect_server(
-            folder, {}, lambda: environment, chosen={}, start_timeout_s=60
+            folder, {}, lambda: environment, user_conf={}, start_timeout_s=60
         )
 
 
@@ -213,7 +213,7 @@ def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:
     conf = {**server_conf(folder), "spark.master": "nonsense"}
     with pytest.raises(SparkUnavailable) as caught:
         connect_server.connect_server(
-            folder, conf, lambda: spark_environment(folder, os.environ), chosen={}
+            folder, conf, lambda: spark_environment(folder, os.environ), user_conf={}
         )
     assert LOG_FILE in str(caught.value)
     assert "\n" not in str(caught.value)

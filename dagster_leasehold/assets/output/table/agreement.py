@@ -38,12 +38,12 @@ class ColumnAgreement:
             TransformError: a column does not fit the one of its name.
             StoreError: the lease store does not answer.
         """
-        wanted = [list(columns) for columns in files]
+        column_lists = [list(columns) for columns in files]
         agreed = self._agreed or self._read()
         while True:
             columns: list[Column] = [dict(column) for column in agreed.columns]
             before = columns
-            for each in wanted:
+            for each in column_lists:
                 columns = merged(columns, each)
             if columns == before:
                 self._agreed = agreed

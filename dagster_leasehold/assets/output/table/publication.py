@@ -143,14 +143,14 @@ def _possible(
     """Return the changes that can be carried out, and a sentence for each other one."""
     possible, rejected, lacking = list[TableChange](), list[str](), set(missing)
     for change in changes:
-        gone = [path for path in change.removed if path in lacking]
-        if not gone:
+        removed_paths = [path for path in change.removed if path in lacking]
+        if not removed_paths:
             lacking.difference_update(file.path for file in change.added)
             possible.append(change)
             continue
         what = (
             f"the {change.kind} of shard {change.shard} from batch {change.first} on takes out "
-            f"{gone[0]}, which the table no longer names: another program has rewritten it"
+            f"{removed_paths[0]}, which the table no longer names: another program has rewritten it"
         )
         if change.kind is ChangeKind.WITHDRAWAL:
             raise TableUnavailable(

@@ -201,11 +201,11 @@ class Publisher:
                 not exist.
             StoreError: the lease store does not answer.
         """
-        gone = ""
+        lost_at = ""
         try:
             table = self._catalog.find(self._name)
         except TableMetadataGone as error:
-            table, gone = None, error.at
+            table, lost_at = None, error.at
         now = self._store.publication(self._key)
         if now is not None and now.pending is not None:
             outcome = self._catalog.drop(lock, table, now.pending)
@@ -216,15 +216,15 @@ class Publisher:
         ahead = rolling.shards(newest)
         if newest is None or not (ahead or table is None or rolling.on_the_way(newest)):
             ahead = rolling.shards(table)
-        elif table is None and not gone:
+        elif table is None and not lost_at:
             made = self._catalog.create(lock, self._name, newest.metadata)
             if isinstance(made, LockOver):
                 return LOST
             table = made
         else:
             # Its next state takes the place of the one that the restored pointer names.
-            at = table.at if table is not None else gone
-            table, gone = OpenTable(newest.metadata, at), ""
+            at = table.at if table is not None else lost_at
+            table, lost_at = OpenTable(newest.metadata, at), ""
             self._agreement.agree([columns_of_table(newest.metadata)])
         if rolling.carry_out(lock, ahead) is not None:
             return LOST
@@ -232,7 +232,7 @@ class Publisher:
         gone_files = dict.fromkeys(removed)
         snapshot = SnapshotPlan(Operation.OVERWRITE, added, gone_files, without_deletes=True)
         plan = PublicationPlan((snapshot,), changes=changes)
-        return self._carry_out(lock, table, plan, more=True, adopts=True, instead_of=gone)
+        return self._carry_out(lock, table, plan, more=True, adopts=True, instead_of=lost_at)
 
     def _after(self, outcome: Published) -> PublishReport | None:
         """Return the report on a pending publication that could not be settled or dropped."""
@@ -300,10 +300,10 @@ class Publisher:
         if instead_of:
             table = OpenTable(self._new_table(columns), instead_of)
         elif table is None:
-            made = self._catalog.create(lock, self._name, self._new_table(columns))
-            if isinstance(made, LockOver):
+            created = self._catalog.create(lock, self._name, self._new_table(columns))
+            if isinstance(created, LockOver):
                 return LOST
-            table = made
+            table = created
             if table.metadata.snapshots:
                 return MADE
         _check_location(table, self._name, self._location)

@@ -112,10 +112,10 @@ class TablePlan:
         """Return the dataset of these files, or of all, in their order."""
         import pyarrow.dataset as ds
 
-        chosen = self.files if files is None else tuple(files)
-        if not chosen:
+        selected = self.files if files is None else tuple(files)
+        if not selected:
             return ds.dataset(self.schema.empty_table())
-        format_, system = ds.ParquetFileFormat(), chosen[0].path.arrow()[0]
+        format_, system = ds.ParquetFileFormat(), selected[0].path.arrow()[0]
         shard: Any = ds.field(SHARD_COLUMN)
         has_shard = SHARD_COLUMN in self.schema.names
         fragments: list[Any] = [
@@ -124,7 +124,7 @@ class TablePlan:
                 system,
                 partition_expression=shard == str(file.shard) if has_shard else None,
             )
-            for file in chosen
+            for file in selected
         ]
         return ds.FileSystemDataset(fragments, self.schema, format_, system)
 
@@ -188,8 +188,8 @@ def plan_table(
             f"{len(metadata.snapshots)} newest, from {metadata.snapshots[0].snapshot_id} on."
         )
     schema = scan(metadata, io, snapshot_id=snapshot_id).projection()
-    wanted = _row_filter(schema, shards, span)
-    tasks = scan(metadata, io, wanted, snapshot_id=snapshot_id).plan_files()
+    row_filter = _row_filter(schema, shards, span)
+    tasks = scan(metadata, io, row_filter, snapshot_id=snapshot_id).plan_files()
     root, own = f"{metadata.location}/", shard_field(metadata.schema())
     files: list[PlannedFile] = []
     for task in tasks:
@@ -216,14 +216,14 @@ def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan
 
     # A type checker takes their constructors for a model's.
     of: Any = expressions
-    chosen = of.AlwaysTrue()
+    row_filter = of.AlwaysTrue()
     if shards is not None and shard_field(schema) is not None:
-        chosen = of.In(SHARD_COLUMN, [str(shard) for shard in shards])
+        row_filter = of.In(SHARD_COLUMN, [str(shard) for shard in shards])
     if time_field(schema) is not None:
         for compared, time in ((of.GreaterThanOrEqual, span.since), (of.LessThan, span.until)):
             if time is not None:
-                chosen = of.And(chosen, compared(TIME_COLUMN, in_utc(time).isoformat()))
-    return chosen
+                row_filter = of.And(row_filter, compared(TIME_COLUMN, in_utc(time).isoformat()))
+    return row_filter
 
 
 def _in_order(

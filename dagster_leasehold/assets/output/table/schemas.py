@@ -187,15 +187,15 @@ def _fields(
 ) -> tuple[NestedField, ...]:
     from pyiceberg.types import NestedField as Field
 
-    wanted = {column["name"]: column["type"] for column in columns}
+    types = {column["name"]: column["type"] for column in columns}
     result: list[NestedField] = []
     for field in fields:
-        if (kind := wanted.pop(field.name, None)) is not None:
+        if (kind := types.pop(field.name, None)) is not None:
             evolved_type = _evolved_type(field.field_type, kind, ids)
             field = field.model_copy(update={"field_type": evolved_type})  # noqa: PLW2901
         result.append(field)
     # The ids of a level come before the ids of nested fields, as engines number them.
-    numbered = [(next(ids), name, kind) for name, kind in wanted.items()]
+    numbered = [(next(ids), name, kind) for name, kind in types.items()]
     result += [
         Field(number, name, _evolved_type(None, kind, ids), required=False)
         for number, name, kind in numbered

@@ -302,18 +302,18 @@ def _summary(content: SnapshotContent, removed: Iterable[DataFile], parent: Snap
     from pyiceberg.table.snapshots import Operation as IcebergOperation
     from pyiceberg.table.snapshots import Summary
 
-    added, gone = _counts(content.added), _counts(removed)
+    added, removed_counts = _counts(content.added), _counts(removed)
     values: dict[str, str] = {}
     for before, (name, total) in zip(
         ("added-data-files", "added-records", "added-files-size"), added.items(), strict=True
     ):
         if total:
             values[before] = str(total)
-        if gone[name]:
-            values[_REMOVED[name]] = str(gone[name])
+        if removed_counts[name]:
+            values[_REMOVED[name]] = str(removed_counts[name])
         earlier = (parent.summary or {}).get(name) if parent else "0"
         if earlier is not None:
-            values[name] = str(int(earlier) + total - gone[name])
+            values[name] = str(int(earlier) + total - removed_counts[name])
     for name in ("total-delete-files", "total-position-deletes", "total-equality-deletes"):
         # Delete files of other programs stay as they are.
         earlier_summary = None if parent is None or content.without_deletes else parent.summary

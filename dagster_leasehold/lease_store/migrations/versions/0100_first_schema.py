@@ -59,9 +59,9 @@ def upgrade() -> None:
     if _ICEBERG_TYPE.name not in _columns(connection, "iceberg_tables"):
         op.add_column("iceberg_tables", _ICEBERG_TYPE)
     for table in metadata.sorted_tables:
-        made = {each["name"] for each in sa.inspect(connection).get_indexes(table.name)}
+        indexes = {each["name"] for each in sa.inspect(connection).get_indexes(table.name)}
         for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            if index.name not in made:
+            if index.name not in indexes:
                 index.create(connection)
     if not _guarded(connection):
         _guard(connection)

@@ -34,7 +34,7 @@ def start(folder: Path, conf: Mapping[str, str], _: object, __: object, version:
 
 def asked(folder: Path, settings: SparkSettings) -> ConnectServer:
     conf = {"spark.driver.memory": "2g", "spark.ui.enabled": "false"}
-    return servers.connect_server(folder, conf, dict, chosen=settings.whole_conf)
+    return servers.connect_server(folder, conf, dict, user_conf=settings.whole_conf)
 
 
 def test_other_settings_are_another_server_with_them_and_the_same_are_the_same(
