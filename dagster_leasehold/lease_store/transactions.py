@@ -471,7 +471,7 @@ def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreErr
     if unsettled:
         return errors.OutcomeUnknown(
             f"The reply of the lease store at {place} was lost and it does not answer "
-            "any longer: the last write might or might not have happened; it is safe to try again."
+            "any longer: the last write may or may not have happened; it is safe to try again."
         )
     safe = "nothing was changed, and trying again is safe"
     if delay.stood_s >= IDLE_TRANSACTION_S:
