@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
+from typing_extensions import override
 
+from dagster_leasehold.assets.output.table.catching_up import catch_up
 from dagster_leasehold.assets.partitions import asset_key, asset_op_name
+from dagster_leasehold.assets.places.local_place import local_place
 from dagster_leasehold.assets.shard_stream import Transform
+from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import RewriteKind
 from dagster_leasehold.lease_store.rules.verification import verify
@@ -25,6 +29,16 @@ pytestmark = pytest.mark.spark
 
 class ReplayScene(Scene):
     """The small deployment, and a way to replay partitions of it."""
+
+    @override
+    def consume(self, *shards: str) -> dg.ExecuteInProcessResult:
+        """Publish the batches, too, that a run leaves to the sensor: a replay skips them."""
+        consumed = super().consume(*shards)
+        place = local_place(self.home / "output")
+        catch_up(
+            self.store, self.stream.key, place, table=self.stream.iceberg, catalog=CatalogSettings()
+        )
+        return consumed
 
     def replay(self, partition: str, **config: Any) -> dg.ExecuteInProcessResult:
         job = self.defs.resolve_implicit_global_asset_job_def()
