@@ -20,14 +20,15 @@ from sqlalchemy import event
 from sqlalchemy.dialects import plugins
 from sqlalchemy.engine import CreateEnginePlugin, Engine
 from sqlalchemy.engine.interfaces import ExceptionContext
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool
 
-from dagster_leasehold.lease_store.database_errors import MYSQL_VERDICTS, Verdict
+from dagster_leasehold.lease_store.database_errors import Verdict, verdict
 
 CONNECT_LIMIT_S = 3
 """Dagster tries to connect six times; a sensor's tick can take 60 s."""
 STATEMENT_LIMIT_S = 30
-"""For each reply: above the longest question that the pages ask, and below the time of a tick."""
+"""The limit of a reply: longer than any query of the pages takes, shorter than a tick may take."""
 IDLE_S = 60
 """The server ends a session that rests for longer: only a process that asks often keeps one."""
 RECYCLE_S = 15
@@ -118,9 +119,9 @@ def _give_up_connection(context: ExceptionContext) -> None:
 
     So is one to a server that no longer is the primary: it would refuse the next statement, too.
     """
-    error = context.original_exception
-    verdict = MYSQL_VERDICTS.get(getattr(error, "errno", None) or 0)
-    if isinstance(error, TimeoutError) or verdict is Verdict.READ_ONLY:
+    late = isinstance(context.original_exception, TimeoutError)
+    error = context.sqlalchemy_exception
+    if late or (isinstance(error, DBAPIError) and verdict(error) is Verdict.READ_ONLY):
         context.is_disconnect = True
 
 

@@ -93,15 +93,15 @@ def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], 
         converted: makes of one value what Arrow takes for the type; it raises ValueError or
             ArithmeticError for what does not fit.
     """
-    arrays: list[Any] = []
+    items: list[Any] = []
     bad = np.zeros(len(values), np.bool_)
     for at, value in enumerate(values):
         try:
-            arrays.append(None if value is None else converted(value))
+            items.append(None if value is None else converted(value))
         except (ValueError, ArithmeticError):
-            arrays.append(None)
+            items.append(None)
             bad[at] = True
-    return Column(pa.array(arrays, kind), bad)
+    return Column(pa.array(items, kind), bad)
 
 
 def _parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, Mask]:

@@ -230,11 +230,11 @@ class Replayer:
         replay.chosen = replayed[unchanged:]
         replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
         self._chosen += len(replay.waiting)
-        unchanged_batches = [batch for unit in replayed[:unchanged] for batch in unit]
+        kept_batches = [batch for unit in replayed[:unchanged] for batch in unit]
         replay.report = replace(
             replay.report,
-            kept=len(unchanged_batches),
-            kept_until=unchanged_batches[-1].end if unchanged_batches else None,
+            kept=len(kept_batches),
+            kept_until=kept_batches[-1].end if kept_batches else None,
             unpublished=sum(len(unit) for unit in units[len(replayed) :]),
         )
 

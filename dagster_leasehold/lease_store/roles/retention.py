@@ -239,14 +239,14 @@ def _too_early(rows: Rows, shard: ShardId, entries: Sequence[JournalEntry]) -> s
         return ""
     shards, last = {shard, *parents}, entries[-1].sequence
     ends = set(rules.STATES_KEPT)
-    sentence = (
+    selections = (
         rows.select(JournalEntry, shard=shards, kind="accept"),
         rows.select(JournalEntry, shard=shards, kind="edge", from_state=None),
         rows.select(JournalEntry, shard=shards, kind="edge", from_state=ends),
         rows.select(JournalEntry, shard=shards, kind="edge", to_state=ends),
         rows.select(JournalEntry, shard=None, kind="group"),
     )
-    together = {each.sequence: each for each in chain(entries, *sentence)}
+    together = {each.sequence: each for each in chain(entries, *selections)}
     journal = [each for each in together.values() if each.shard != shard or each.sequence <= last]
     ordered = rows.group().ordered
     return dict(check_order({shard: parents}, journal, ordered=ordered)).get(shard, "")

@@ -65,10 +65,10 @@ def other_consumers(words: ConsumersName, stream: ShardStream) -> OtherConsumers
     own = source_name(source)
     kind = words.kind or next((kind for kind, name in SOURCE_OF.items() if name == own), None)
     if kind is None or SOURCE_OF[kind] != own:
-        kinds = ", ".join(sorted({SOURCE_OF[kind]} if kind else {*SOURCE_OF.values()}))
+        sources = ", ".join(sorted({SOURCE_OF[kind]} if kind else {*SOURCE_OF.values()}))
         raise errors.InvalidSetting(
             f"Stream {shown(stream.name)} reads from the source {shown(own)}: these "
-            f"checkpoints are for streams of {kinds}."
+            f"checkpoints are for streams of {sources}."
         )
     match kind:
         case Kind.KAFKA_GROUP:

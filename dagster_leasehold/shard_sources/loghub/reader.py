@@ -64,10 +64,10 @@ class LogHubReader:
         """The client of this thread: the SDK's session is not for several."""
         from dagster_leasehold.shard_sources.loghub.client import LogHubClient
 
-        own: LogHubClient | None = getattr(self._of_thread, "client", None)
-        if own is None:
-            own = self._of_thread.client = LogHubClient(self.options, self._credentials)
-        return own
+        client: LogHubClient | None = getattr(self._of_thread, "client", None)
+        if client is None:
+            client = self._of_thread.client = LogHubClient(self.options, self._credentials)
+        return client
 
     def number_of(self, shard: ShardId) -> str:
         """Return the number that is the service's name of a shard; raise UnknownShard if none."""

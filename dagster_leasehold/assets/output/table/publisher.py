@@ -217,10 +217,10 @@ class Publisher:
         if newest is None or not (ahead or table is None or rolling.on_the_way(newest)):
             ahead = rolling.shards(table)
         elif table is None and not lost_at:
-            made = self._catalog.create(lock, self._name, newest.metadata)
-            if isinstance(made, LockOver):
+            created = self._catalog.create(lock, self._name, newest.metadata)
+            if isinstance(created, LockOver):
                 return LOST
-            table = made
+            table = created
         else:
             # Its next state takes the place of the one that the restored pointer names.
             at = table.at if table is not None else lost_at
