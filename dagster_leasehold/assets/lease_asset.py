@@ -78,7 +78,7 @@ def build_lease_asset(stream: ShardStream) -> dg.AssetsDefinition:
 
 
 def lease_metadata(stream: ShardStream, store: GroupsAndLedger) -> dict[str, Any]:
-    """Return the metadata of the asset; numbers stay numbers, so that they plot."""
+    """Return the metadata of the asset, with numbers that Dagster can plot."""
     snapshot = store.snapshot(stream.key)
     lags = lags_of(stream.source, snapshot.shards).records
     counted = [lag for lag in lags.values() if lag is not None]

@@ -45,7 +45,7 @@ def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
 def log_observation(
     stream: ShardStream, leases: Sequence[ShardLease], lags: Lags, ages: Mapping[ShardId, float]
 ) -> dg.AssetObservation:
-    """Return the metadata of a log for Dagster; numbers stay numbers, so that they plot.
+    """Return the metadata of a log, with numbers that Dagster can plot.
 
     Args:
         stream: the declaration.

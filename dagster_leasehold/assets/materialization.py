@@ -85,7 +85,7 @@ def committed_ranges(events: Sequence[OutboxEvent]) -> list[CommittedRange]:
 
 
 def range_metadata(committed: CommittedRange) -> dict[str, Any]:
-    """Return metadata of a shard's committed range; numbers stay numbers, so that they plot."""
+    """Return the metadata of a shard's committed range, with numbers that Dagster can plot."""
     metadata: dict[str, Any] = {
         "records": committed.total("records"),
         "written": committed.total("written"),

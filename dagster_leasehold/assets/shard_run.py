@@ -105,7 +105,7 @@ class ShardRun:
         return self._ranges
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
-        """Return metadata of a shard's materialization; numbers stay numbers, so that they plot."""
+        """Return the metadata of a shard's materialization, with numbers that Dagster can plot."""
         committed, report = self.committed(shard), self._reports.get(shard)
         nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
         metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)

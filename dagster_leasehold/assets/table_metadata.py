@@ -68,7 +68,7 @@ def table_observation(
     lag: PublicationLag,
     now: datetime,
 ) -> dg.AssetObservation:
-    """Return the metadata of a stream's table; numbers stay numbers, so that they plot."""
+    """Return the metadata of a stream's table, with numbers that Dagster can plot."""
     snapshot = table.metadata.current_snapshot()
     summary = None if snapshot is None else snapshot.summary
     rows = None if summary is None else summary["total-records"]

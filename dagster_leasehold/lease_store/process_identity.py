@@ -132,7 +132,7 @@ class ProcessIdentity:
 
 
 def start_of(pid: int, proc: Path = PROC) -> int | None:
-    """Return when the process of this number began, as `ProcessIdentity.started`; None if none.
+    """Return the start of a process, as `ProcessIdentity.started`; None if it does not exist.
 
     Raises:
         PermissionError: there is one, but the system hides it from us.

@@ -703,7 +703,7 @@ class Rebalancer:
     def _carry_out(
         self, snapshot: Snapshot, plan: Plan, orphaned: list[str], observations: Observations
     ) -> bool:
-        """Try the plan's moves for the served nodes; True if the store was asked for anything."""
+        """Try the plan's moves for the served nodes; return True if any was sent to the store."""
         try:
             if orphaned and self._execution.free_orphans(orphaned):
                 return True

@@ -29,7 +29,7 @@ TEMPLATE = {"type": "string", "pattern": r"\{\{.*\}\}"}
 
 
 class CommentedAttributes(dg.Scaffolder):
-    """Writes a component with all of its attributes and their meaning."""
+    """Writes the YAML of a component: each attribute, with a comment that explains it."""
 
     @override
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:

@@ -85,7 +85,7 @@ class RequestBox:
     _silent: bool = False
 
     def __call__(self) -> RunRequests:
-        """Return the new requests; none while the tags cannot be read, as another look follows."""
+        """Return the new requests; none if the tags cannot be read; the next look reads them."""
         try:
             tags = self.tags()
         except Exception as error:

@@ -67,7 +67,7 @@ class NewFile(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close and delete the unfinished file; one that cannot be deleted counts nowhere."""
+        """Close and delete the unfinished file; if that fails, no row names the file."""
 
 
 class OutputPlace(ABC):

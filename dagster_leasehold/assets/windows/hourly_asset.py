@@ -229,7 +229,7 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
 
 
 def window_metadata(made: WindowMade, root: OutputPlace) -> dict[str, Any]:
-    """Return metadata of an hour's materialization; numbers stay numbers, so that they plot.
+    """Return the metadata of an hour's materialization, with numbers that Dagster can plot.
 
     Args:
         made: the hour.

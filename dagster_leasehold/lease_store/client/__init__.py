@@ -1,10 +1,10 @@
 """Consumers of a group without Dagster or Spark: the same leases, tenures and checkpoints.
 
 For people who consume from a Python program of their own; in the package only the simulation calls
-it, and `shard_sources.record_feed`, which makes feeds.
-`GroupMember` is the heartbeat surface that any client can be built on. A `PullLoop` connects a
-member's shards, reads them through a `ShardFeed` and saves confirmed places: `PullClient` is asked
-for records, and `ProcessorWorker` calls the user's code.
+it, and `shard_sources.record_feed`, which makes feeds. `GroupMember` is the heartbeat surface that
+any client can be built on. A `PullLoop` connects a member's shards, reads them through a
+`ShardFeed` and saves confirmed checkpoints: `PullClient` is asked for records, and
+`ProcessorWorker` calls the user's code.
 """
 
 from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed

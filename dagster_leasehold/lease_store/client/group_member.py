@@ -146,7 +146,7 @@ class OpenShard:
         """Write a checkpoint; a store that contradicts its own confirmation has lost commits.
 
         Raises:
-            CheckpointRefused: the store has the confirmed place, and does not go back to `cursor`.
+            CheckpointRefused: the confirmed checkpoint is stored, and does not go back to `cursor`.
             LeaseLost: the tenure is over, or has to be: reading continues where the store is.
         """
         try:
@@ -227,7 +227,7 @@ class OpenShard:
         return ""
 
     def end(self, reason: str) -> None:
-        """Take note that the tenure is over, and give up unsaved places."""
+        """Mark the tenure as over, and drop its unsaved checkpoint."""
         self.over, self.unsaved = reason, None
 
     @property
@@ -454,7 +454,7 @@ class HeldShards:
     def _compare(
         self, judged: Mapping[ShardId, Standing], progress: Mapping[ShardId, Progress]
     ) -> None:
-        """End the tenures that the store no longer has, or has without the confirmed place.
+        """End the tenures that the store no longer has, or has without the confirmed checkpoint.
 
         Only shards that stood like this before `progress` was read are judged:
 
@@ -782,8 +782,8 @@ class GroupMember(HeldShards):
         A checkpoint that cannot be persisted is tried again for as long as the group's timeout.
         Where that does not help either, the member does not leave: no node is given a shard at a
         checkpoint that its reader had passed. It can be called again then; without that, the
-        member's shards are free after the timeout, and records since the last saved place are read
-        again.
+        member's shards are free after the timeout, and records since the last saved checkpoint are
+        read again.
 
         Raises:
             LeaseLost: a loss was not yet reported to the caller; all other shards are saved.

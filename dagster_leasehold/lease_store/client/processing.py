@@ -330,7 +330,7 @@ class ProcessorWorker:
         return batch is not None or connection.over
 
     def _read_again(self, shard: ShardId, work: _Work, processor: Processor, start: str) -> bool:
-        """Bring back records up to the confirmed place; nothing is saved meanwhile."""
+        """Bring back records up to the confirmed checkpoint; nothing is saved meanwhile."""
         done = self._loop.checked(shard).confirmed
         work.again_from = None
         if start == done:

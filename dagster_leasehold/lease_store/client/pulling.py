@@ -132,7 +132,7 @@ class Connection:
 
 
 class PullLoop:
-    """Opens the shards of a member, delivers their records, and saves confirmed places.
+    """Opens the shards of a member, delivers their records, and saves confirmed checkpoints.
 
     Args:
         member: the place in the group.
@@ -186,7 +186,7 @@ class PullLoop:
             return self._confirmed
 
     def leave(self) -> None:
-        """Roll back unconfirmed records, persist confirmed places, and leave the group.
+        """Save the confirmed checkpoints, drop unconfirmed records, and leave the group.
 
         Raises:
             LeaseLost: a loss was not yet reported to the caller; all other shards are saved.
@@ -248,7 +248,7 @@ class PullLoop:
         """End the tenure of a connected shard, which is over for the group or goes elsewhere.
 
         Raises:
-            LeaseLost: the shard was lost before, and a confirmed place could not be persisted.
+            LeaseLost: the shard was lost before, and a confirmed checkpoint could not be saved.
             StoreError: the store does not answer; the next beat tries a hand-over again.
         """
         with self._lock, self._dropping_lost(shard):
@@ -637,7 +637,7 @@ class PullClient(PullLoop):
                 raise
 
     def disconnect(self, shard: ShardId) -> None:
-        """Let go of a shard: roll back unconfirmed records, persist the confirmed place.
+        """Release a shard: save its confirmed checkpoint, and drop unconfirmed records.
 
         Where the store does not answer, the heartbeats that follow do both.
 

@@ -255,6 +255,6 @@ def next_epoch(
 def held_lock(
     rows: Rows, kind: type[LockKind], lock: DeliveryClaim | PublishLock
 ) -> LockKind | None:
-    """Return the row of a publish or delivery lock, locked; None if it has passed to another."""
+    """Lock and return the row of a publish or delivery lock; None if another has taken the lock."""
     rows.group()
     return rows.first(kind, lock=True, node=lock.node, epoch=lock.epoch)

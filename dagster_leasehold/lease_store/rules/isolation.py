@@ -89,7 +89,7 @@ class Suspicion:
         return replace(self, records=size, left=max(size, self.left), alone=alone)
 
     def after(self, size: int, *, quarantined: bool = False) -> Suspicion | None:
-        """Return the rest of the suspicion once a range of this size is committed; None if none."""
+        """Return the suspicion that remains after a commit of this size, or None."""
         left = self.left - size
         if left <= 0:
             return None

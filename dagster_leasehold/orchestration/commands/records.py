@@ -75,7 +75,7 @@ def cat(
     if parquet is None:
         for batch in plan.batches():
             sys.stdout.writelines(json_lines(batch))
-        # Asked for last: what expires while it is read is not in what was printed either.
+        # Ask last: records that expired during the read were perhaps not printed.
         expired = expired_output(target.store, key, shards)
     else:
         records = _write_parquet(plan, parquet)

@@ -41,7 +41,7 @@ class KafkaConsumerGroup:
             raise UnknownGroup(
                 f"Kafka has no consumer group {shown(self._name)}; the groups there are: {names}."
             )
-        # Looked at before the offsets: commits until they stopped are among them.
+        # Members first, then offsets: so the offsets include all commits of members that have left.
         at_work = self._at_work(states[self._name])
         committed = self._committed()
         if self._client.topic not in committed:

@@ -148,7 +148,7 @@ class LogFile:
         size = os.fstat(self._descriptor).st_size
         end = os.pread(self._descriptor, FOOTER_END_BYTES, max(0, size - FOOTER_END_BYTES))
         length = footer_bytes(end) if len(end) == FOOTER_END_BYTES else 0
-        # Looked at before it is read: a damaged number can ask for gigabytes.
+        # Check the length before reading: a damaged one can be gigabytes.
         if FOOTER_END_BYTES < length < size:
             entries = parse_footer(os.pread(self._descriptor, length, size - length))
             if entries is not None and entries[-1].position_end == size - length - len(END_MARK):

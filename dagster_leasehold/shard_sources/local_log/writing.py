@@ -1,13 +1,13 @@
 """Writing to one shard: appends by one writer at a time, and retention beside it.
 
-The order of an append, and the result of a crash at each point:
+An append takes three steps:
 
-1. a draft is written and flushed to the disk: a file without readers, which the next writer
-   removes;
-2. it gets its name, which is flushed, too: a whole file that the next writer takes over; readers
-   look no further than the head;
-3. the head is written and flushed, and only now the append returns: the records stay, and what is
-   missing of them is damage.
+1. It writes a draft and flushes it to the disk. A crash leaves a file without readers, which the
+   next writer removes.
+2. It gives the draft its name and flushes that. A crash leaves a whole file, which the next writer
+   takes over; readers look no further than the head.
+3. It writes and flushes the head, and only then returns. After a crash the records are still there;
+   a missing one is damage.
 """
 
 from __future__ import annotations

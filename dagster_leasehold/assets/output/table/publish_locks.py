@@ -74,7 +74,10 @@ def lock_of(
     run: str = "",
     seen_epoch: int | None = None,
 ) -> PublishLock | PublishReport:
-    """Take the lock as one of these nodes, by name and incarnation, or as none; or say why not."""
+    """Take the publish lock for one of these nodes; if none can, return a report that says why.
+
+    `nodes` maps names to incarnations; `{None: ""}` takes the lock for no node.
+    """
     for node, incarnation in nodes.items():
         lock = store.take_publish_lock(key, node, incarnation, name, run=run, seen_epoch=seen_epoch)
         if isinstance(lock, PublishLock):

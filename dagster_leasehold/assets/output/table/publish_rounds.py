@@ -152,7 +152,7 @@ class PublishRounds:
         return "" if self.snapshot is None else f" Snapshot {self.snapshot} of {table}."
 
     def _publish_all(self, store: LeaseStore, before: Publication) -> PublishReport:
-        """Take the lock and publish until nothing is left, or the time for it is over.
+        """Take the lock, and publish until nothing is left or `LOCK_BUDGET_S` is over.
 
         A publication holds a bounded number of batches; what is left of a large backlog needs no
         wait, since each snapshot of it is of other batches.
