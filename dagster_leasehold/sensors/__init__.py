@@ -1,13 +1,14 @@
-"""The sensors. A tick does the steps of each stream; a step decides, acts and reports.
+"""The sensors. Each tick runs the steps of every stream; a step decides, acts and reports.
 
-Called by `orchestration`, which builds definitions of them, and by the agents of nodes. The module
-of a step has the function that returns it; pure choices, rounds and memories stand beside it.
+`orchestration` builds Dagster definitions from them, and node agents call parts of them. A module
+named after a step contains the function that builds this step.
 """
 
 EVERY_LOOP_S = 1
-"""The interval of sensors that tick whenever the daemon looks, which is every 5 s.
+"""The interval of sensors that tick in each of the daemon's loops, which start every 5 s.
 
-Asked for 5 s, the daemon skips a look that comes a moment early, and ticks every 10 s.
+With an interval of 5 s, the daemon skips a loop that starts a moment early, and the sensor ticks
+every 10 s.
 """
 EVERY_THIRD_LOOP_S = 11
-"""The interval of steps that clean up after others or ask the source: every 15 s likewise."""
+"""The interval of steps that clean up or list shards: they run in every third loop (15 s)."""

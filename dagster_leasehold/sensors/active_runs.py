@@ -19,7 +19,7 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 RUNS_OF_ALL_MAX = 100
-"""The most runs of an instance that are read together for all streams."""
+"""Up to this number, all unfinished runs of an instance are read at once for all streams."""
 RUNS_PER_READ = 500
 SHARDS_PER_READ = 500
 ACTIVE = [
@@ -36,16 +36,16 @@ class ActiveRun:
     """A run of a stream that has not ended.
 
     Attributes:
-        node: the node that it consumes for; None for a run that has not chosen yet.
+        node: the node that it consumes for; None if it has not chosen one yet.
         shards: the shards that it was launched for.
-        started: True if its process has begun to work.
-        launched: True for a run of `consume_<stream>`, as sensors launch them.
-        process: its process, as `assets.run_process` notes it; empty while it has none.
+        started: True if Dagster shows the run as started.
+        launched: True for a run of `consume_<stream>`, which sensors launch.
+        process: its process, as `assets.run_process` records it; empty while it has none.
         follows: True if it waits for more records once its shards are read.
         definition: the mark of the stream's definition when it was launched.
         ending: True if it was asked to end.
-        work_max_s: the longest time that its launcher lets it work, in seconds; None for a run that
-            is not at work, or has no such limit.
+        work_max_s: the time limit that its launcher set, in seconds; None if the run has not
+            started or has no limit.
     """
 
     run_id: str
@@ -62,13 +62,13 @@ class ActiveRun:
 
 @dataclass(slots=True)
 class ActiveRuns:
-    """The runs of an instance that have not ended, read once for all streams of a tick.
+    """The unfinished runs of an instance, read once for all streams of a tick.
 
-    Where there are many, the runs of a stream are read for themselves: a backfill of another asset
-    may have any number.
+    If there are more than `RUNS_OF_ALL_MAX`, the runs of each stream are read separately, because a
+    backfill of another asset can have any number of runs.
 
     Attributes:
-        instance: Dagster's.
+        instance: Dagster's instance.
     """
 
     instance: dg.DagsterInstance
@@ -76,9 +76,10 @@ class ActiveRuns:
     _lock: Lock = field(default_factory=Lock)
 
     def of(self, stream: ShardStream) -> list[ActiveRun]:
-        """Return the runs of a stream, but for those in `queued_shards`.
+        """Return the runs that are known to serve a stream.
 
-        Runs of the sensors name their stream from the beginning, others once they work.
+        Sensors tag their runs with the stream. Other runs get the tag when they start;
+        `queued_shards` finds them before that.
         """
         keys = cache(partial(self.instance.get_dynamic_partitions, stream.name))
         active: list[ActiveRun] = []
@@ -127,7 +128,7 @@ def _active(run: DagsterRun, stream: ShardStream, shards: frozenset[str]) -> Act
 
 def _work_max_s(run: DagsterRun) -> float | None:
     limit = run.tags.get(names.WORK_MAX_TAG, "")
-    # Waiting in Dagster's queue is no work.
+    # Time in Dagster's queue does not count.
     at_work = run.status is DagsterRunStatus.STARTED
     return float(limit) if at_work and limit.isdecimal() else None
 
@@ -135,9 +136,9 @@ def _work_max_s(run: DagsterRun) -> float | None:
 def queued_shards(
     instance: dg.DagsterInstance, stream: ShardStream, shards: Sequence[ShardId]
 ) -> set[ShardId]:
-    """Return the shards that a run for their partition is going to serve, or serves.
+    """Return the shards whose partition has an unfinished run.
 
-    Such a run, of a person or a backfill, does not name its stream before it works.
+    Such a run, launched by a user or a backfill, is tagged with its stream only when it starts.
     """
     taken: set[str] = set()
     for first in range(0, len(shards), SHARDS_PER_READ):
@@ -151,7 +152,7 @@ def queued_shards(
 def partitions_in_work(
     instance: dg.DagsterInstance, asset: dg.AssetKey, partitions: Collection[str]
 ) -> set[str]:
-    """Return the partitions, among some, with a waiting or working run."""
+    """Return those of the partitions that have an unfinished run."""
     keys = sorted(partitions)
     busy: set[str] = set()
     for first in range(0, len(keys), SHARDS_PER_READ):
@@ -176,9 +177,9 @@ def _all_runs(instance: dg.DagsterInstance, filters: dg.RunsFilter) -> Iterator[
 def _shards_of(
     run: DagsterRun, stream: ShardStream, keys: Callable[[], Sequence[str]]
 ) -> frozenset[str] | None:
-    """Return the shards that a run serves, or None for a run of something else.
+    """Return the shards that a run serves, or None if it does not belong to the stream.
 
-    `keys` gives all partitions of the stream in order, for a run of a range of them.
+    `keys` returns all partitions of the stream in order, for a run of a partition range.
     """
     if noted_process(run) == PART_ENDED:
         return None
@@ -188,13 +189,13 @@ def _shards_of(
         given: dict[str, Any] = dict(run.run_config)
         op = given.get("ops", {}).get(names.asset_op_name(stream), {})
         if is_replay(op.get("config") or {}):
-            # It works beside live consumption, which must not wait for it.
+            # A replay runs beside live consumption, which must not wait for it.
             return frozenset()
         return frozenset(names.partitions_of(run.tags, keys))
     return None
 
 
 def _consume_config(run: DagsterRun, stream: ShardStream) -> dict[str, Any]:
-    """Return the config of a run of `consume_<stream>`, empty for any other run."""
+    """Return the config of a run of `consume_<stream>`; empty for any other run."""
     config: dict[str, Any] = dict(run.run_config)
     return config.get("ops", {}).get(names.consume_op_name(stream), {}).get("config", {})

@@ -1,9 +1,9 @@
-"""Hours that runs were asked for and that are not made yet: remembered, and asked for again.
+"""Hours that were requested and are not complete yet. They are requested again.
 
-A run of an hour can fail, or never begin. An hour is owed until its row is written; while a run of
-it waits or works, nothing is asked. After that it is asked for again, after a wait that doubles
-with each attempt, for as long as it takes: the transform can be repaired a week later. A user who
-does not want to wait materializes the hour in Dagster, where it is shown as failed.
+The run of an hour can fail or never begin. An hour is owed until its row is written. While it has
+an unfinished run, it is not requested again. Later it is, after a wait that doubles with each
+attempt and without a limit on attempts, because a transform can be repaired a week later. A user
+who does not want to wait materializes the hour in Dagster, which shows it as failed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from dagster_leasehold.lease_store.window_rows import EventWindow
 RETRY_FIRST_S = 60.0
 RETRY_MAX_S = 6 * 3_600.0
 OWED_MAX = 500
-"""The most hours in the cursor, which MySQL has room for; beyond it, the oldest are dropped."""
+"""The most hours in a cursor, which MySQL can store. Beyond that, the oldest are dropped."""
 FIRST_ATTEMPTS_MAX = 240
-"""With so many hours that were asked for once and are not made yet, no further ones are."""
+"""While so many hours wait for their first run to complete, no further hours are requested."""
 AGAIN_AT_ONCE_MAX = 8
 SHOWN_MAX = 3
 HoursInWork = Callable[[Collection[datetime]], Collection[datetime]]
-"""Returns the hours, among some, with a waiting or working run."""
+"""Returns those of the given hours that have an unfinished run."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwedHour:
-    """An hour that is to be made.
+    """An hour that is not complete.
 
     Attributes:
-        version: the version of its row that late records wait for; 0 without a row.
-        attempts: the number of runs that were asked for, for this version.
+        version: the version of its row that counts late records; 0 without a row.
+        attempts: the number of runs requested for this version.
     """
 
     version: int = 0
@@ -47,7 +47,7 @@ class OwedHour:
 
     @property
     def why(self) -> str:
-        """The end of the run key; no two attempts share it."""
+        """The end of the run key, different for each attempt."""
         why = f"late.{self.version}" if self.version else "complete"
         return why if self.attempts == 1 else f"{why}.{self.attempts}"
 
@@ -59,10 +59,10 @@ class AskedHours:
     Attributes:
         clock: monotonic seconds.
         late_wait_s: the shortest time between two runs of one hour for late records, in seconds.
-        next: the first hour that no run was asked for.
-        owed: the hours before it that are not made.
-        given_up: the hours of the newest tick that too many others pushed out.
-        lost: the hours of the newest tick that can no longer be made.
+        next: the first hour that was not requested yet.
+        owed: the earlier hours that are not complete.
+        given_up: the hours that the last tick dropped because there were too many.
+        lost: the hours that the last tick dropped because their output has expired.
     """
 
     clock: Clock
@@ -74,12 +74,12 @@ class AskedHours:
     _asked_s: dict[datetime, float] = field(default_factory=dict[datetime, float])
 
     def recall(self, cursor: str | None, since: datetime) -> bool:
-        """Take over the hours in the cursor; an unreadable one begins again at `since`.
+        """Read the hours from the cursor; start again at `since` if it is unreadable.
 
-        Asking again for an hour is harmless: Dagster launches one run per run key.
+        Requesting an hour again is harmless: Dagster launches one run per run key.
 
         Returns:
-            False if the cursor names no owed hours, as in former releases.
+            False if the cursor lists no owed hours.
         """
         self.next, self.owed = _parsed(cursor, since)
         self._asked_s = {at: asked_s for at, asked_s in self._asked_s.items() if at in self.owed}
@@ -87,7 +87,7 @@ class AskedHours:
         return (cursor or "").startswith("{")
 
     def remember(self) -> str:
-        """Return the cursor; of too many hours, the oldest failures are left out."""
+        """Return the cursor. If there are too many hours, the oldest failures are dropped."""
         repeated = sorted(at for at, hour in self.owed.items() if hour.attempts > 1)
         excess = max(0, len(self.owed) - OWED_MAX)
         self.given_up = [*repeated, *sorted(self.owed.keys() - set(repeated))][:excess]
@@ -99,20 +99,20 @@ class AskedHours:
         return json.dumps({"next": time_text(self.next), "owed": hours}, separators=(",", ":"))
 
     def ask(self, at: datetime) -> OwedHour:
-        """Note that a run is asked for now; return the hour as it stands after that."""
+        """Record that an hour is requested now; return its new state."""
         hour = self.owed.get(at, OwedHour())
         self.owed[at] = replace(hour, attempts=hour.attempts + 1)
         self._asked_s[at] = self.clock()
         return self.owed[at]
 
     def owe(self, window: EventWindow) -> None:
-        """Note that late records wait for an hour to be made again."""
+        """Record that late records require another run of an hour."""
         hour = self.owed.get(window.start)
         if hour is None or hour.version != window.version:
             self.owed[window.start] = OwedHour(window.version)
 
     def settle(self, rows: Mapping[datetime, EventWindow]) -> None:
-        """Forget the hours whose rows say that they are made."""
+        """Forget the hours whose rows say that they are complete."""
         for at in list(self.owed):
             row = rows.get(at)
             if row is not None and row.rerun:
@@ -122,26 +122,26 @@ class AskedHours:
                 self._asked_s.pop(at, None)
 
     def lose(self, at: datetime) -> None:
-        """Stop requesting an hour that cannot be made: output that it needs has expired."""
+        """Stop requesting an hour whose output has expired: its runs can only fail."""
         self.owed.pop(at, None)
         self._asked_s.pop(at, None)
         self.lost.append(at)
 
     @property
     def crowded(self) -> bool:
-        """True if so many hours wait for their first run that no further ones are asked for."""
+        """True if too many hours wait for their first run to request further ones."""
         return sum(hour.attempts == 1 for hour in self.owed.values()) >= FIRST_ATTEMPTS_MAX
 
     def due(self, in_work: HoursInWork) -> list[datetime]:
-        """Return the owed hours to ask for now, the oldest first.
+        """Return the owed hours to request now, oldest first.
 
         Args:
-            in_work: the hours, among some, with a waiting or working run.
+            in_work: returns those of the given hours that have an unfinished run.
         """
         now_s = self.clock()
         candidates: list[datetime] = []
         for at, hour in sorted(self.owed.items()):
-            # After a restart the wait counts again: an hour is asked for later, never too often.
+            # After a restart the wait starts anew: an hour is requested later, never too often.
             asked_s = self._asked_s.get(at)
             if asked_s is None and hour.attempts:
                 self._asked_s[at] = now_s
@@ -163,19 +163,19 @@ class AskedHours:
         return retry_wait_s(hour.attempts, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
 
     def notes(self) -> list[str]:
-        """Return lines for people about hours that were asked for in vain, and those given up."""
+        """Return a line each about hours that stay incomplete and hours that were dropped."""
         lines: list[str] = []
         repeated = sorted(at for at, hour in self.owed.items() if hour.attempts > 1)
         if repeated:
             most = max(self.owed[at].attempts for at in repeated)
             lines.append(
-                f"{_count(repeated)} not made yet though asked for up to {most} times "
+                f"{_count(repeated)} still incomplete after up to {most} requests "
                 f"({_listed(repeated)}): see their failed runs; materialize one to try it at once"
             )
         if self.lost:
             lines.append(
-                f"{_count(self.lost)} no longer requested ({_listed(self.lost)}): committed "
-                "output that can belong to them has expired"
+                f"{_count(self.lost)} no longer requested ({_listed(self.lost)}): some of their "
+                "committed output has expired"
             )
         if self.given_up:
             lines.append(
@@ -185,7 +185,7 @@ class AskedHours:
 
 
 def _parsed(cursor: str | None, since: datetime) -> tuple[datetime, dict[datetime, OwedHour]]:
-    """Return the first hour that no run was asked for, and the owed ones."""
+    """Return the first hour that was not requested yet, and the owed hours."""
     text, owed = cursor or "", dict[datetime, OwedHour]()
     if text.startswith("{"):
         try:

@@ -1,10 +1,15 @@
-"""The step that has small files of committed output merged, beside live consumption."""
+"""The step that launches runs that merge small files, beside live consumption.
+
+The choice of shards is made of pure functions of counts of batches. Safety does not depend on it: a
+compaction claims a shard's output before it rewrites it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import MappingProxyType
 
 import dagster as dg
 
@@ -16,22 +21,173 @@ from dagster_leasehold.assets.rewriting.yielding import RUN_BUDGET_S, behind, fi
 from dagster_leasehold.assets.run_process import noted_process, process_gone, run_ended
 from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.sensors import compaction_choice
 from dagster_leasehold.sensors.active_runs import ACTIVE
-from dagster_leasehold.sensors.launch_choice import Launch
+from dagster_leasehold.sensors.launch_choice import RUNS_PER_NODE_MAX, Launch
 from dagster_leasehold.sensors.launch_round import tags_of
 from dagster_leasehold.sensors.run_cleaning import PROCESS_ENDED
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 INTERVAL_S = 60
 CLEAN = "clean"
-"""The mark of a cursor: every file that a compaction replaced was removed."""
+"""The mark in a cursor: all files that compactions replaced were removed."""
 RUNS_READ_MAX = 20
-"""A node has few runs that have not ended; with more it is busy enough."""
+"""The most unfinished runs of a node that are read: with more, it has no free slot."""
 STARTED = (dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+BATCHES_MIN = 64
+"""A run is worth it once a shard has this many new batches."""
+BATCHES_MIN_FINISHED = 2
+"""The same for a finished shard, which gets no more batches."""
+BATCHES_MIN_STILL = 8
+"""The same for a shard whose batches are all old, which gets few new ones."""
+MANY_BATCHES = 2_048
+"""With this many new batches of a shard, the pause of its node is shorter."""
+SHARDS_PER_RUN = 64
+PAUSE_S, PAUSE_OF_MANY_S = 1_800.0, 300.0
+"""The shortest time between two compactions of a node, in seconds."""
+PATIENCE_S = 3_600.0
+"""The longest time that a compaction waits for a free slot of its node, in seconds."""
+NO_SHARDS: Mapping[ShardId, int] = MappingProxyType({})
+VACUUM_EVERY_RUNS = 24
+VACUUM_MARGIN_S = 3_600.0
+"""The time from a launch to the end of its compaction, amply, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A shard with enough batches since its last compaction, if they are old enough.
+
+    Attributes:
+        shard: its id.
+        node: that compacts it.
+        waiting: the number of batches since then.
+        decisive: the number of the batch that has to be old; None if all are known to be old.
+    """
+
+    shard: ShardId
+    node: NodeName
+    waiting: int
+    decisive: int | None
+
+
+def worthwhile(
+    keepers: Mapping[ShardId, NodeName],
+    heads: Mapping[ShardId, LedgerHead],
+    compacted: Mapping[ShardId, Compacted],
+    pauses: Mapping[NodeName, float],
+    all_old: Mapping[ShardId, int] = NO_SHARDS,
+) -> list[Candidate]:
+    """Return the shards worth compacting, by node, those with the most new batches first.
+
+    Args:
+        keepers: the node that compacts each shard.
+        heads: the ends of the shards' ledgers.
+        compacted: how far they are compacted.
+        pauses: the seconds since the last compaction of each node; other nodes are ignored.
+        all_old: the shards whose batches are all old, with the number of new ones worth a run.
+    """
+    by_node: dict[NodeName, list[Candidate]] = {}
+    for shard, node in keepers.items():
+        if shard not in heads or node not in pauses:
+            continue
+        looked_until = compacted.get(shard, Compacted()).looked_until
+        waiting = heads[shard].next_number - looked_until
+        pause_s = PAUSE_OF_MANY_S if waiting >= MANY_BATCHES else PAUSE_S
+        if waiting >= all_old.get(shard, BATCHES_MIN) and pauses[node] >= pause_s:
+            decisive = None if shard in all_old else looked_until + BATCHES_MIN - 1
+            by_node.setdefault(node, []).append(Candidate(shard, node, waiting, decisive))
+    return [
+        candidate
+        for node in sorted(by_node)
+        for candidate in sorted(by_node[node], key=lambda each: (-each.waiting, each.shard))[
+            :SHARDS_PER_RUN
+        ]
+    ]
+
+
+def launches_of(candidates: Iterable[Candidate]) -> list[Launch]:
+    """Return one run for each node with such shards."""
+    by_node: dict[NodeName, list[ShardId]] = {}
+    for candidate in candidates:
+        by_node.setdefault(candidate.node, []).append(candidate.shard)
+    return [Launch(node, tuple(shards)) for node, shards in by_node.items()]
+
+
+@dataclass(slots=True)
+class StillShards:
+    """The ends of the shards' ledgers, and since when each is unchanged.
+
+    If this state is lost, the batches of a quiet shard only count as young for longer.
+    """
+
+    _seen: dict[ShardId, tuple[int, float]] = field(
+        default_factory=dict[ShardId, tuple[int, float]]
+    )
+
+    def see(self, heads: Mapping[ShardId, LedgerHead], now_s: float) -> None:
+        """Record the current ends; forget all other shards."""
+        before = self._seen
+        self._seen = {
+            shard: before[shard]
+            if shard in before and before[shard][0] == head.next_number
+            else (head.next_number, now_s)
+            for shard, head in heads.items()
+        }
+
+    def ends(self, age_s: float, now_s: float) -> dict[ShardId, int]:
+        """Return the ends that are unchanged for `age_s` seconds: all their batches are old."""
+        return {
+            shard: number for shard, (number, at_s) in self._seen.items() if now_s - at_s >= age_s
+        }
+
+
+@dataclass(slots=True)
+class CompactionPace:
+    """The last compaction of each node, and how long each node has waited for a free slot.
+
+    If this state is lost, the next compaction starts sooner and the last vacuum later.
+
+    Attributes:
+        began_s: when this state was created, in monotonic seconds.
+    """
+
+    began_s: float = float("-inf")
+
+    _launched_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+    _waiting_s: dict[NodeName, float] = field(default_factory=dict[NodeName, float])
+
+    def pauses(self, nodes: Collection[NodeName], now_s: float) -> dict[NodeName, float]:
+        """Return the seconds since the last compaction of each node; infinity without one."""
+        return {node: now_s - self._launched_s.get(node, float("-inf")) for node in sorted(nodes)}
+
+    def may_launch(self, node: NodeName, runs: int, now_s: float, *, queued: bool) -> bool:
+        """Return True if a node has a free slot, or a compaction has waited for one too long.
+
+        Args:
+            node: the node.
+            runs: the number of its unfinished runs of any kind.
+            now_s: monotonic seconds.
+            queued: True if one of them has not started.
+        """
+        if runs < RUNS_PER_NODE_MAX and not queued:
+            return True
+        return now_s - self._waiting_s.setdefault(node, now_s) >= PATIENCE_S
+
+    def vacuum_due(self, age_s: float, now_s: float) -> bool:
+        """Return True if all files that the last compaction replaced have reached this age.
+
+        Compactions launched before `began_s` are older still.
+        """
+        last_s = max(self._launched_s.values(), default=self.began_s)
+        return now_s - last_s >= age_s + VACUUM_MARGIN_S
+
+    def note(self, node: NodeName, now_s: float) -> None:
+        """Remember a launch."""
+        self._launched_s[node] = now_s
+        self._waiting_s.pop(node, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +195,8 @@ class Compaction:
     """A run to launch.
 
     Attributes:
-        launch: its node and shards; without shards it only removes files.
-        old_until: for shards that have gone quiet, the number below which all batches are old.
+        launch: its node and shards; without shards, the run only removes replaced files.
+        old_until: for shards without new batches, the number below which all batches are old.
     """
 
     launch: Launch
@@ -49,30 +205,30 @@ class Compaction:
 
 @dataclass(slots=True)
 class CompactionRounds:
-    """The rounds of choosing, with a memory of the nodes' last compactions.
+    """The rounds that choose compactions; remembers the last compaction of each node.
 
     Attributes:
-        stream: whose output is compacted.
-        deployment: of the nodes.
+        stream: the stream whose output is compacted.
+        deployment: the deployment of the nodes.
         clock: monotonic seconds.
     """
 
     stream: ShardStream
     deployment: Deployment
     clock: Clock
-    _pace: compaction_choice.CompactionPace = field(init=False)
-    _still: compaction_choice.StillShards = field(default_factory=compaction_choice.StillShards)
+    _pace: CompactionPace = field(init=False)
+    _still: StillShards = field(default_factory=StillShards)
 
     def __post_init__(self) -> None:
-        self._pace = compaction_choice.CompactionPace(began_s=self.clock())
+        self._pace = CompactionPace(began_s=self.clock())
 
     def launches(
         self, instance: dg.DagsterInstance, *, replaced: bool = False
     ) -> tuple[list[Compaction], str]:
-        """Return the runs to launch, and one sentence about them or about why there are none.
+        """Return the runs to launch, and a sentence about them or why there are none.
 
-        With `replaced`, unneeded files of earlier compactions can be left: once
-        all of them are old, a run removes them though there is nothing to merge.
+        With `replaced`, files that earlier compactions replaced can remain. Once all of them are
+        old, a run removes them even if there is nothing to merge.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -86,13 +242,13 @@ class CompactionRounds:
         ours, now_s = {node.name for node in nodes}, self.clock()
         owners = {shard: node for shard, node in keepers(snapshot).items() if node in ours}
         heads, progress = store.heads(key, list(owners)), store.compacted(key)
-        # Shards of busy nodes as well: they would count as moved when their nodes are free again.
+        # Including shards of busy nodes, which would otherwise count as changed once they are free.
         self._still.see(heads, now_s)
         still = self._still.ends(self.stream.retention.compact_after_s, now_s)
         pauses = self._pace.pauses(free, now_s)
-        all_old = dict.fromkeys(still, compaction_choice.BATCHES_MIN_STILL)
-        all_old |= dict.fromkeys(finished(snapshot), compaction_choice.BATCHES_MIN_FINISHED)
-        candidates = compaction_choice.candidates(owners, heads, progress, pauses, all_old)
+        all_old = dict.fromkeys(still, BATCHES_MIN_STILL)
+        all_old |= dict.fromkeys(finished(snapshot), BATCHES_MIN_FINISHED)
+        candidates = worthwhile(owners, heads, progress, pauses, all_old)
         candidates = [
             each
             for each in self._unclaimed(store, instance, candidates)
@@ -106,11 +262,9 @@ class CompactionRounds:
             self.stream,
             [row for row in snapshot.shards if row.shard in {each.shard for each in candidates}],
         )
-        launches = compaction_choice.due(
-            each for each in candidates if not late.get(each.shard, False)
-        )
+        launches = launches_of(each for each in candidates if not late.get(each.shard, False))
         if not launches:
-            return [], "The shards with enough small files lag: their consumption comes first."
+            return [], "The shards with enough small files lag: they consume first."
         for launch in launches:
             self._pace.note(launch.node, self.clock())
         lines = (f"{len(launch.shards)} shards of {launch.node}" for launch in launches)
@@ -134,10 +288,10 @@ class CompactionRounds:
         return free
 
     def _compacting(self, instance: dg.DagsterInstance) -> set[str | None]:
-        """Return the nodes with a compaction of the stream; fail the runs whose process is gone.
+        """Return the nodes with a compaction of the stream; mark dead compactions as failed.
 
-        The janitor looks after runs that consume, and an agent after all runs of its node: where
-        there is none, such a run would keep its node from being chosen for ever.
+        The janitor cleans up runs that consume, and an agent all runs of its node. Without an
+        agent, a dead compaction would block its node forever.
         """
         compacting = dg.RunsFilter(
             job_name=partitions.compact_job_name(self.stream), statuses=ACTIVE
@@ -151,11 +305,8 @@ class CompactionRounds:
         return nodes
 
     def _unclaimed(
-        self,
-        store: LeaseStore,
-        instance: dg.DagsterInstance,
-        candidates: Iterable[compaction_choice.Candidate],
-    ) -> list[compaction_choice.Candidate]:
+        self, store: LeaseStore, instance: dg.DagsterInstance, candidates: Iterable[Candidate]
+    ) -> list[Candidate]:
         """Return the shards whose output is not being replaced."""
         claims = {claim.shard: claim.run for claim in store.rewrites(self.stream.key)}
         return [
@@ -165,7 +316,7 @@ class CompactionRounds:
         ]
 
     def _is_old(self, store: LeaseStore, shard: ShardId, number: int) -> bool:
-        """Return True if the first batch of a number, or behind it, is old enough."""
+        """Return True if the batch with this number, or the next one, is old enough."""
         key, age = self.stream.key, self.stream.retention.compact_after_s
         row = next(store.each_batch(key, shard, numbers=range(number, NUMBERS_END)), None)
         newest = next(store.each_batch(key, shard, newest_first=True), None)
@@ -178,11 +329,11 @@ class CompactionRounds:
 def compaction_step(
     stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
 ) -> Step:
-    """Return the step `compaction`; `clock` gives monotonic seconds.
+    """Return the step `compaction`; `clock` returns monotonic seconds.
 
-    The cursor counts the runs that it launched: every so many of them, one removes the files that
-    were replaced. Once there was nothing to launch for long, a last one does, and a mark behind the
-    number says so.
+    The cursor counts the launched runs. Every `VACUUM_EVERY_RUNS`-th run also removes replaced
+    files. After a long time without a launch, one more run removes the rest, and the cursor is
+    marked `CLEAN`.
     """
     rounds = CompactionRounds(stream, deployment, clock)
 
@@ -195,7 +346,7 @@ def compaction_step(
             last = not launch.launch.shards
             if not last:
                 before, mark = before + 1, ""
-            vacuum = last or before % compaction_choice.VACUUM_EVERY_RUNS == 0
+            vacuum = last or before % VACUUM_EVERY_RUNS == 0
             requests.append(compaction_request(stream, launch, vacuum=vacuum))
             mark = CLEAN if last else mark
         return Outcome(sentence, requests, f"{before} {mark}".rstrip())

@@ -1,8 +1,8 @@
-"""Requests of the launcher to runs that follow their shards, instead of launching more of them.
+"""Requests to following runs: to take another shard, or to end.
 
-A node's shards share one run, one Spark job and one transaction for each commit interval. So a
-shard with something to read joins a run of its node that has room. Where none has, a run that only
-waits for records ends, so that the shards that it kept from a run come to their turn.
+The shards of a node share one run, so that each commit interval needs one Spark job and one
+transaction. A shard with unread records is offered to a run of its node that has room. If no run
+has room, a run that only waits for records is asked to end, so that other shards can get a run.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dagster_leasehold.sensors.active_runs import ActiveRun
 from dagster_leasehold.sensors.launch_choice import IdleShard
 
 OFFER_S = 15.0
-"""The time that a run has to take a shard that it was offered."""
+"""The time within which a run takes a shard that it was offered, in seconds."""
 START_S = 60.0
-"""The time that shards wait for a launched run to open its own, before they get another one."""
+"""The time that shards wait for a launched run to start before they get another, in seconds."""
 NEW_DEFINITION = "the stream's definition has changed"
 BUDGET_OVER = "its budget of time is over"
 OTHERS_WAIT = "other shards of its node wait for a run"
@@ -31,15 +31,15 @@ OTHERS_WAIT = "other shards of its node wait for a run"
 
 @dataclass(slots=True)
 class FollowingRuns:
-    """The following runs of a stream, with a memory of the requests to them.
+    """The following runs of a stream, and the requests that they were sent.
 
     Attributes:
-        definition: the mark of the stream's definition; runs of another one end.
-        budget_s: the time after which a run gives way to the next one, in seconds.
+        definition: the mark of the stream's definition. Runs of an older definition are ended.
+        budget_s: the time after which a new run replaces a run, in seconds.
         shards_per_run: the most shards that a run serves.
         clock: monotonic seconds.
         new_id: makes ids of offers.
-        missed: the shards that were offered to a run which has ended since the last tick.
+        missed: the shards that were offered to a run that has ended since the last tick.
     """
 
     definition: str
@@ -57,9 +57,9 @@ class FollowingRuns:
     )
 
     def see(self, runs: Sequence[ActiveRun], progress: Mapping[ShardId, Progress]) -> None:
-        """Take note of the active runs, and of the shards that each has open."""
+        """Record the active runs and the shards that each has open."""
         now_s, ids = self.clock(), {run.run_id for run in runs}
-        # Opening takes a moment: a run that has not opened all counts as done at the next tick.
+        # A run counts as started once it has opened all its shards, or one tick after the first.
         self._opened = ids & (self._opened | set(self._open))
         self._open = Counter(row.consumer_run for row in progress.values() if row.consumer_run)
         self._opened |= {
@@ -77,14 +77,14 @@ class FollowingRuns:
     def taken(self, runs: Iterable[ActiveRun]) -> set[str]:
         """Return the shards that runs are about to open.
 
-        A run that has opened its shards serves the ones that the store says: one that it let
-        go is free for another run, however long the run lives.
+        Once a run has started, the lease store shows which shards it has open. A shard that it has
+        released is free for another run.
         """
         starting = {s for run in runs if run.run_id not in self._opened for s in run.shards}
         return starting | self._offered.keys()
 
     def stop(self, instance: dg.DagsterInstance) -> list[str]:
-        """Ask runs to end that others are to replace; return a line for each."""
+        """Ask runs to end that are to be replaced; return a line for each."""
         notes: list[str] = []
         for run in self._runs:
             if run.ending or not (reason := self._reason_to_stop(run)):
@@ -102,9 +102,9 @@ class FollowingRuns:
     def share(
         self, ready: Sequence[IdleShard], *, apart: Collection[str] = ()
     ) -> tuple[dict[str, list[ShardId]], set[ShardId]]:
-        """Return the shards to offer to each run, and the ones that wait for one to be ready.
+        """Return the shards to offer to each run, and the shards that wait for a starting run.
 
-        Runs that are `apart` serve a blocked shard, and take no others.
+        The runs in `apart` serve a blocked shard and take no other.
         """
         offers: dict[str, list[ShardId]] = {}
         waiting: set[ShardId] = set()
@@ -125,7 +125,7 @@ class FollowingRuns:
         self._offered |= dict.fromkeys(shards, (run_id, self.clock()))
 
     def make_room(self, instance: dg.DagsterInstance, nodes: Collection[NodeName]) -> int:
-        """Ask one run of each of these nodes to end once it has nothing to read."""
+        """Ask the oldest run of each of these nodes to end once it has nothing to read."""
         asked = 0
         for node in nodes:
             runs = [run for run in self._runs if run.node == node and not run.ending]
@@ -139,7 +139,7 @@ class FollowingRuns:
     def _with_room(
         self, node: NodeName, offers: Mapping[str, Sequence[ShardId]]
     ) -> list[ActiveRun]:
-        """Return the runs of a node that can take one more shard, those with most shards first."""
+        """Return the runs of a node that can take another shard, fullest first."""
 
         def size(run: ActiveRun) -> int:
             started = run.run_id in self._opened

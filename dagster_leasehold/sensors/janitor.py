@@ -1,4 +1,4 @@
-"""The step that cleans up after runs that died, and deletes old history a little in each tick."""
+"""The step that cleans up after dead runs and deletes old history, a little in each tick."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 ROUND_EVERY_S = 3_600.0
 STEPS_PER_TICK = 50
 TICK_BUDGET_S = 1.0
-"""The time of a tick, in seconds, after which the rest of a round waits for the next one."""
+"""The time in a tick after which the rest of a round waits for the next tick, in seconds."""
 FAILURES_SHOWN = 3
 
 
 @dataclass(slots=True)
 class HistoryRounds:
-    """The rounds of one group, one each hour, with a memory of where a round stands.
+    """The hourly rounds of deletion for one group; remembers how far a round is.
 
     Attributes:
-        key: of the group.
-        deployment: of the store, the settings and the output folder.
+        key: the group.
+        deployment: its store, settings and output folder are used.
         clock: monotonic seconds.
         output_age: the age at which committed output expires; None keeps it.
     """
@@ -45,9 +45,9 @@ class HistoryRounds:
     _next_s: float = field(default=float("-inf"))
 
     def tick(self) -> list[str]:
-        """Do a part of a round if one is due; return a line for each result when it is over.
+        """Do a part of a round if one is due; return a line for each result once it is over.
 
-        An error of the store is a line, too, and an hour later there is another round.
+        If the store fails, the line is its error, and the next round comes an hour later.
         """
         age = self.deployment.history_age
         started_s = self.clock()
@@ -72,7 +72,7 @@ class HistoryRounds:
         rows = round_.report.rows.total()
         lines = [f"deleted {rows:,} old rows of history"] if rows else []
         if expired := round_.report.expired:
-            lines.append(f"forgot {expired:,} ledger rows of output that has expired")
+            lines.append(f"deleted {expired:,} ledger rows of expired output")
         return lines + round_.report.failures[:FAILURES_SHOWN]
 
     def _output(self) -> OutputExpiry | None:
@@ -89,6 +89,6 @@ def janitor_step(stream: ShardStream, deployment: Deployment, clock: Clock = ste
 
     def work(tick: Tick) -> Outcome:
         done = cleaning.clean(tick.runs) + history.tick()
-        return Outcome("; ".join(done) or "No run is dead, and none continues without a lease.")
+        return Outcome("; ".join(done) or "No run has died, and none works without a lease.")
 
     return Step(stream, "janitor", work, EVERY_THIRD_LOOP_S)

@@ -1,9 +1,8 @@
-"""Records that were committed after their hour was made: found, counted, and marked for a rerun.
+"""Finds and counts records that were committed after their hour was completed.
 
-A look goes through the batches that are new since the last one, and opens only the files
-that reach back into hours that were asked for. Of the batches that reach into an hour, the number
-of the last one is remembered until the hour's row is there: only then can anybody tell what the
-hour's run has read.
+Each check reads the batches committed since the last one, and opens only the files whose event
+times reach into requested hours. For each such hour it remembers the last batch until the hour's
+row exists, because only this row says which batches the hour's run has read.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.window_rows import EventWindow
 
 SPANS_MAX = 8
-"""The most spans of hours that are asked for one by one; more are one long span."""
+"""The most spans of hours that are queried one by one; more are merged into one."""
 
 
 def reached_hours(batch: Batch, since: datetime, until: datetime) -> set[datetime]:
-    """Return the hours within `[since, until)` that output of a batch can lie in."""
+    """Return the hours within `[since, until)` that a batch can have records in."""
     hours: set[datetime] = set()
     files = [file for file in batch.files if not file.quarantine]
     spans = [(file.first_event_time or since, file.last_event_time or until) for file in files]
     if not files and batch.statistics.written:
-        # Compaction has put its records into an earlier batch's file already.
+        # Compaction has moved its records to the file of an earlier batch.
         spans = [(since, until)]
     for first, last in spans:
         hour = max(hour_of(first), since)
@@ -67,7 +66,7 @@ def windows_of(
 
 
 def _spans(hours: Collection[datetime]) -> list[tuple[datetime, datetime]]:
-    """Return few spans of time that cover all the hours."""
+    """Return at most `SPANS_MAX` time spans that cover all the hours."""
     spans: list[tuple[datetime, datetime]] = []
     for hour in sorted(hours):
         if spans and spans[-1][1] == hour:
@@ -79,14 +78,14 @@ def _spans(hours: Collection[datetime]) -> list[tuple[datetime, datetime]]:
 
 @dataclass(slots=True)
 class LateRecords:
-    """The late records of one downstream asset, with a memory of the ledger that was read.
+    """The late records of one downstream asset; remembers how far the ledger was read.
 
     Attributes:
         hourly: the asset.
         store: the lease store.
         output_root: the folder of the stream's output.
-        steps: of the sensor's ticks; an hour or a shard that fails is left out for a while.
-        catalog: of the stream's table.
+        steps: skip an hour or shard for a while after it failed.
+        catalog: the catalog of the stream's table.
     """
 
     hourly: HourlyAsset
@@ -103,10 +102,10 @@ class LateRecords:
     def begin(
         self, shards: Sequence[ShardLease], asked_until: datetime
     ) -> list[EventWindow] | None:
-        """Decide, once in a process, where to begin; return the rows of hours that can get records.
+        """Decide where to begin reading; return the rows of hours that can get late records.
 
         Returns:
-            The rows; None if that was done before.
+            The rows; None if this process has begun before.
         """
         if self._next is not None:
             return None
@@ -114,7 +113,7 @@ class LateRecords:
         windows = self.store.windows(
             self.hourly.stream.key, self.hourly.name, since=since, until=asked_until
         )
-        # What the least covering hour has looked through, all have.
+        # Every hour has read at least the batches that the hour with the fewest has read.
         self._next = {
             lease.shard: min((window.covered.get(lease.shard, 0) for window in windows), default=0)
             for lease in shards
@@ -122,16 +121,16 @@ class LateRecords:
         return windows
 
     def since(self, asked_until: datetime) -> datetime:
-        """Return the first hour where late records are looked for."""
+        """Return the first hour that late records are counted for."""
         within = timedelta(seconds=self.hourly.late.within_s)
         return max(self.hourly.since, hour_of(asked_until - within))
 
     def look(self, shards: Sequence[ShardLease], asked_until: datetime) -> None:
-        """Read the batches that were committed since the last look.
+        """Read the batches that were committed since the last call.
 
         Args:
-            shards: as the lease tables have them now.
-            asked_until: runs were asked for all hours before this one.
+            shards: the current rows of the lease tables.
+            asked_until: the first hour that was not requested yet.
         """
         assert self._next is not None
         since, present = self.since(asked_until), {lease.shard for lease in shards}
@@ -159,14 +158,14 @@ class LateRecords:
 
     @property
     def hours(self) -> set[datetime]:
-        """The hours that new batches reach into and whose rows have not been looked at since."""
+        """The hours that new batches reach into, until their rows are counted."""
         return set(self._ends)
 
     def count(self, rows: Mapping[datetime, EventWindow]) -> list[EventWindow]:
-        """Write late records into the rows of their hours; return the rows that changed.
+        """Add the number of late records to the rows of their hours; return the changed rows.
 
-        An hour whose batches are not published, whose file cannot be read, or whose row another
-        process wrote first, is left to a later tick.
+        An hour waits for a later tick if its batches are not published yet, if a file cannot be
+        read, or if another process has written its row first.
         """
         counted: list[EventWindow] = []
         for at in sorted(self._ends.keys() & rows.keys()):
@@ -204,7 +203,7 @@ class LateRecords:
         return all(cursors.get(shard, 0) >= end for shard, end in ends.items())
 
     def _rows(self, window: EventWindow, ends: Mapping[ShardId, int]) -> int:
-        """Return the number of records of an hour in batches that its run has not read."""
+        """Return the number of an hour's records in batches that its run has not read."""
         key, span = self.hourly.stream.key, EventSpan(window.start, window.end)
         plan = plan_table(
             self.store, key, self.output_root, shards=ends, span=span, catalog=self.catalog
@@ -223,7 +222,7 @@ class LateRecords:
         )
 
     def _rows_of(self, plan: TablePlan, file: PlannedFile, wanted: range, span: EventSpan) -> int:
-        """Return the number of records of a span in some batches of a file."""
+        """Return the number of records within a time span in some batches of a file."""
         own = file.numbers
         if own is None or own.stop <= wanted.start or own.start >= wanted.stop:
             return 0
@@ -237,7 +236,7 @@ class LateRecords:
         rows = sum(b.statistics.written for b in within)
         if before + rows + after != file.records:
             raise OutputUnreadable(
-                f"Batches {own.start} to {own[-1]} of shard {file.shard} lie together in "
-                f"{file.path}, and the ledger does not tell their rows apart: replay them."
+                f"Batches {own.start} to {own[-1]} of shard {file.shard} are merged in "
+                f"{file.path}, and the ledger does not say which rows are whose. Replay them."
             )
         return dataset.to_table([TIME_COLUMN]).slice(before, rows).filter(of_span).num_rows

@@ -1,7 +1,7 @@
-"""The choice of the shards that the next runs serve: pure, and made at every tick.
+"""The choice of shards for the next runs: pure functions, called at every tick.
 
-Nothing here keeps a shard safe; two runs for one shard cost work, and the lease decides between
-them. The memory of launches between ticks can be lost without harm.
+Safety does not depend on this choice. Two runs for one shard waste work, but only one can hold its
+lease. The launch history can be lost without harm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RETRY_MAX_S = 300.0
 LOOK_S = 5.0
 """The time from one tick to the next, in seconds."""
 NEXT_LOOK_FRACTION = 0.9
-"""The part of it that is sure to have passed by the next tick."""
+"""The next tick comes after at least this part of that time."""
 
 
 Place = Hashable
@@ -40,9 +40,9 @@ class IdleShard:
     """A shard that a served node may consume and that no run has open.
 
     Attributes:
-        epoch: of its last tenure: it rises when a run opens the shard.
-        blocked: it needs runs of its own, since the runs that served it hang or crash.
-        suspicion: what their failures tell of its next records, or None.
+        epoch: of its last tenure. It rises when a run opens the shard.
+        blocked: True if it needs a run of its own, because its runs hang or crash.
+        suspicion: the range of records suspected to cause that, or None.
     """
 
     shard: ShardId
@@ -55,7 +55,7 @@ class IdleShard:
 
     @property
     def place(self) -> Place:
-        """How far the shard has come: a smaller range that is searched is progress as well."""
+        """The shard's progress. A smaller suspected range counts as progress, too."""
         if self.suspicion is None or not self.suspicion.isolating:
             return self.check_point
         return self.check_point, self.suspicion.records, self.suspicion.alone
@@ -74,10 +74,10 @@ def work_left(
 ) -> Work:
     """Return the work that a shard needs next.
 
-    A shard without a checkpoint needs a run even when it has nothing to read, unless its group
-    starts at the beginning: the run fixes where the shard starts, before newer records arrive. So
-    does the child of a split or merge whose beginning was removed, and a shard that was removed
-    as a whole before it was read: the run records the gap.
+    A shard without a checkpoint needs a run even if it has nothing to read, unless its group starts
+    at the beginning: the run stores where the shard starts before newer records arrive. A child of
+    a split or merge whose first records were removed needs a run, too, and so does a shard that was
+    removed before it was read: the run records the gap.
     """
     lost = (child or bounds.removed) and bounds.origin not in (None, bounds.begin)
     if check_point is None and lost:
@@ -103,12 +103,13 @@ class _Attempt:
 
 @dataclass(slots=True)
 class LaunchHistory:
-    """A memory of the last launch for each shard, and of launches that changed nothing.
+    """The last launch for each shard, and how many launches in a row committed nothing.
 
-    A shard whose runs commit nothing (a transform that raises, a damaged log) is launched again
-    after 10 s, then 20 s, up to 300 s, so that it does not keep its node busy for nothing. A run
-    that never opened it, since it found no code server, is no such run: the next one is launched at
-    once, and later ones after the same waits. Another node that gets the shard waits for nothing.
+    If a shard's run commits nothing (a transform raises, the log is damaged), the next run is
+    launched after 10 s, then 20 s, up to 300 s, so that the shard does not keep its node busy. A
+    run that never opened the shard, for example because no code server answered, does not count:
+    the next run is launched at once, and only later ones wait. When another node gets the shard,
+    it launches a run at once.
     """
 
     _attempts: dict[ShardId, _Attempt] = field(default_factory=dict)
@@ -126,28 +127,28 @@ class LaunchHistory:
         return max(0.0, attempt.at_s + pause_s - now_s)
 
     def fruitless(self, idle: IdleShard) -> int:
-        """Return the number of runs in a row that opened the shard and left it at this place."""
+        """Return the number of runs in a row that opened the shard and made no progress."""
         attempt = self._attempts.get(idle.shard)
         if attempt is None or attempt.place != idle.place:
             return 0
         return attempt.fruitless + (idle.epoch != attempt.epoch)
 
     def tried(self, idle: IdleShard) -> bool:
-        """Return True if a launch, or an offer to a run, has left its node's shard where it is."""
+        """Return True if a run was launched for, or offered, the shard at this place already."""
         attempt = self._attempts.get(idle.shard)
         return attempt is not None and (attempt.node, attempt.place) == (idle.node, idle.place)
 
     def turn(self, shard: ShardId) -> int:
-        """Return the turn when the shard was last served; 0 if it never was."""
+        """Return the number of the launch that last served the shard; 0 if none did."""
         attempt = self._attempts.get(shard)
         return attempt.turn if attempt else 0
 
     def keep(self, shards: Collection[ShardId]) -> None:
-        """Forget all shards but these: shards that are over are never launched again."""
+        """Forget all shards except these; the others are over and get no more runs."""
         self._attempts = {shard: at for shard, at in self._attempts.items() if shard in shards}
 
     def forget(self, shards: Iterable[ShardId]) -> None:
-        """Forget launches that were not begun."""
+        """Forget the launches for these shards, which never began."""
         for shard in shards:
             self._attempts.pop(shard, None)
 
@@ -175,11 +176,10 @@ def choose_launches(
 ) -> list[Launch]:
     """Return runs for shards that have work, the least recently served first.
 
-    A node gets no more than `runs_per_node` runs at a time, including the ones that it has. Shards
-    whose last run committed nothing share their next one with a quarter as many, and only with
-    others of that kind. One that is blocked has a run of its own, and a node has one run less for
-    those than it has at all, so that its other shards wait for none of them; `apart_active` is the
-    number of such runs at work.
+    A node has at most `runs_per_node` runs, including its active ones. A shard whose last run
+    committed nothing shares the next run with a quarter as many shards, all of the same kind. A
+    blocked shard gets a run of its own. One run of each node is kept for shards that are not
+    blocked. `apart_active` is the number of active runs for blocked shards.
     """
 
     def share(idle: IdleShard) -> int:
@@ -209,14 +209,14 @@ def choose_launches(
 
 @dataclass(slots=True)
 class ReadMemory:
-    """A memory of the moments when idle shards were last seen read to their ends.
+    """The times when idle shards were last seen without unread records.
 
-    What is unread came after that moment, and is due one interval later. A shard that was never
-    seen read is due at once: losing the memory costs a batch that is smaller than it might be.
+    An unread record arrived after that time, so it is due one interval later. A shard that is not
+    known here is due at once: if this state is lost, a batch is smaller than it could be.
 
     Attributes:
-        interval_s: the longest time that a record waits at the head of the log.
-        lag_max: unread records that wait for no interval.
+        interval_s: the longest time that a record waits at the head of the log, in seconds.
+        lag_max: the number of unread records that are due at once.
     """
 
     interval_s: float
@@ -224,15 +224,15 @@ class ReadMemory:
     _read_s: dict[ShardId, float] = field(default_factory=dict[ShardId, float])
 
     def keep(self, idle: Collection[ShardId]) -> None:
-        """Forget all shards but these: the reads of a run are not seen here."""
+        """Forget all shards except these; the others are read by runs."""
         self._read_s = {shard: at_s for shard, at_s in self._read_s.items() if shard in idle}
 
     def see_read(self, shard: ShardId, now_s: float) -> None:
-        """Take note that a shard has nothing to read."""
+        """Record that a shard has nothing to read."""
         self._read_s[shard] = now_s
 
     def due(self, shard: ShardId, lag: int | None, now_s: float) -> bool:
-        """Return True if a shard's oldest unread record is due before the next look."""
+        """Return True if a shard's oldest unread record is due before the next tick."""
         if shard not in self._read_s or (lag is not None and lag >= self.lag_max):
             return True
         return self._read_s[shard] + self.interval_s < now_s + LOOK_S * NEXT_LOOK_FRACTION

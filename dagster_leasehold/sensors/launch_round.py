@@ -51,16 +51,15 @@ from dagster_leasehold.shard_sources.source import ShardBounds
 FINISHED_PER_ROUND_MAX = 100
 MAX_RETRIES_TAG = "dagster/max_retries"
 OVERTIME_S = 900
-"""The time beyond budget and stall limit after which the janitor ends a run still at work."""
+"""The time that a run has beyond its budget and stall limit before the janitor ends it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The runs that a round launches, and one line for each thing that it did or left.
+    """The runs that a round launches, and a line for each thing that it did or left.
 
     Attributes:
-        freed: it launched nothing, and freed shards of runs that had died: the next round serves
-            them.
+        freed: True if it only freed shards of dead runs, which the next round then serves.
     """
 
     launches: tuple[Launch, ...] = ()
@@ -70,18 +69,18 @@ class Round:
 
 @dataclass(slots=True)
 class LaunchRounds:
-    """The rounds of launching for the shards of the served nodes, with their memory.
+    """The rounds of launching for the served nodes, with the state that they share.
 
     Attributes:
-        stream: of the shards.
+        stream: the declaration.
         store: the lease store.
-        address: that the served nodes registered under; a node of ours that answers from another
-            address is of another process, and so are its runs.
+        address: where the served nodes are registered. A node with the same name and another
+            address belongs to another process, and so do its runs.
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
-        definition: the mark of the stream's definition, for the runs that it launches.
-        quiet: the shards that had nothing to read at the last round, and that no run serves.
-        processes: of the runs that were at work at the last round.
+        definition: the mark of the stream's definition, passed to the runs that are launched.
+        quiet: the shards that had nothing to read and no run at the last round.
+        processes: the processes of the runs that were active at the last round.
     """
 
     stream: ShardStream
@@ -113,10 +112,10 @@ class LaunchRounds:
         )
 
     def run(self, runs: ActiveRuns, report: TickReport) -> Round:
-        """Return one round on the report of a tick of rebalancing.
+        """Do one round, based on the report of a tick of rebalancing.
 
         Raises:
-            SourceError: the source cannot tell the bounds of its shards.
+            SourceError: the source cannot return the bounds of its shards.
             StoreError: the lease store does not answer.
         """
         self.quiet, self.processes, self._source_errors = {}, (), {}
@@ -205,8 +204,8 @@ class LaunchRounds:
         apart: list[ActiveRun],
     ) -> tuple[list[Launch], set[ShardId]]:
         """Return runs for shards that wait for no other run, and the shards that do."""
-        # As the tags of runs have them, which anybody can write: a tag that names no node counts
-        # for none.
+        # The node comes from a run's tags, which any user can write. A run without one counts for
+        # no node.
         runs_active, apart_active = (
             Counter(run.node for run in runs if run.node) for runs in (active, apart)
         )
@@ -223,7 +222,7 @@ class LaunchRounds:
             launched_shards = {shard for launch in launches for shard in launch.shards}
             if launched_shards <= free:
                 return launches, queued
-            # Those behind them are asked for, too: a backfill can hold thousands.
+            # Some of the next shards are checked as well, because a backfill can serve thousands.
             rest = (i.shard for i in ready if i.shard not in free | queued | launched_shards)
             asked = [*(launched_shards - free), *islice(rest, SHARDS_PER_READ)]
             waiting = queued_shards(instance, self.stream, asked)
@@ -233,10 +232,10 @@ class LaunchRounds:
     def _ready(
         self, report: TickReport, active: list[ActiveRun], notes: list[str]
     ) -> list[IdleShard]:
-        """Return shards with something to read that no run serves; finish the empty ones."""
+        """Return the shards to read that no run serves; finish the ones read to their end."""
         idle = self._idle(report, self._following.taken(active))
         self._reads.keep(idle.keys())
-        # The least recently served first: shards that are probed one by one come round in turn.
+        # The least recently served first: where shards are probed one by one, each gets its turn.
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
         bounds = self._bounds(places)
@@ -274,7 +273,7 @@ class LaunchRounds:
         able = [i for i in each if not self._history.wait_s(i, self.clock())]
         if waiting := len(unread) - len(able):
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
-        # One record that is due pulls along all else that its node has to read.
+        # If one record of a node is due, all unread shards of the node are read with it.
         due = {shard.node for shard in able if self._due(shard)}
         ready = [shard for shard in able if shard.node in due]
         if early := len(able) - len(ready):
@@ -287,7 +286,7 @@ class LaunchRounds:
         return ready
 
     def _bounds(self, places: Mapping[ShardId, str | None]) -> dict[ShardId, ShardBounds]:
-        """Return the bounds of shards, and note errors of unreadable ones."""
+        """Return the bounds of shards, and record the errors of shards that have none."""
         try:
             bounds = bounds_of(self.stream.source, places, self._steps)
         except SourceError as error:
@@ -340,7 +339,7 @@ class LaunchRounds:
         }
 
     def _held(self, report: TickReport) -> list[Progress]:
-        """Return the progress of shards that nodes of ours hold, those in transfer included."""
+        """Return the progress of the shards that served nodes hold, also if in transfer."""
         ours = {node.name for node in self._ours(report)}
         rows = report.snapshot.shards
         shards = {row.shard for row in rows if row.consumer_owner in ours}
@@ -350,14 +349,14 @@ class LaunchRounds:
         return [node for node in report.snapshot.nodes if node.address == self.address]
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
-        """Return the node of each shard that a node of ours may consume, and takes runs for."""
+        """Return the node of each shard that a served node consumes and accepts runs for."""
         ours = {node.name for node in self._ours(report) if node.accepts_runs}
         return {
             shard: node for node, shards in report.owned.items() if node in ours for shard in shards
         }
 
     def _finish(self, shard: ShardId, node: NodeName, end: str) -> bool:
-        """Finish a read-only shard that was read to its end before it became read-only."""
+        """Finish a shard that was read to its end before the source closed it."""
         opened = self.store.open_tenure(self.stream.key, shard, node, self.new_id())
         if not isinstance(opened, Opened):
             return False
@@ -388,10 +387,10 @@ def run_request(
 ) -> dg.RunRequest:
     """Return the request for a run of `consume_<stream>`.
 
-    It has no run key: Dagster refuses for ever a key that was used once, and the lease keeps two
-    runs apart. Nor does Dagster retry it: the next tick launches the rest, for the node that
-    owns it then. With the mark of a definition, the run follows its shards; without, it ends
-    once they are read.
+    It has no run key, because Dagster never launches a second run with the same key; the lease
+    keeps two runs from consuming the same shard. Dagster does not retry the run: the next tick
+    launches one for the node that owns the shards then. With the mark of a definition, the run
+    follows its shards; without it, the run ends once they are read.
     """
     config = ConsumeConfig(
         node=launch.node,
@@ -410,13 +409,13 @@ def run_request(
 
 
 def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[str, str]:
-    """Return the tags of a run on a node; `work_max_s` is the longest that it works, in seconds."""
+    """Return the tags of a run on a node; `work_max_s` limits its time, in seconds."""
     return {
         partitions.NODE_TAG: launch.node,
         partitions.STREAM_TAG: stream.name,
         **partitions.shards_tag(launch.shards),
-        # A run that hangs ends by itself before; this is for one that cannot even do that. Dagster
-        # has a tag of its own for it, and compares the clocks of two hosts.
+        # A run that hangs ends itself before this limit, unless it cannot. Dagster's own tag for
+        # this is not used, because Dagster compares the clocks of two hosts for it.
         partitions.WORK_MAX_TAG: str(round(work_max_s) + OVERTIME_S),
         MAX_RETRIES_TAG: "0",
     }

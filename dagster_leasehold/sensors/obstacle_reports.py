@@ -1,4 +1,4 @@
-"""The reports of the check `progress`: it fails within a minute of a shard making none."""
+"""The reports of the check `progress`, which fails within a minute once a shard stalls."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from dagster_leasehold.lease_store.rules.obstacles import Obstacle, obstacle
 from dagster_leasehold.lease_store.times import utc_now
 
 PATIENCE_S = 20.0
-"""The time that an obstacle that often passes by itself is not reported, in seconds."""
+"""How long an obstacle that often resolves by itself is not reported, in seconds."""
 COMPARE_EVERY_S = 30.0
-"""The time between two comparisons with what Dagster stored: a run can store outcomes as well."""
+"""The time between two comparisons with Dagster's storage, where runs store outcomes, too."""
 
 
 def obstacles_of(
     report: TickReport, *, quiet: Iterable[ShardId], source_errors: Mapping[ShardId, str]
 ) -> dict[ShardId, Obstacle | None]:
-    """Return the obstacle of each shard of a group, as one deployment knows it.
+    """Return the obstacle of each shard of a group, as seen by one deployment.
 
-    A shard that a live node of another deployment holds is that deployment's to judge.
+    A shard that a live node of another deployment holds is judged by that deployment.
 
     Args:
         report: a tick of rebalancing.
-        quiet: the shards that are known to be read to their ends.
-        source_errors: a sentence for each shard that the source does not answer for.
+        quiet: the shards that are known to have nothing to read.
+        source_errors: a sentence for each shard whose bounds the source did not return.
     """
     nodes = {
         node.name: node.accepts_runs
@@ -66,10 +66,10 @@ def obstacles_of(
 
 @dataclass(slots=True)
 class ObstacleReports:
-    """The reports of one stream's check, with a memory of the last one.
+    """The reports of one stream's check; remembers the last one.
 
     Attributes:
-        stream: of the shards.
+        stream: the declaration.
         clock: monotonic seconds.
     """
 
@@ -82,7 +82,7 @@ class ObstacleReports:
     def see(
         self, instance: dg.DagsterInstance, obstacles: Mapping[ShardId, Obstacle | None]
     ) -> None:
-        """Report the outcome of the check if it is not the last one that Dagster stored."""
+        """Report the outcome of the check unless Dagster has stored the same one last."""
         now_s = self.clock()
         stalled = (shard for shard, reason in obstacles.items() if reason is not None)
         self._since_s = {shard: self._since_s.get(shard, now_s) for shard in stalled}
@@ -97,7 +97,7 @@ class ObstacleReports:
         self._reported, self._compare_s = outcome.description, now_s + COMPARE_EVERY_S
 
     def _lasting(self, shard: ShardId, reason: Obstacle | None) -> Obstacle | None:
-        """Return an obstacle, unless it can pass by itself and is too new to be reported."""
+        """Return the obstacle, or None while it is new and can still resolve by itself."""
         if reason is None or not reason.kind.transient:
             return reason
         return reason if self.clock() - self._since_s[shard] >= PATIENCE_S else None

@@ -1,8 +1,8 @@
 """The step that calls a stream's `on_commit` for committed batches, in order per shard.
 
-A batch whose call fails is called for again, and holds back the later ones of its shard and nothing
-else: consumption does not look at the hook. The process remembers only until when it waits; the
-number and the error of failed calls are in the outbox, for the next delivery.
+If a call fails, it is repeated later, and the later batches of its shard wait. Other shards and
+consumption do not. The process only remembers when the next call is due. The outbox stores the
+number of failed calls and the last error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RETRY_FIRST_S = 5.0
 RETRY_MAX_S = 600.0
 CALLS_PER_SHARD_MAX = 200
 TICK_BUDGET_S = 20.0
-"""The seconds after which a tick begins no further call: others get the lock."""
+"""The time after which a tick starts no further call and releases the lock, in seconds."""
 
 
 @dataclass
@@ -41,11 +41,11 @@ class DeliveryReport:
     """The outcome of one tick.
 
     Attributes:
-        delivered: calls that returned.
-        failures: for each shard whose call failed in this tick, one line with the error.
-        left: batches that wait for a later tick.
-        explanation: the reason why nothing was called, or why the tick stopped early; or empty.
-        troubles: one line for each shard whose batches could not be looked at or noted.
+        delivered: the number of calls that returned.
+        failures: a line with the error for each shard whose call failed.
+        left: the number of batches that wait for a later tick.
+        explanation: why nothing was called, or why the tick stopped early; can be empty.
+        troubles: a line for each shard whose batches could not be read or recorded.
     """
 
     delivered: int = 0
@@ -63,13 +63,13 @@ class DeliveryReport:
 
 
 class HookDelivery:
-    """The delivery to one stream's hook from this process.
+    """Calls one stream's hook from this process.
 
     Args:
         stream: the declaration; `on_commit` is set.
-        deployment: the lease store, the nodes served here and the output folder.
+        deployment: its lease store, served nodes and output folder are used.
         clock: monotonic seconds.
-        jitter: a number in [0, 1) for each wait.
+        jitter: returns a number in [0, 1) for each wait.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class HookDelivery:
         """Call the hook for the events that are due; failures are in the report.
 
         Args:
-            address: that this deployment's nodes register under.
+            address: where this deployment's nodes are registered.
 
         Raises:
             LeaseholdError: the lease store does not answer.
@@ -105,7 +105,7 @@ class HookDelivery:
         return report
 
     def calling(self) -> str:
-        """Return the call that a tick waits for."""
+        """Describe the call that the tick is waiting for."""
         batch, since_s = self._calling
         waited_s = self._clock() - since_s
         return f"on_commit was called for batch {batch} {waited_s:.0f} s ago and has not returned"
@@ -149,7 +149,7 @@ class HookDelivery:
         deadline_s: float,
         report: DeliveryReport,
     ) -> None:
-        """Call the hook shard by shard, the longest waiting first."""
+        """Call the hook shard by shard, the longest-waiting shard first."""
         for each in sorted(due, key=lambda waiting: waiting.oldest.sequence):
             calls = partial(self._call_shard, lock, each.shard, deadline_s, report)
             if not self._steps.attempt(f"shard {each.shard}", calls, True):
@@ -164,7 +164,7 @@ class HookDelivery:
         )
         for event in events:
             if self._clock() >= deadline_s:
-                report.explanation = "The rest is left to the next tick."
+                report.explanation = "The rest waits for the next tick."
                 return False
             failure = self._call(event)
             settled = self._deployment.store().settle_event(lock, event.sequence, error=failure)
@@ -209,7 +209,7 @@ def on_commit_step(
 ) -> Step:
     """Return the step `on_commit`, for a stream that declares the hook.
 
-    `clock` gives monotonic seconds, `jitter` a number in [0, 1).
+    `clock` returns monotonic seconds, `jitter` a number in [0, 1).
     """
     delivery = HookDelivery(stream, deployment, clock=clock, jitter=jitter)
 

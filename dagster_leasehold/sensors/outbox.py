@@ -30,7 +30,7 @@ from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 EVENTS_PER_TICK_MAX = 200
 SHOWN_MAX = 2_000
-"""The most materializations that are read, the newest; older ones can be reported again."""
+"""The most materializations that are read, newest first. Older ones can be reported twice."""
 
 
 def left_behind(
@@ -38,8 +38,8 @@ def left_behind(
 ) -> list[OutboxEvent]:
     """Return the events of runs that can no longer report them, in order.
 
-    A run that the instance does not know is another deployment's. That deployment reports it, as
-    long as the node that held the shard is a member of the group and registered from there.
+    A run that the instance does not know belongs to another deployment. That deployment reports
+    the events while the node that held the shard is a member of the group and registered there.
     """
     ended = ended_runs(instance, {event.run for event in pending})
     if not ended:
@@ -64,8 +64,8 @@ def not_shown(
 ) -> list[OutboxEvent]:
     """Return the events that no materialization covers yet.
 
-    A run can die between its report and the flag on its rows, and so can the process of the
-    sensor. Either left materializations that name the batches.
+    A run or this sensor can die after it reported materializations and before it flagged the rows.
+    The materializations then name the batches.
     """
     if not events:
         return []
@@ -97,10 +97,10 @@ def _number(batch_id: object) -> int:
 
 
 def outbox_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
-    """Return the step `outbox`; `clock` gives monotonic seconds.
+    """Return the step `outbox`; `clock` returns monotonic seconds.
 
-    Rows are flagged once Dagster has their events. Killed between the two, the next call finds in
-    Dagster what was stored, and flags the rows alone.
+    It flags rows after Dagster has stored their events. If it is killed in between, the next call
+    finds the events in Dagster and only flags the rows.
     """
     steps = FailingSteps(clock)
 
@@ -121,7 +121,9 @@ def outbox_step(stream: ShardStream, deployment: Deployment, clock: Clock = stea
             f"{sum(each.rows for each in reported)} delivered as {len(shards)} materializations."
         )
         mirror = partial(mirror_progress, store, stream, shards)
-        unmirrored = steps.attempt("telling the source's service", mirror, "", at_once=True)
+        unmirrored = steps.attempt(
+            "writing checkpoints to the source's service", mirror, "", at_once=True
+        )
         troubles = [each for each in (unmirrored, *(f"{note}." for note in steps.notes)) if each]
         return Outcome(" ".join((line, *troubles)), trouble=bool(troubles))
 
@@ -146,7 +148,7 @@ def _report(
     store: Outbox,
     shards: list[list[OutboxEvent]],
 ) -> _Reported:
-    """Report what Dagster does not show yet, of some shards at once, and flag the rows."""
+    """Report the events that Dagster does not have yet, for several shards, and flag the rows."""
     rows = [event for events in shards for event in events]
     events = [
         materialization_of(stream, each)

@@ -1,4 +1,4 @@
-"""The step `publish`: it publishes what no run has published, and reports on the table."""
+"""The step `publish`: publishes batches that no run has published, and reports on the table."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 TICK_EARLY_S = 1.0
-"""A tick can come so much early, in seconds: left to the next one, the interval would double."""
+"""A publication can be this early, in seconds. Otherwise a tick that comes a moment early would
+leave it to the next tick, and the interval would double."""
 OBSERVE_EVERY_S = 300.0
-"""The shortest time between two observations of a table, in seconds: events are kept for good."""
+"""The shortest time between two observations of a table, in seconds; Dagster keeps each."""
 CHECK_EVERY_S = 3_600.0
 """The time between two comparisons of table and ledger, in seconds."""
 COMPARING = "comparing table and ledger"
@@ -33,11 +34,11 @@ COMPARING = "comparing table and ledger"
 
 @dataclass
 class TableWatch:
-    """The news of a stream's table, for Dagster.
+    """The events about a stream's table that Dagster gets.
 
     Attributes:
-        rounds: the publishing of the stream from this process.
-        now: the time when the age of what waits is counted.
+        rounds: publish the stream's batches from this process.
+        now: the current time, for the age of unpublished batches.
     """
 
     rounds: PublishRounds
@@ -61,7 +62,7 @@ class TableWatch:
         self._observed = self._observed or observed_snapshot(instance, self.rounds.stream)
         if self._observed == self.rounds.snapshot:
             return []
-        # It loads PyIceberg, as publishing does.
+        # This imports PyIceberg, which only deployments with a table need.
         from dagster_leasehold.assets.output.table.group_table import find_table
 
         stream, deployment = self.rounds.stream, self.rounds.deployment
@@ -76,12 +77,12 @@ class TableWatch:
         return [table_observation(stream, publication, table[0], lag, self.now())]
 
     def checked(self, instance: dg.DagsterInstance) -> list[dg.AssetCheckEvaluation]:
-        """Return the outcome of comparing table and ledger, once in `CHECK_EVERY_S`, if it is news.
+        """Return the result of comparing table and ledger, once in `CHECK_EVERY_S`, if it is new.
 
-        A comparison that fails is tried again after a wait, and fails nothing else.
+        If the comparison itself fails, it is repeated after a wait.
 
         Raises:
-            StoreError: the lease store does not answer, for the second time.
+            StoreError: the lease store fails for the second time.
         """
         if self.rounds.snapshot is None or self.rounds.clock() < self._check_due_s:
             return []
@@ -98,7 +99,7 @@ class TableWatch:
 
 
 def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock) -> Step:
-    """Return the step `publish`; `clock` gives monotonic seconds."""
+    """Return the step `publish`; `clock` returns monotonic seconds."""
 
     @cache
     def watch_with(instance: dg.DagsterInstance) -> TableWatch:
@@ -116,7 +117,7 @@ def publish_step(stream: ShardStream, deployment: Deployment, clock: Clock = ste
         watch = watch_with(tick.instance)
         line, trouble = watch.rounds.tick()
         events = watch.observed(tick.instance)
-        # What failed a moment ago, and took its time, is not asked again in the same tick.
+        # The check would fail for the same reason as the publication, so it waits for a later tick.
         for event in [*events, *([] if trouble else watch.checked(tick.instance))]:
             tick.instance.report_runless_asset_event(event)
         return Outcome(line, trouble=trouble)

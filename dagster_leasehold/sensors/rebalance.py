@@ -33,13 +33,14 @@ from dagster_leasehold.sensors.tick_watch import Served, TickWatch, Wait
 
 _LOG = logging.getLogger(__name__)
 ROUNDS_MAX = 3
-"""The most rounds of a tick: a run has died, its shards are free, another one is launched."""
+"""The most rounds of a tick: one finds a dead run, one frees its shards, one launches a run."""
 
 
 class RebalanceMemory:
-    """A memory of the nodes seen alive, on the process's own clock, and of launches.
+    """The state that a stream's ticks share: when nodes were last seen alive, and launches.
 
-    Made at the first tick, because loading a code location must not open the lease store.
+    It is created at the first tick, because loading a code location must not open the lease store.
+    Times are those of the process's monotonic clock.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class RebalanceMemory:
         )
         self._upkeep = Upkeep(clock)
         if deployment.spark_folder is not None:
-            # While the deployment lives, the next run finds its Spark warm, if it comes soon.
+            # This process keeps Spark running for a while after a run, so the next starts fast.
             note_keeper(deployment.spark_folder)
         self.rounds = LaunchRounds(stream, store, address, clock, lambda: str(uuid.uuid4()))
 
@@ -79,10 +80,10 @@ class RebalanceMemory:
 
     @span("rebalance")
     def tick(self, remembered: str) -> TickReport:
-        """Do one tick; if the group has no shards yet, ask the source for them before.
+        """Do one tick; if the group has no shards yet, list them first.
 
-        The step `shard_list` does the same at about the same moment, but its rows would be
-        seen only at the next tick.
+        The step `shard_list` does so at about the same moment, but this step would see its rows
+        only at the next tick.
         """
         with suppress(UnknownGroup):
             report = self._tick(remembered)
@@ -100,7 +101,7 @@ class RebalanceMemory:
     def served(self, report: TickReport) -> Served:
         """Return the state of the served nodes' shards at the last round.
 
-        When a run dies on another host, its agent frees the shards: only the lease store shows it.
+        If a run dies on another host, its agent frees the shards. Only the lease store shows that.
         """
         rounds, opened = self.rounds, _opened(report.progress.values())
         if not (self._deployment.agents and opened):
@@ -122,7 +123,7 @@ class RebalanceMemory:
                 nodes=len(report.owned),
                 at=datetime.now(UTC),
             )
-            # What is only for people to look at must not keep a node from beating.
+            # A figure for people to read must not keep a node from sending beats.
             with suppress(OSError):
                 upkeep.save(self._deployment.upkeep_file(self._stream.key))
         return report
@@ -134,16 +135,16 @@ def rebalance_step(
     clock: Clock = steady_clock,
     wait: Wait | None = None,
 ) -> Step:
-    """Return the step `rebalance`: it decides which node holds which shard, and launches runs.
+    """Return the step `rebalance`, which assigns shards to nodes and launches runs.
 
-    Its memory lives in the code server's process. Its cursor carries the part that a restarted
-    server must know: the incarnations of its nodes, and since when others are silent.
+    Its state lives in the code server's process. Its cursor holds the part that a restarted server
+    needs: the incarnations of its own nodes, and how long other nodes have been silent.
 
     Args:
         stream: the declaration.
-        deployment: of the nodes.
+        deployment: the deployment of the nodes.
         clock: monotonic seconds.
-        wait: spends some seconds of a tick; None waits for real, until the tick is over.
+        wait: waits a number of seconds within a tick; None waits until the tick is over.
     """
     memories: list[RebalanceMemory] = []
     watch = TickWatch(stream.source, stream.pace.commit_interval_s, clock)
@@ -191,7 +192,7 @@ def rebalance_step(
 
 
 def _opened(rows: Iterable[Progress]) -> set[tuple[ShardId, str]]:
-    """Return the shards that runs have open, each with its run."""
+    """Return the shards that runs have open, each paired with its run."""
     return {(row.shard, row.consumer_run) for row in rows if row.consumer_run}
 
 
@@ -208,7 +209,7 @@ def _requests(
 
 @span("launch")
 def _launched(memory: RebalanceMemory, runs: ActiveRuns, report: TickReport) -> Round:
-    """Return a round of launching; one that fails leaves the tick's work and memory."""
+    """Return a round of launching. If it fails, the rest of the tick still counts."""
     try:
         launched = memory.rounds.run(runs, report)
         note(runs=len(launched.launches))

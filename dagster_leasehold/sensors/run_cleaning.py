@@ -1,4 +1,4 @@
-"""The cleaning up after runs that died, and the ending of runs that lost their leases."""
+"""Cleaning up after runs that died, and ending runs that lost their leases."""
 
 from __future__ import annotations
 
@@ -22,21 +22,22 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.shard_rows import Progress
 from dagster_leasehold.sensors.active_runs import ActiveRun, ActiveRuns
 
-PROCESS_ENDED = "The process of this run ended without a word."
+PROCESS_ENDED = "The process of this run ended without reporting a result."
 PARTITIONS_GRACE_S = 3_600.0
-"""The longest time that a run of partitions can hold none of them, between two portions of its
-shards or while it stores the events of a thousand."""
+"""The longest time that a run of partitions can have no shard open, in seconds: between two
+portions of its shards, or while it stores the events of a thousand partitions."""
 NEVER_HELD_GRACE_S = 120.0
-"""The longest time from a run's start to its first shard; it opens shards before Spark starts."""
+"""The longest time from a run's start to its first open shard, in seconds. Runs open shards before
+Spark starts."""
 
 
 class Ending(NamedTuple):
-    """The sentences on a run that is ended: in the tick, and in the run where it has to be failed.
+    """The messages about a run that is ended.
 
     Attributes:
-        terminated: that it was.
-        failed: that it could not be terminated, and was failed.
-        sentence: why, for the reader of the failed run.
+        terminated: the tick's line if the run was terminated.
+        failed: the tick's line if it could not be terminated and was marked as failed.
+        sentence: the reason, shown in the failed run.
     """
 
     terminated: str
@@ -60,11 +61,11 @@ WORKED_TOO_LONG = Ending(
 
 @dataclass(slots=True)
 class HoldingMemory:
-    """A memory of the time since when each started run holds no shard.
+    """How long each started run has had no shard open.
 
-    A run that lost its last lease stops by itself at its next look. One that does not look hangs
-    in a job, or lost its process on a host that cannot be reached: it could commit nothing,
-    but it costs cores, and keeps its place in Dagster's queue.
+    A run that loses its last lease stops at its next check. If it does not, it hangs in a job, or
+    its process is gone on a host that cannot be reached. Such a run cannot commit, but it uses
+    cores and a place in Dagster's queue.
     """
 
     _held_s: dict[str, float] = field(default_factory=dict)
@@ -78,16 +79,16 @@ class HoldingMemory:
         now_s: float,
         grace_s: float,
     ) -> list[str]:
-        """Return the started runs that have held no shard for `grace_s` seconds.
+        """Return the started runs that have had no shard open for `grace_s` seconds.
 
-        One that a person or a backfill launched has `PARTITIONS_GRACE_S` from its last shard on. A
-        run of the sensors that was never seen to hold one has `NEVER_HELD_GRACE_S`; one that serves
-        no shard, such as a replay, has no limit.
+        A run that a user or a backfill launched has `PARTITIONS_GRACE_S` instead, counted from its
+        last shard. A run of the sensors that never opened a shard has `NEVER_HELD_GRACE_S`. Other
+        runs that never opened one, such as replays, have no limit.
         """
         for run_id in holding:
             self._held_s[run_id] = now_s
-        # Only runs of the sensors open their shards at once: one for a single partition can wait
-        # for another run of its shard for as long as its config says.
+        # Only runs of the sensors open their shards at once. A run of a single partition can wait
+        # for another run of its shard, for as long as its config allows.
         started = {run.run_id: run.launched for run in active if run.started}
         self._held_s = {run: at for run, at in self._held_s.items() if run in started}
         self._seen_s = {run: self._seen_s.get(run, now_s) for run in started}
@@ -108,27 +109,27 @@ class HoldingMemory:
 
 @dataclass(slots=True)
 class WorkMemory:
-    """A memory of the time since when each run is at work, by the observer's own clock.
+    """How long each run has been working, measured by this process's own clock.
 
-    The times that Dagster stores are of the run's host, and are not compared with any other's: the
-    runs of a host whose clock is an hour behind would all seem to have worked for an hour.
+    Dagster stores times of the run's host. If that host's clock were an hour behind, its runs would
+    all seem to have worked for an hour.
     """
 
     _seen_s: dict[str, float] = field(default_factory=dict)
 
     def overdue(self, limits: Mapping[str, float], *, now_s: float) -> list[str]:
-        """Return the runs that have been at work for longer than their limits, in seconds."""
+        """Return the runs that have worked for longer than their limits (in seconds)."""
         self._seen_s = {run: self._seen_s.get(run, now_s) for run in limits}
         return sorted(run for run, at in self._seen_s.items() if now_s - at > limits[run])
 
 
 @dataclass(slots=True)
 class RunCleaning:
-    """The cleaning of one stream; it remembers between ticks which runs held a shard.
+    """Cleans up the runs of one stream; remembers between ticks which runs had a shard open.
 
     Attributes:
-        stream: of the runs and tenures.
-        deployment: of the nodes.
+        stream: the declaration.
+        deployment: the deployment of the nodes.
         clock: monotonic seconds.
         new_id: makes run ids for tenures that are opened only to be closed.
     """
@@ -145,13 +146,12 @@ class RunCleaning:
         self._steps = FailingSteps(self.clock)
 
     def clean(self, runs: ActiveRuns) -> list[str]:
-        """Clean up once, and return a line for each thing that was done.
+        """Clean up once, and return a line for each action.
 
-        1. A run whose process this host knows to be gone is failed: Dagster would never notice.
-        2. Shards that ended runs left open are freed, under a new epoch.
-        3. A run that has held no shard for the group's timeout is terminated; one that cannot be,
-           because nothing answers for it, is failed. So is one that works for longer than its
-           launcher allowed it.
+        1. Mark runs as failed whose process has ended on this host; Dagster would never notice.
+        2. Free the shards that ended runs left open, under a new epoch.
+        3. Terminate runs that have had no shard open for the group's timeout, or that have worked
+           longer than their launcher allowed. If that fails, mark them as failed.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -179,13 +179,13 @@ class RunCleaning:
         return [*notes, *self._steps.notes]
 
     def _end(self, instance: dg.DagsterInstance, run_id: str, ending: Ending) -> str:
-        """Terminate a run; fail it if nothing answers for it."""
-        why = "its server knows nothing of it"
+        """Terminate a run; mark it as failed if that does not work."""
+        why = "its server does not know it"
         try:
             if instance.run_launcher.terminate(run_id):
                 return ending.terminated.format(run=run_id)
         except Exception as error:
-            # Any error of a launcher: its server is gone, or knows nothing of the run.
+            # Any error of a launcher, for example if its server is gone.
             why = type(error).__name__
         _fail(instance, run_id, ending.sentence.format(why=why))
         return ending.failed.format(run=run_id)
@@ -193,13 +193,13 @@ class RunCleaning:
 
 @dataclass(frozen=True, slots=True)
 class Burial:
-    """The end of runs that died: their shards are free for the next run.
+    """Marks dead runs as failed and frees their shards.
 
     Attributes:
         store: the lease store.
-        key: of the group.
+        key: the group.
         new_id: makes run ids for tenures that are opened only to be closed.
-        steps: what fails is tried again later, and keeps nothing else from being done.
+        steps: retries later what fails, without delaying the rest.
     """
 
     store: Tenures
@@ -210,7 +210,7 @@ class Burial:
     def fail_gone(
         self, instance: dg.DagsterInstance, active: Iterable[ActiveRun]
     ) -> tuple[list[ActiveRun], list[str]]:
-        """Fail runs whose process is gone; return the others, and a line for each that failed."""
+        """Mark runs as failed whose process is gone; return the other runs, and a line for each."""
         left: list[ActiveRun] = []
         notes: list[str] = []
         for run in active:
@@ -228,16 +228,16 @@ class Burial:
         active: Collection[ActiveRun],
         snapshot: Callable[[], Snapshot],
     ) -> list[str]:
-        """Close what ended runs left open; return a line for each shard that is free now.
+        """Close the tenures of ended runs; return a line for each shard that is free now.
 
         Args:
-            instance: knows which runs have ended.
-            rows: of the shards that nodes of this deployment hold.
+            instance: Dagster's instance, which knows the ended runs.
+            rows: the shards that nodes of this deployment hold.
             active: the runs that have not ended.
-            snapshot: the group, asked for if there is anything to free.
+            snapshot: reads the group; called only if there is something to free.
         """
         free = partial(self._free, instance, rows, {run.run_id for run in active}, snapshot)
-        return self.steps.attempt("freeing what ended runs left open", free, [], at_once=True)
+        return self.steps.attempt("freeing shards of ended runs", free, [], at_once=True)
 
     def _fail_if_gone(self, instance: dg.DagsterInstance, run: ActiveRun) -> bool:
         if not process_gone(run.process):
@@ -260,7 +260,8 @@ class Burial:
             run, node = left.get(lease.shard), lease.consumer_owner
             if run is None or node is None:
                 continue
-            # A run that has opened the shard meanwhile keeps it: the dead run's tenure is named.
+            # Only the dead run's tenure is closed. If another run has opened the shard since, it
+            # keeps the shard.
             close = partial(
                 close_ended_tenure,
                 self.store,

@@ -1,6 +1,6 @@
-"""The step that carries a source's shard list into the lease tables and Dagster's partitions.
+"""The step that copies a source's shard list to the lease tables and to Dagster's partitions.
 
-Now and then it observes the log as well: the bounds of its shards, and their unread records.
+It also reports an observation of the log from time to time: shard bounds and unread records.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ OBSERVE_EVERY_S = 300.0
 
 @dataclass(slots=True)
 class _Synced:
-    """The shard list that was last carried over, and the ticks since."""
+    """The digest of the last copied shard list, and the ticks since."""
 
     digest: str = ""
     ticks: int = 0
@@ -42,13 +42,13 @@ class _Synced:
 
 @dataclass(slots=True)
 class LogWatch:
-    """The observations of a stream's log, few enough to be stored for good.
+    """The observations of a stream's log. There are few, since Dagster keeps them for good.
 
     Attributes:
         stream: the declaration.
-        deployment: gives the checkpoints.
+        deployment: its lease store has the checkpoints.
         clock: monotonic seconds.
-        now: the time when the age of unread records is counted.
+        now: the current time, for the age of unread records.
     """
 
     stream: ShardStream
@@ -66,7 +66,7 @@ class LogWatch:
         """
         if self.clock() < self._due_s:
             return []
-        # Noted first: a look that takes too long for a tick costs that tick, and not all later.
+        # Set first: an observation that is too slow for one tick must not slow down all later ones.
         self._due_s = self.clock() + OBSERVE_EVERY_S
         source, leases = (
             self.stream.source,
@@ -85,10 +85,10 @@ class LogWatch:
 def sync_listing(
     store: GroupsAndShards, stream: ShardStream, listing: list[ShardListing], *, timeout_s: float
 ) -> str:
-    """Carry a shard list into the lease tables, creating the group on first sight.
+    """Copy a shard list to the lease tables, and create the group if it does not exist.
 
-    The declaration of a stream decides a group's settings only here, when it is created: from
-    then on they are changed by `leasehold group update`.
+    The stream's declaration sets the group's settings only when the group is created. Later,
+    `leasehold group update` changes them.
     """
     observer = f"{definition_name(stream)}_shard_list"
     note = ""
@@ -107,21 +107,21 @@ def sync_listing(
 def shard_list_step(
     stream: ShardStream, deployment: Deployment, clock: Clock = steady_clock
 ) -> Step:
-    """Return the step `shard_list`; `clock` gives monotonic seconds.
+    """Return the step `shard_list`; `clock` returns monotonic seconds.
 
-    It writes the shards and their lineage into the lease tables, and adds one partition for each
-    to Dagster. It never removes one.
+    It writes the shards and their lineage to the lease tables and adds a partition for each to
+    Dagster. It never removes a partition.
     """
     memory = _Synced()
     steps = FailingSteps(clock)
     watch = LogWatch(stream, deployment, clock)
 
     def sync(listing: list[ShardListing]) -> str:
-        """Carry the list into the lease tables, if it is new."""
+        """Copy the list to the lease tables if it has changed, or if the last copy is old."""
         digest = _digest(listing)
         memory.ticks += 1
-        # An unchanged list is carried over now and then all the same: the lease tables may have
-        # been restored from an older copy.
+        # An unchanged list is copied again from time to time, because the lease tables could have
+        # been restored from an older backup.
         if digest == memory.digest and memory.ticks < TICKS_BETWEEN_REPEATS:
             return f"{len(listing)} shards, as before"
         timeout_s = deployment.timing.timeout_s
@@ -133,11 +133,11 @@ def shard_list_step(
         steps.begin()
         instance = tick.instance
         listing = stream.source.list_shards()
-        # Partitions are Dagster's own, and can be added while the lease tables are away.
+        # Partitions are stored by Dagster and can be added while the lease tables are unavailable.
         write = partial(sync, listing)
         done = steps.attempt("writing the lease tables", write, "", at_once=True)
-        # Not where the lease tables have just failed: partitions can be added all the same.
-        observed = steps.attempt("looking at the log", watch.look, []) if done else []
+        # Skipped if writing the lease tables has just failed, since it reads them.
+        observed = steps.attempt("observing the log", watch.look, []) if done else []
         for event in observed:
             instance.report_runless_asset_event(event)
         partitioned = set(instance.get_dynamic_partitions(stream.name))

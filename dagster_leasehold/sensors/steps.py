@@ -1,9 +1,9 @@
-"""The steps of sensors: the work of a sensor for one stream, each apart from all others.
+"""The steps of sensors: a step is the work of a sensor for one stream.
 
-A sensor serves many streams. In each tick a thread takes the steps that are due, one after another;
-when one takes long, a further thread continues with the rest. The tick waits for them a little less
-than until the next one. So a step that fails or takes long delays no other: its later outcome
-belongs to the tick after that, which does not start it again.
+A sensor serves many streams. In each tick one thread runs the steps that are due, one after
+another. If a step is slow, another thread runs the remaining ones. The tick ends shortly before the
+next one is due, whether or not all steps have finished. So a slow or failing step delays no other.
+The next tick does not start a step that is still running; it reports the outcome once there is one.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from dagster_leasehold.lease_store.tracing import fail, span
 from dagster_leasehold.sensors.active_runs import ActiveRuns
 
 TICK_S = 4.5
-"""The longest time of a tick, in seconds: less than to the next one, which is 5 s later."""
+"""The longest time of a tick, in seconds. The next tick comes after 5 s."""
 PATIENCE_S = 0.1
-"""The time after which a further thread continues with the steps that wait, in seconds."""
+"""The time after which another thread runs the waiting steps, in seconds."""
 LAST_CALL_S = 0.5
-"""The time that the other steps have after one has asked for runs, in seconds."""
+"""The time left to the other steps once a step has requested runs, in seconds."""
 EXPLANATION_MAX = 8_000
-"""The most characters of a tick's explanation: a tick of MySQL has room for 64 KB."""
+"""The most characters of a tick's explanation. MySQL stores at most 64 KB for a tick."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A tick, as a step sees it.
+    """A tick of a sensor, as passed to each step.
 
     Attributes:
-        runs: the unfinished runs, which all steps of a tick read once together.
-        cursor: the text that the step left behind; empty where it left none.
-        over: set once the tick should end; a step that only waits for news returns then.
+        runs: the unfinished runs, read once for all steps of a tick.
+        cursor: the cursor that the step returned last; empty at first.
+        over: set once the tick should end. A step that only waits for changes returns then.
     """
 
     runs: ActiveRuns
@@ -54,7 +54,7 @@ class Tick:
 
     @property
     def instance(self) -> dg.DagsterInstance:
-        """Dagster's, which this process opened once."""
+        """Dagster's instance, which this process opened once."""
         return self.runs.instance
 
 
@@ -63,10 +63,10 @@ class Outcome:
     """The result of a step.
 
     Attributes:
-        line: says what it did, or why there was nothing to do.
+        line: what the step did, or why there was nothing to do.
         run_requests: the runs to launch.
-        cursor: the text for the next call, which survives the process; None keeps the last one.
-        trouble: True if something failed, which `line` names.
+        cursor: the text for the next call, kept in Dagster's storage; None keeps the last one.
+        trouble: True if something failed; `line` says what.
     """
 
     line: str
@@ -76,19 +76,19 @@ class Outcome:
 
 
 def _unknown() -> str:
-    return "see what its store or source waits for"
+    return "its lease store or source has not answered"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Something that a sensor does for a stream.
+    """A unit of work that a sensor does for a stream.
 
     Attributes:
         stream: the declaration.
-        name: of the step; a stream has no other of this name.
-        work: does it once. It is never called twice at a time.
+        name: of the step, unique within the stream.
+        work: does the work once. Calls never overlap.
         every_s: the shortest time between two calls, in seconds.
-        waits_for: says, while `work` takes long, what it waits for.
+        waits_for: returns what `work` is waiting for, while it is slow.
     """
 
     stream: ShardStream
@@ -99,11 +99,11 @@ class Step:
 
     @property
     def place(self) -> str:
-        """The name of its cursor in the sensor's."""
+        """The key of the step's cursor within the sensor's cursor."""
         return f"{self.stream.name} {self.name}"
 
     def run(self, tick: Tick) -> Outcome:
-        """Do it once; an error with a sentence for people is an outcome, too."""
+        """Do the work once. A `LeaseholdError` becomes an outcome, with its message as the line."""
         with span("tick", self.stream.key, sensor=self.name):
             try:
                 outcome = self.work(tick)
@@ -115,18 +115,18 @@ class Step:
 
 
 class StepFailed(LeaseholdError):
-    """A step of a sensor raised what nothing foresaw."""
+    """A step of a sensor raised an unexpected error."""
 
 
 class StreamSteps:
-    """The steps of one sensor, with a memory of working ones.
+    """The steps of one sensor, including those still running from an earlier tick.
 
     Args:
-        steps: of all its streams.
+        steps: the steps of all its streams.
         clock: monotonic seconds.
 
     Attributes:
-        explanation: of the last tick: a line for each step.
+        explanation: one line for each step of the last tick.
     """
 
     def __init__(self, steps: Sequence[Step], clock: Clock) -> None:
@@ -140,8 +140,8 @@ class StreamSteps:
         self._busy = Lock()
 
     def tick(self, instance: dg.DagsterInstance, cursor: str | None) -> dg.SensorResult:
-        """Do the steps that are due, and return the result with one line for each."""
-        # The daemon gives up on a tick after a while, and begins the next beside it.
+        """Run the steps that are due, and return the result with one line for each."""
+        # The daemon abandons a tick after its timeout and starts the next one while it still runs.
         with self._busy:
             cursors = cursors_in(cursor)
             over = Event()
@@ -169,13 +169,13 @@ class StreamSteps:
         self._finished.put(future)
 
     def _go_on(self) -> None:
-        """Have a thread take what waits."""
+        """Start a thread that runs the waiting steps."""
         if self._waiting:
-            # No pool: the process would not end before its last step has.
+            # No thread pool: at exit, Python would wait for a pool's last step to finish.
             Thread(target=_take_all, args=(self._waiting,), daemon=True).start()
 
     def _wait(self, over: Event) -> None:
-        """Wait until all have finished or the tick is over; runs to launch end it soon."""
+        """Wait for all steps, or until the tick is over, or shortly after one requests runs."""
         left = {future for _, future in self._running.values()}
         until_s = steady_clock() + TICK_S
         while left and (left_s := until_s - steady_clock()) > 0:
@@ -191,10 +191,10 @@ class StreamSteps:
         over.set()
 
     def _result(self, cursors: Mapping[str, str]) -> dg.SensorResult:
-        """Return the runs and cursors of the steps that have finished, and a line for each step.
+        """Return the runs and cursors of the finished steps, and a line for each step.
 
         Raises:
-            StepFailed: a step did, and no other left anything that would be lost with the tick.
+            StepFailed: a step failed, and no other returned runs or a cursor that would be lost.
         """
         outcomes: dict[Step, Outcome] = {}
         failed = False
@@ -203,7 +203,7 @@ class StreamSteps:
                 continue
             began_s, future = self._running[number]
             if not future.done():
-                line = f"still at work after {self._clock() - began_s:.0f} s: {step.waits_for()}"
+                line = f"still running after {self._clock() - began_s:.0f} s: {step.waits_for()}"
                 outcomes[step] = Outcome(line, trouble=True)
                 continue
             del self._running[number]
@@ -245,7 +245,7 @@ def _asks_for_runs(future: Future[Outcome]) -> bool:
 
 
 def _explanation(outcomes: Mapping[Step, Outcome]) -> str:
-    """Return a line for each step; what went wrong comes first, since not all can fit."""
+    """Return a line for each step. Failures come first, since the text may be cut."""
     ordered = sorted(outcomes.items(), key=lambda each: not each[1].trouble)
     text = "\n".join(f"{step.place}: {outcome.line}" for step, outcome in ordered)
     if len(text) > EXPLANATION_MAX:
@@ -254,7 +254,7 @@ def _explanation(outcomes: Mapping[Step, Outcome]) -> str:
 
 
 def cursors_in(cursor: str | None) -> dict[str, str]:
-    """Return the cursors of the steps; an unreadable cursor counts as none."""
+    """Return the cursors of the steps; none if the sensor's cursor is unreadable."""
     try:
         cursors = json.loads(cursor or "{}")
     except (ValueError, RecursionError):
@@ -271,7 +271,7 @@ _OPENING = Lock()
 def opened_instance(context: dg.SensorEvaluationContext) -> dg.DagsterInstance:
     """Return Dagster's instance, which this process opens once and keeps.
 
-    `context.instance` opens one for every tick, which is three quarters of an idle tick's costs.
+    `context.instance` opens a new one in every tick: three quarters of the cost of an idle tick.
     """
     ref = context.instance_ref
     if ref is None:
@@ -287,8 +287,9 @@ def opened_instance(context: dg.SensorEvaluationContext) -> dg.DagsterInstance:
 def deployment_of_tick(context: dg.SensorEvaluationContext) -> Deployment:
     """Return the deployment of the code location whose sensor ticks.
 
-    A sensor that requires its resources has Dagster build them, and open an instance, at every
-    tick. So the sensors name none, and the first tick of a process takes it from the location.
+    Dagster builds the resources that a sensor requires, and opens an instance, at every tick. So
+    the sensors require none: the first tick of a process takes the deployment from the code
+    location and keeps it.
     """
     location = context.repository_def
     if location is None:

@@ -1,7 +1,7 @@
-"""The two sensors of some streams: one launches runs, the other does everything else.
+"""The two sensors of a call of `build_definitions`: one launches runs, the other does the rest.
 
-They are two because launching may not wait: a tick that publishes or asks a slow source takes its
-time. Both are named after the first of their streams, which no other sensor has.
+There are two because a launch must not wait for a publication or a slow source. Both are named
+after their first stream, which belongs to no other sensors.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ def build_launching_sensor(
 
     Args:
         streams: at least one.
-        deployment: whose nodes the description names; a tick has that of its resources.
-        jobs: that consume and compact the streams.
+        deployment: its nodes are named in the description. A tick uses the deployment of the
+            code location's resources.
+        jobs: the jobs that consume and compact the streams.
     """
     nodes = "its nodes" if deployment.agents else ", ".join(deployment.nodes)
     alive = "" if deployment.agents else f"Keeps {nodes} alive. "
@@ -101,7 +102,7 @@ def _sensor(
         work = begun(context)
         result = work.tick(opened_instance(context), context.cursor)
         if result.run_requests:
-            # A tick that asks for runs shows no reason; its log does.
+            # Dagster shows no reason for a tick that requests runs, so the reason goes to its log.
             context.log.info(work.explanation)
         return result
 

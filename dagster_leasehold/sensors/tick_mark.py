@@ -1,11 +1,12 @@
-"""The mark that each tick of the step `rebalance` leaves for the agents of its deployment.
+"""The mark by which the agents of a deployment see that the step `rebalance` still ticks.
 
-Agents beat though the daemon is down, which would keep shards without runs. So
-each tick leaves a new mark in Dagster's storage, which daemon and agents share, and a node whose
-group gets no new mark counts as one that takes no runs.
+Agents send beats even while the daemon is down, so their nodes would keep shards that get no runs.
+Therefore each tick writes a new mark to Dagster's storage, which daemon and agents share. While a
+group gets no new mark, its nodes count as nodes that accept no runs.
 
-The mark is left at the end of a tick. Left at its beginning, the first agent to see it might take
-runs again while that tick still plans, and would be given the shards of all the others.
+The mark is written at the end of a tick. If it were written at the beginning, the first agent to
+see it could accept runs again while the tick is still planning, and would be assigned the shards of
+all other nodes.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ _LOG = logging.getLogger(__name__)
 
 
 def leave_tick_mark(instance: dg.DagsterInstance, key: GroupKey) -> None:
-    """Leave a new mark for a group; a storage that does not take it is logged."""
+    """Write a new mark for a group; log it if the storage fails."""
     mark = {_place_of(key): uuid.uuid4().hex}
     try:
         instance.daemon_cursor_storage.set_cursor_values(mark)
     except Exception as error:
-        # Any error of the storage's driver; the tick's work is done, and it stands.
-        _LOG.warning("Dagster's storage took no mark of this tick: %s.", type(error).__name__)
+        # Any error of the storage's driver. The tick's work is done and remains valid.
+        _LOG.warning("Dagster's storage did not store this tick's mark: %s.", type(error).__name__)
 
 
 def tick_marks(instance: dg.DagsterInstance, keys: Collection[GroupKey]) -> dict[GroupKey, str]:
-    """Return the mark of the last tick for each group; empty where no tick ever left one."""
+    """Return the last mark of each group; an empty text if there is none."""
     places = {key: _place_of(key) for key in keys}
     marks = instance.daemon_cursor_storage.get_cursor_values(set(places.values()))
     return {key: marks.get(place, "") for key, place in places.items()}
 
 
 def _place_of(key: GroupKey) -> str:
-    # MySQL tells only the first 64 characters of such a name apart.
+    # MySQL compares only the first 64 characters of such a key.
     return f"leasehold/tick/{hashlib.sha256(str(key).encode()).hexdigest()[:32]}"

@@ -1,12 +1,13 @@
-"""Looks between two ticks, for streams whose records may not wait for the next one.
+"""Checks between two ticks, for streams whose commit interval is shorter than a tick's.
 
-Dagster's daemon ticks every 5 s, and a run takes three more to its first commit. With a commit
-interval of 5 s and more a tick sees in time that a record is due. With a shorter one the step
-`rebalance` continues, and looks at the shards that no run serves until something comes, for this
-stream or for another one of the tick, and at the runs of the others until one of them has died.
+Dagster's daemon ticks every 5 s, and a run needs another 3 s to its first commit. If the commit
+interval is at least 5 s, a tick notices in time that a record is due. If it is shorter, the step
+`rebalance` does not return at once. Until shortly before the next tick it polls the shards that no
+run serves for new records, and the processes of runs for one that has died. It also returns as soon
+as another stream of the same tick requests runs.
 
-A tick that waits holds one of the daemon's threads: where the daemon has none, none waits. What is
-missed is seen by the next tick.
+A waiting tick occupies one of the daemon's threads. If the daemon is configured without threads,
+no tick waits. The next tick sees whatever was missed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from dagster_leasehold.sensors.launch_choice import LOOK_S
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for
 
 Wait = Callable[[float], object]
-"""Waits for some seconds, and returns True if the tick has ended meanwhile."""
+"""Waits for a number of seconds, and returns True if the tick has ended in the meantime."""
 
 WATCH_S = 4.0
-"""The time from the beginning of a tick to its end, in seconds: less than to the next one."""
+"""The longest time of a waiting tick, in seconds: less than the time to the next tick."""
 POLL_S = 0.5
 LOOK_PAUSE = 4.0
-"""The pause between two looks, in multiples of a look's time, where that is more
-than usual."""
+"""The shortest pause between two checks, as a multiple of the time that a check takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class QuietShard:
     """A shard that no run serves, and that has nothing to read.
 
     Attributes:
-        check_point: the place of its next reader; None where it has not begun.
-        bounds: of the shard at the last look.
+        check_point: the cursor where the next run starts; None if nothing was committed yet.
+        bounds: of the shard at the last check.
     """
 
     check_point: str | None
@@ -49,11 +49,11 @@ class QuietShard:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The state that a tick has seen of the shards that it serves.
+    """The shards and runs of the served nodes, as the tick last saw them.
 
     Attributes:
-        quiet: the shards that no run serves.
-        processes: of the runs at work, as `assets.run_process` notes them.
+        quiet: the shards that no run serves and that have nothing to read.
+        processes: the processes of active runs, as `assets.run_process` records them.
         freed: returns True once a run has released a shard that it had open.
     """
 
@@ -64,7 +64,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class TickWatch:
-    """The looks of a stream's tick until the next one is near.
+    """Polls for one stream until the next tick is near.
 
     Attributes:
         source: of the stream.
@@ -82,7 +82,7 @@ class TickWatch:
     ) -> bool:
         """Return True as soon as there is something to do; False once the next tick is near.
 
-        `began_s` is the beginning of the tick, in monotonic seconds.
+        `began_s` is the start of the tick, in monotonic seconds.
         """
         nothing = not served.quiet and not served.processes
         if nothing or self.commit_interval_s >= LOOK_S or not _has_threads(instance):
@@ -98,8 +98,7 @@ class TickWatch:
                 if self._changed(served.quiet):
                     return True
             except Exception:
-                # Any error of the source's or store's client; the next tick asks again, and says
-                # so.
+                # Any error of the source's or store's client; the next tick reports it.
                 return False
             pause_s = max(POLL_S, (self.clock() - looked_s) * LOOK_PAUSE)
         return False

@@ -1,4 +1,4 @@
-"""The sensor that asks for the hours that every shard has passed, and watches for late records."""
+"""The sensor that requests complete hours of a downstream asset and counts late records."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ UNKNOWN = Frontier(None, None, "it is not known which hours are complete")
 
 @dataclass(slots=True)
 class IdleShards:
-    """A memory of the time since when each shard is caught up, on this process's own clock.
+    """How long each shard has been caught up, by this process's own clock.
 
-    A restart forgets, and counts again: hours are held back longer, never less.
+    After a restart the time counts from 0: an hour is then requested later, never too early.
     """
 
     _since_s: dict[ShardId, tuple[str | None, float]] = field(
@@ -52,9 +52,9 @@ class IdleShards:
         """Return the shards caught up at one checkpoint for at least `allowance_s` seconds.
 
         Args:
-            caught_up: the checkpoints of shards that are caught up now.
+            caught_up: the shards that are caught up now, with their checkpoints.
             now_s: the time, in monotonic seconds.
-            allowance_s: the time that a shard holds back after it was caught up, in seconds.
+            allowance_s: how long a shard counts as active after it has caught up, in seconds.
         """
         unchanged = {
             shard: since
@@ -67,11 +67,11 @@ class IdleShards:
 
 @dataclass(slots=True)
 class WatermarkRounds:
-    """The decisions of ticks, with a memory of idle shards and of the ledger that was read.
+    """The decisions of ticks, and the state that ticks share.
 
     Attributes:
         hourly: the downstream asset.
-        deployment: of its stream's ledger and files.
+        deployment: the deployment of its stream.
         clock: monotonic seconds.
     """
 
@@ -88,11 +88,11 @@ class WatermarkRounds:
         self._asked = AskedHours(self.clock, self.hourly.late.wait_s, self.hourly.since)
 
     def tick(self, cursor: str | None, in_work: HoursInWork) -> dg.SensorResult:
-        """Ask for complete hours, and again for failed ones.
+        """Request complete hours, and failed ones again.
 
         Args:
-            cursor: of the tick before.
-            in_work: the hours, among some, with a waiting or working run.
+            cursor: the cursor that the last tick returned.
+            in_work: returns those of the given hours that have an unfinished run.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -115,7 +115,7 @@ class WatermarkRounds:
             at_once=True,
         )
         again = self._steps.attempt(
-            "looking for hours to ask for again", partial(self._due, in_work), [], at_once=True
+            "finding hours to request again", partial(self._due, in_work), [], at_once=True
         )
         requests = [self._request(at) for at in again]
         for at in launchable:
@@ -132,13 +132,13 @@ class WatermarkRounds:
 
     @property
     def troubles(self) -> list[str]:
-        """One line for each failed step of the newest tick, and for hours asked for in vain."""
+        """One line for each failed step of the last tick, and for hours that stay incomplete."""
         return [*self._asked.notes(), *self._steps.notes]
 
     def _due(self, in_work: HoursInWork) -> list[datetime]:
         """Return the owed hours to request now, except hours whose output has expired.
 
-        A run of it would fail each time, for as long as the sensor lives.
+        Each run of such an hour would fail.
         """
         due = self._asked.due(in_work)
         store, key = self.deployment.store(), self.hourly.stream.key
@@ -151,8 +151,8 @@ class WatermarkRounds:
     def _complete(self, leases: Sequence[ShardLease]) -> tuple[Frontier, list[datetime]]:
         """Return until when all output is complete, and the hours not requested yet.
 
-        The source is asked for its shards only where that matters, and after the lease tables, or
-        an hour could be taken for complete too early; see `shard_times`.
+        The source lists its shards only if an hour seems complete, and only after the lease tables
+        were read. In the other order, an hour could count as complete too early; see `shard_times`.
         """
         times = lease_times(leases)
         if self.hourly.idle_after_s is not None:
@@ -173,7 +173,7 @@ class WatermarkRounds:
         return complete_hours(self._asked.next, reached.until, HOURS_PER_TICK_MAX)
 
     def _caught_up(self, leases: Sequence[ShardLease]) -> dict[ShardId, str | None]:
-        """Return the checkpoints of shards that have nothing to read; none if that is unknown."""
+        """Return the checkpoints of the shards that have nothing to read, as far as known."""
         places = {
             lease.shard: lease.check_point for lease in leases if lease.state is not ShardState.OVER
         }
@@ -188,7 +188,7 @@ class WatermarkRounds:
         }
 
     def _launchable(self, hours: Sequence[datetime]) -> list[datetime]:
-        """Return the hours that are partitions in Dagster: those before the time of this host."""
+        """Return the hours that are partitions in Dagster: up to this host's current time."""
         if not hours:
             return []
         last = self.hourly.partitions.get_last_partition_key()
@@ -197,7 +197,7 @@ class WatermarkRounds:
     def _look_late(
         self, store: LeaseStore, leases: Sequence[ShardLease], *, remembers: bool
     ) -> list[EventWindow]:
-        """Settle the hours that were made, and count late records; return the rows that changed."""
+        """Forget completed hours and count late records; return the rows that changed."""
         asked, late = self._asked, self._late
         if late is None:
             root = self.deployment.output_folder(self.hourly.stream.key)
@@ -218,7 +218,7 @@ class WatermarkRounds:
     def _take_up(
         self, late: LateRecords, windows: Sequence[EventWindow], *, remembers: bool
     ) -> None:
-        """Take up, once in a process, the hours that a lost cursor does not name."""
+        """Add, once in a process, the hours that are missing from a lost cursor."""
         starts = {window.start for window in windows}
         for window in windows:
             if window.rerun:
@@ -235,7 +235,7 @@ class WatermarkRounds:
             run_key=f"{self.hourly.name}:{key}:{why}",
             partition_key=key,
             asset_selection=[self.hourly.key],
-            # That the hour is complete was decided here, from what only this process knows.
+            # This process decided that the hour is complete; the run could not tell by itself.
             run_config=dg.RunConfig(
                 ops={self.hourly.key.to_python_identifier(): WindowConfig(even_if_incomplete=True)}
             ),
@@ -245,7 +245,7 @@ class WatermarkRounds:
         return dg.AssetObservation(
             self.hourly.key,
             partition=hour_key(window.start),
-            description="Records came after their hour was made.",
+            description="Records arrived after their hour was completed.",
             metadata={"late_records": window.late, "policy": self.hourly.late.action.value},
         )
 
@@ -258,11 +258,11 @@ class WatermarkRounds:
     ) -> str:
         parts = [reached.clause]
         if launched:
-            parts.append(f"asked for {len(launched)} hours from {hour_key(launched[0])} on")
+            parts.append(f"requested {len(launched)} hours from {hour_key(launched[0])} on")
         if early:
             parts.append(f"{early} hours lie ahead of this host's clock")
         if self._asked.crowded:
-            parts.append("no further hours are asked for until runs of the former ones have ended")
+            parts.append("no further hours are requested until runs of the earlier ones have ended")
         for window in counted:
             action = self.hourly.late.action.value
             parts.append(f"{window.late} late records of {hour_key(window.start)}: {action}")
@@ -271,7 +271,7 @@ class WatermarkRounds:
 
 
 def build_watermark_sensor(hourly: HourlyAsset, clock: Clock = steady_clock) -> dg.SensorDefinition:
-    """Return the sensor `<asset>_watermark`; `clock` gives monotonic seconds."""
+    """Return the sensor `<asset>_watermark`; `clock` returns monotonic seconds."""
     of_process: list[WatermarkRounds] = []
 
     @dg.sensor(
@@ -279,9 +279,9 @@ def build_watermark_sensor(hourly: HourlyAsset, clock: Clock = steady_clock) -> 
         asset_selection=dg.AssetSelection.assets(hourly.key),
         minimum_interval_seconds=EVERY_LOOP_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Asks for an hour of {hourly.name} when every shard of {hourly.stream.name} "
-        "has passed it, asks again if its run failed, and counts records that come after their "
-        "hour was made.",
+        description=f"Requests an hour of {hourly.name} when every shard of {hourly.stream.name} "
+        "has passed it, requests it again if its run failed, and counts records that arrive after "
+        "their hour was completed.",
     )
     @span("tick", hourly.stream.key, sensor="watermark")
     def watermark(context: dg.SensorEvaluationContext) -> dg.SensorResult:

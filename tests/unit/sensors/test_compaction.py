@@ -26,12 +26,12 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteKind,
 )
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
-from dagster_leasehold.sensors.compaction import compaction_step
-from dagster_leasehold.sensors.compaction_choice import (
+from dagster_leasehold.sensors.compaction import (
     BATCHES_MIN,
     PAUSE_S,
     VACUUM_EVERY_RUNS,
     VACUUM_MARGIN_S,
+    compaction_step,
 )
 from dagster_leasehold.sensors.shard_list import sync_listing
 from tests.unit.sensors.streams import memory_deployment, run_step, scripted_stream

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Compacted, LedgerHead
-from dagster_leasehold.sensors.compaction_choice import (
+from dagster_leasehold.sensors.compaction import (
     BATCHES_MIN,
     BATCHES_MIN_FINISHED,
     BATCHES_MIN_STILL,
@@ -17,8 +17,8 @@ from dagster_leasehold.sensors.compaction_choice import (
     Candidate,
     CompactionPace,
     StillShards,
-    candidates,
-    due,
+    launches_of,
+    worthwhile,
 )
 from dagster_leasehold.sensors.launch_choice import RUNS_PER_NODE_MAX, Launch
 
@@ -39,7 +39,7 @@ def test_a_shard_is_worth_a_run_once_it_has_enough_new_batches():
     keepers = {X: A, Y: A, Z: B}
     ends = heads(x=10_000 + BATCHES_MIN, y=10_000 + BATCHES_MIN - 1, z=BATCHES_MIN)
     progress = {shard: Compacted(0, 10_000) for shard in (X, Y)}
-    assert candidates(keepers, ends, progress, LONG) == [
+    assert worthwhile(keepers, ends, progress, LONG) == [
         Candidate(X, A, BATCHES_MIN, 10_000 + BATCHES_MIN - 1),
         Candidate(Z, B, BATCHES_MIN, BATCHES_MIN - 1),
     ]
@@ -48,16 +48,16 @@ def test_a_shard_is_worth_a_run_once_it_has_enough_new_batches():
 def test_a_node_pauses_between_two_compactions_the_shorter_the_more_there_is_to_do():
     ends = heads(x=MANY_BATCHES, y=MANY_BATCHES - 1)
     keepers = {X: A, Y: A}
-    assert candidates(keepers, ends, {}, {A: PAUSE_OF_MANY_S - 1}) == []
-    assert [each.shard for each in candidates(keepers, ends, {}, {A: PAUSE_OF_MANY_S})] == [X]
-    assert [each.shard for each in candidates(keepers, ends, {}, LONG)] == [X, Y]
+    assert worthwhile(keepers, ends, {}, {A: PAUSE_OF_MANY_S - 1}) == []
+    assert [each.shard for each in worthwhile(keepers, ends, {}, {A: PAUSE_OF_MANY_S})] == [X]
+    assert [each.shard for each in worthwhile(keepers, ends, {}, LONG)] == [X, Y]
 
 
 def test_a_shard_that_is_over_is_compacted_once():
     ends = heads(x=3)
     finished = {X: BATCHES_MIN_FINISHED}
-    assert candidates({X: A}, ends, {}, LONG, finished) == [Candidate(X, A, 3, None)]
-    assert candidates({X: A}, ends, {X: Compacted(0, 3)}, LONG, finished) == []
+    assert worthwhile({X: A}, ends, {}, LONG, finished) == [Candidate(X, A, 3, None)]
+    assert worthwhile({X: A}, ends, {X: Compacted(0, 3)}, LONG, finished) == []
 
 
 def test_a_shard_that_has_gone_quiet_is_old_as_a_whole():
@@ -75,7 +75,7 @@ def test_a_shard_that_has_gone_quiet_is_old_as_a_whole():
 def test_a_few_batches_are_worth_a_run_once_they_are_all_there_is():
     ends = heads(x=BATCHES_MIN_STILL, y=BATCHES_MIN_STILL - 1)
     still = dict.fromkeys((X, Y), BATCHES_MIN_STILL)
-    assert candidates({X: A, Y: A}, ends, {}, LONG, still) == [
+    assert worthwhile({X: A, Y: A}, ends, {}, LONG, still) == [
         Candidate(X, A, BATCHES_MIN_STILL, None)
     ]
 
@@ -93,17 +93,20 @@ def test_a_last_vacuum_waits_until_all_that_was_replaced_is_old():
 
 
 def test_other_deployments_nodes_are_left_alone():
-    assert candidates({X: NodeName("theirs")}, heads(x=BATCHES_MIN), {}, LONG) == []
+    assert worthwhile({X: NodeName("theirs")}, heads(x=BATCHES_MIN), {}, LONG) == []
 
 
 def test_a_run_takes_the_shards_with_most_to_do_and_no_more_than_it_may():
     shards = {ShardId(f"{number:03}"): A for number in range(SHARDS_PER_RUN + 1)}
     ends = heads(**{shard: BATCHES_MIN + place for place, shard in enumerate(shards)})
-    (launch,) = due(candidates(shards, ends, {}, LONG))
+    (launch,) = launches_of(worthwhile(shards, ends, {}, LONG))
     assert launch.node == A
     assert set(launch.shards) == set(list(shards)[1:])
-    assert due([]) == []
-    assert due([Candidate(X, A, 9, 1), Candidate(Y, B, 9, 1)]) == [Launch(A, (X,)), Launch(B, (Y,))]
+    assert launches_of([]) == []
+    assert launches_of([Candidate(X, A, 9, 1), Candidate(Y, B, 9, 1)]) == [
+        Launch(A, (X,)),
+        Launch(B, (Y,)),
+    ]
 
 
 def test_a_compaction_waits_for_a_free_slot_but_not_for_ever():

@@ -49,7 +49,7 @@ def test_an_hour_whose_run_failed_is_asked_for_again_until_it_is_made(scene: Sce
     scene.in_work = set()
     scene.now_s += RETRY_FIRST_S
     assert scene.asked() == [hour(0, "complete.2")]
-    assert "1 hour is not made yet though asked for up to 2 times (2026-03-01-12:00)" in str(
+    assert "1 hour is still incomplete after up to 2 requests (2026-03-01-12:00)" in str(
         scene.tick().skip_reason
     )
     scene.now_s += 2 * RETRY_FIRST_S - 1
@@ -72,7 +72,7 @@ def test_an_hour_whose_output_has_expired_is_asked_for_no_more(scene: Scene) -> 
     assert expire(scene.world.store, scene.world.key, EVERYTHING).expired
     scene.now_s += RETRY_FIRST_S
     explanation = str(scene.tick().skip_reason)
-    assert "1 hour is no longer requested (2026-03-01-12:00): committed output" in explanation
+    assert "1 hour is no longer requested (2026-03-01-12:00): some of their" in explanation
     scene.now_s += RETRY_MAX_S
     assert scene.asked() == []
 

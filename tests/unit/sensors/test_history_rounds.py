@@ -94,7 +94,7 @@ def test_output_expires_though_all_history_is_kept(tmp_path: Path) -> None:
     scene.tenures(REFERENCE_ENTRIES)
     scene.now_s += ROUND_EVERY_S
     entries = scene.entries()
-    assert scene.rounds.tick() == ["forgot 4 ledger rows of output that has expired"]
+    assert scene.rounds.tick() == ["deleted 4 ledger rows of expired output"]
     assert [row.sequence for row in scene.world.store.batches(KEY)] == [4]
     assert scene.entries() == entries, "history_days is another setting"
 

@@ -101,7 +101,7 @@ def scene(instance: dg.DagsterInstance, request: pytest.FixtureRequest) -> Scene
 
 
 def test_a_quiet_round_says_that_there_was_nothing_to_do(scene: Scene) -> None:
-    assert scene.clean() == "No run is dead, and none continues without a lease."
+    assert scene.clean() == "No run has died, and none works without a lease."
 
 
 def test_what_a_killed_run_left_open_is_freed(scene: Scene) -> None:

@@ -126,11 +126,11 @@ def test_a_step_that_hangs_delays_no_other_and_is_delivered_later(
     sensor = Sensor(instance, step(ORDERS, hang), step(CLICKS, counting))
     try:
         assert sensor.lines() == [
-            "orders work: still at work after 0 s: see what its store or source waits for",
+            "orders work: still running after 0 s: its lease store or source has not answered",
             "clicks work: called 1 times",
         ]
         sensor.clock.now_s += 12.0
-        assert sensor.lines()[0].startswith("orders work: still at work after 12 s")
+        assert sensor.lines()[0].startswith("orders work: still running after 12 s")
         assert "clicks work" in (sensor.cursor or "")
     finally:
         go_on.set()
