@@ -61,7 +61,7 @@ from dagster_leasehold import (
 
 @arrow_transform
 def parsed(records):
-    """Columns path and status from the JSON in each record; the rest goes to quarantine."""
+    """Parse path and status from JSON; records that do not parse go to quarantine."""
     return parse_json(records, "path string, status int")
 
 
