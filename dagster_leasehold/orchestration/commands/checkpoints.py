@@ -88,9 +88,9 @@ def set_(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Force a shard's checkpoint: a new epoch begins, and its holder reloads.
+    """Set a shard's checkpoint by force; this starts a new epoch.
 
-    Committed output behind the new checkpoint is withdrawn, so that each record is there once.
+    Committed output after the new checkpoint is withdrawn, so that no record is there twice.
     """
     target, key = Target.of_group(home, module, stream, group)
     lease = target.shard(key, shard)

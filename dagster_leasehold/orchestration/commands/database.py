@@ -79,7 +79,7 @@ def prune(
     """Delete old journal entries, delivered events, accepted gaps and merged rows of the ledger.
 
     Keeps what `verify` needs. The step `janitor` does the same every hour. Exits with 1 if
-    something could not be deleted.
+    some rows could not be deleted.
     """
     from dagster_leasehold.lease_store import open_store
     from dagster_leasehold.lease_store.pruning import prune as pruned
@@ -183,8 +183,8 @@ def take_over(
 ) -> None:
     """Make this lease store the owner of a stream's output folder.
 
-    Only when the other store is gone for good: each removes files that it does not know. The other
-    one is refused from then on.
+    Use it only if the other store is gone for good, because each store removes files that it does
+    not know. The other store is refused from then on.
     """
     from dagster_leasehold.assets.output.folder_owner import take_over as taken
 

@@ -99,12 +99,12 @@ def dev(
         ),
     ] = None,
 ) -> None:
-    """Run everything on this machine until Ctrl-C: Dagster's pages and daemon, a node, and Spark.
+    """Run Dagster, a node and Spark on this host until Ctrl-C.
 
-    A process that dies is restarted, and all of them end with this command. After a change of
-    the code, start it again.
+    A process that dies is restarted, and all of them stop with this command. Restart it after a
+    change of the code.
 
-    With `--nodes`, each node is a `leasehold node` process.
+    With `--nodes`, each node is a process `leasehold node`.
     """
     target = Target(load_settings(home=home, agents=nodes is not None or None), module)
     settings = target.settings

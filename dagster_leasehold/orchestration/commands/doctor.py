@@ -39,7 +39,7 @@ OF_THE_STORE = ("clock", "catalog", "nodes")
 def doctor(
     spark: Annotated[
         bool,
-        typer.Option("--spark", help="Start a Spark session, and look into one of its workers."),
+        typer.Option("--spark", help="Also start a Spark session and check one of its workers."),
     ] = False,
     module: Module = None,
     as_json: Json = False,

@@ -50,8 +50,8 @@ Gaps = Annotated[
     GapPolicy | None,
     typer.Option(
         "--gap-policy",
-        help="If records were removed before they were read: hold, or continue at the begin or end "
-        "of what is left.",
+        help="After records were removed unread: hold, or continue at the begin or end of what is "
+        "left.",
     ),
 ]
 NodeCap = Annotated[
@@ -223,7 +223,7 @@ def update(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Change a consumer group; a new order takes effect at once."""
+    """Change a consumer group; a change of its order applies at once."""
     target = Target.at(home, module)
     before = target.group(stream, group)
     after = _changed(
@@ -262,7 +262,7 @@ def accept_log(
 ) -> None:
     """Continue in a log that was deleted and recreated.
 
-    Right only if the new log has the same records under the same cursors.
+    Use it only if the new log has the same records at the same cursors.
     """
     from dagster_leasehold.shard_sources.source import identity_of_log
 

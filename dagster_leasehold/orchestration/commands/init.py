@@ -79,18 +79,21 @@ def init(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to declare.")],
     *,
     source: Annotated[
-        str, typer.Option("--source", help="local_log, kafka, kinesis, loghub, or your own.")
+        str,
+        typer.Option(
+            "--source", help="The kind of source: local_log, kafka, kinesis, loghub, or your own."
+        ),
     ] = LOCAL_LOG,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="NAME=VALUE", help="An option of the source."),
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of the source; repeatable."),
     ] = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Write a project into this folder: a source, a transform, and all settings with their meaning.
+    """Create a project in this folder, with a source, a transform and all settings explained.
 
-    `streams.py` gets the stream and its transform, `leasehold.toml` the settings of the
+    `streams.py` declares the stream and its transform, and `leasehold.toml` has the settings of the
     deployment.
     """
     name = GroupKey.parse("default", stream).stream

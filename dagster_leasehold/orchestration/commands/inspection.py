@@ -37,9 +37,9 @@ def plan(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Show what the next planning round would change; nothing is carried out.
+    """Show the moves of the next plan, without carrying them out.
 
-    All members count as live.
+    The plan assumes that all members are alive.
     """
     from dagster_leasehold.lease_store.rebalancing import planning_snapshot
     from dagster_leasehold.lease_store.rules.planning import plan as plan_of
@@ -130,7 +130,7 @@ def verify(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Prove that every record was committed once, by its holder, and that the table shows it.
+    """Prove that every record was committed once, by its holder, and is in the table.
 
     Reads journal and ledger, compares the table with the ledger, and looks for every committed
     file. Exits with 1 if it finds a violation.

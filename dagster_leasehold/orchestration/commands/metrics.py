@@ -43,10 +43,7 @@ def metrics(
         ),
     ] = PORT_DEFAULT,
     address: Annotated[
-        str,
-        typer.Option(
-            "--address", help="Address to listen on; beyond the loopback, anybody can read."
-        ),
+        str, typer.Option("--address", help="Address to listen on; the page has no login.")
     ] = "127.0.0.1",
     module: Module = None,
     home: Home = None,

@@ -44,9 +44,7 @@ CodeServerPort = Annotated[
 HealthAddress = Annotated[
     str | None,
     typer.Option(
-        "--health",
-        metavar="HOST:PORT",
-        help="Address of the pages /healthz and /readyz (default: none).",
+        "--health", metavar="HOST:PORT", help="Address of /healthz and /readyz (default: none)."
     ),
 ]
 
@@ -54,7 +52,7 @@ HealthAddress = Annotated[
 def node(
     *,
     name: Annotated[
-        str, typer.Option("--name", help="Name of the node; unique within its groups.")
+        str, typer.Option("--name", help="Name of the node, unique within its groups.")
     ],
     home: Home = None,
     port: CodeServerPort = None,
@@ -66,7 +64,7 @@ def node(
         typer.Option(
             "--address",
             metavar="HOST:PORT",
-            help="Address where Dagster's daemon reaches it, if that is another one.",
+            help="Address at which Dagster's daemon reaches the code server, if it differs.",
         ),
     ] = None,
     health: HealthAddress = None,
@@ -76,13 +74,13 @@ def node(
         typer.Option(
             "--leave-timeout",
             min=0,
-            help="How long handing over and ending its runs can take, in seconds.",
+            help="The longest time to transfer its shards and stop its runs, in seconds.",
         ),
     ] = LEAVE_TIMEOUT_S,
 ) -> None:
-    """Run this host's node: keep its code server and Spark running, and beat for it.
+    """Run this host's node, with its code server, Spark and heartbeats.
 
-    SIGTERM or Ctrl-C hands its shards over, lets its runs reach a checkpoint, and ends it.
+    SIGTERM or Ctrl-C transfers its shards, lets its runs reach a checkpoint, and stops it.
     """
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone

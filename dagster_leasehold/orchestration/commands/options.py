@@ -67,9 +67,7 @@ End = Annotated[
 ]
 Replaces = Annotated[
     str | None,
-    typer.Option(
-        "--replaces", help="Take over from this rewriting run, which has certainly ended."
-    ),
+    typer.Option("--replaces", help="Take over the claim of this run, which you know has ended."),
 ]
 Module = Annotated[
     str | None,
@@ -87,6 +85,6 @@ WebPort = Annotated[
         "--port",
         min=1,
         max=65535,
-        help="Port of the web page (default: the first free one from 3000).",
+        help="Port of the Dagster UI (default: the first free one from 3000).",
     ),
 ]

@@ -143,7 +143,7 @@ def retry(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Replay exactly the batches that have records in quarantine, with today's transform.
+    """Replay the batches that have records in quarantine, with the current transform.
 
     Readers see a shard's old output until all of its batches are replayed, then its new output.
     """

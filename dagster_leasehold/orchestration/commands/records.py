@@ -32,9 +32,7 @@ def cat(
     *,
     parquet: Annotated[
         Path | None,
-        typer.Option(
-            "--parquet", metavar="FILE", help="Write one Parquet file instead; it must be new."
-        ),
+        typer.Option("--parquet", metavar="FILE", help="Write one new Parquet file instead."),
     ] = None,
     group: options.GroupName = None,
     module: options.Module = None,
@@ -42,7 +40,7 @@ def cat(
         bool,
         typer.Option(
             "--wait/--no-wait",
-            help="Publish, or wait for, what is committed and not in the stream's table yet.",
+            help="Publish or wait for committed records that are not in the table yet.",
         ),
     ] = True,
     as_json: Annotated[
@@ -52,8 +50,8 @@ def cat(
 ) -> None:
     """Print committed records as JSON lines, in order per shard.
 
-    What is committed and not in the table yet is published first, or waited for. With
-    `--parquet` and `--json`, a summary is printed.
+    Committed records that are not in the table yet are published first. With `--parquet` and
+    `--json`, prints a summary.
     """
     from dagster_leasehold.assets.output.committed_output import plan_committed
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
@@ -196,7 +194,7 @@ def load(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Append the lines of files to the local log of a stream; a log that is missing is made."""
+    """Append the lines of files to a stream's local log, which is created if it is missing."""
     from dagster_leasehold.shard_sources.local_log import LocalLog
     from dagster_leasehold.shard_sources.local_log.lines import check_readable
 

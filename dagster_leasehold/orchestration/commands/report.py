@@ -48,18 +48,20 @@ def report(
     stream: AnyStream = None,
     *,
     html: Annotated[
-        Path, typer.Option("--html", metavar="FILE", help="The page to write; an old one goes.")
+        Path,
+        typer.Option(
+            "--html", metavar="FILE", help="The file to write; an existing one is replaced."
+        ),
     ] = Path("report.html"),
     verified: Annotated[
-        bool,
-        typer.Option("--verify/--no-verify", help="Verify journal and ledger, which reads both."),
+        bool, typer.Option("--verify/--no-verify", help="Also verify journal and ledger.")
     ] = True,
     group: GroupName = None,
     module: Module = None,
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Write a page about a stream: nodes, shards, ownership, rates, gaps, moves and runs."""
+    """Write an HTML report about a stream's nodes, shards, rates, gaps, moves and runs."""
     target, key = Target.of_group(home, module, stream, group)
     view = GroupReader(target.store, key, target.streams.opened(key.stream).source).read()
     content = page(report_of(target.store, key, view, utc_now(), verified=verified))

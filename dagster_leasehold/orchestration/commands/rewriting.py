@@ -38,10 +38,10 @@ def replay(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Rebuild committed output with today's transform, while consumption continues.
+    """Rebuild committed output with the current transform, while consumption continues.
 
-    The new output of a shard appears as a whole or not at all. Batches whose records are gone
-    keep their output.
+    The new output of a shard appears as a whole or not at all. Batches whose records the source has
+    removed keep their output.
     """
     from dagster_leasehold.assets.rewriting.replay_span import ReplaySpan
 

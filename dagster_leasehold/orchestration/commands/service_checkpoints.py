@@ -42,15 +42,15 @@ ConsumerGroup = Annotated[
     typer.Option(
         "--consumer-group",
         metavar="NAME",
-        help="The other consumer group, or KCL's application (default: of the same name as here).",
+        help="The other consumer group or KCL application (default: the name of the group here).",
     ),
 ]
 From = Annotated[
     Kind | None,
     typer.Option(
         "--from",
-        help="The other consumers: a group of Kafka's or LogHub's, an application of KCL's, or a "
-        "Spark query that reads Kafka (default: by the stream's source).",
+        help="The other consumers: a Kafka or LogHub group, a KCL application, or a Spark query "
+        "that reads Kafka (default: from the stream's source).",
     ),
 ]
 Location = Annotated[
@@ -64,7 +64,8 @@ Location = Annotated[
 Stopped = Annotated[
     bool,
     typer.Option(
-        "--stopped", help="Confirm that the others are stopped: Spark and LogHub do not tell."
+        "--stopped",
+        help="Confirm that the other consumers are stopped; Spark and LogHub do not show it.",
     ),
 ]
 Failover = Annotated[
@@ -79,7 +80,7 @@ Failover = Annotated[
 Live = Annotated[
     bool,
     typer.Option(
-        "--live", help="Proceed even if one of the groups holds shards: records can come twice."
+        "--live", help="Proceed even if one of the groups holds shards; records can be repeated."
     ),
 ]
 
@@ -114,12 +115,11 @@ def import_(
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Withdraw what is committed here beyond an imported checkpoint."
+            "--force", help="Withdraw output that is committed here after an imported checkpoint."
         ),
     ] = False,
     gaps: Annotated[
-        bool,
-        typer.Option("--gaps", help="Import checkpoints that have expired: each becomes a gap."),
+        bool, typer.Option("--gaps", help="Import expired checkpoints; each becomes a gap.")
     ] = False,
     group: GroupName = None,
     module: Module = None,
@@ -186,9 +186,9 @@ def export(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Export the checkpoints to a consumer group of Kafka or LogHub, made if need be.
+    """Export the checkpoints to a Kafka or LogHub group, which is created if it is missing.
 
-    There, each shard continues at the record that would have been read here next.
+    That group continues each shard at the record that would be read here next.
     """
     target, key = Target.of_group(home, module, stream, group)
     name = consumer_group or key.group

@@ -246,7 +246,7 @@ def simulate(  # noqa: PLR0917
     ] = TIMEOUT_DEFAULT_S,
     as_json: Json = False,
 ) -> None:
-    """Show who would hold how many shards after each change, and how many shards would move.
+    """Simulate changes of nodes and shards, and show shares and moves after each.
 
     Time is simulated, and nothing is consumed.
     """

@@ -58,7 +58,7 @@ def status(
 ) -> None:
     """Show a group's nodes, and its shards with state, owner, checkpoint and lag.
 
-    With --json, `processes` tells the number and the memory of what runs here on the home.
+    With --json, `processes` has the number and memory of the home's processes on this host.
     """
     target, key = Target.of_group(home, module, stream, group)
     declared = target.streams.opened(key.stream)

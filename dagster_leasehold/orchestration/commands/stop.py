@@ -20,9 +20,9 @@ POLL_S = 0.1
 
 
 def stop(home: Home = None) -> None:
-    """Stop all processes of the home, also the ones that a killed `leasehold dev` has left.
+    """Stop all processes of the home, including what a killed `leasehold dev` left running.
 
-    Runs end at once and are continued by the next start; agents hand their shards over first.
+    Runs stop at once, and the next start continues them. Agents transfer their shards first.
     """
     from dagster_leasehold.assets.spark import connect_server
 

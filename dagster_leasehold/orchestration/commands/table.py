@@ -41,14 +41,14 @@ def create(
         bool,
         typer.Option(
             "--adopt",
-            help="Roll a restored ledger forward to the table, then leave the table with what the "
-            "ledger calls published.",
+            help="Roll a restored ledger forward to the table, then make the table match "
+            "the ledger.",
         ),
     ] = False,
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Make the stream's table and publish all that was ever committed; no file is rewritten.
+    """Create the stream's table and publish all committed output; no file is rewritten.
 
     Also compares the table with the ledger, file by file, and exits with 1 if they differ.
     """
@@ -64,7 +64,7 @@ def move(
     as_json: options.Json = False,
     home: options.Home = None,
 ) -> None:
-    """Have the stream's table follow its output, after the home was moved or copied.
+    """Point the stream's table to its output after the home was moved or copied.
 
     Stop the deployment first. No data file is written.
     """

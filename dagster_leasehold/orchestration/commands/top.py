@@ -150,10 +150,10 @@ def top(
     module: Module = None,
     home: Home = None,
     interval: Annotated[
-        float, typer.Option("--interval", min=0.2, help="Seconds between two readings.")
+        float, typer.Option("--interval", min=0.2, help="Seconds between updates.")
     ] = REFRESH_S,
 ) -> None:
-    """Watch a stream live: its nodes, and each shard's state, lag and rate; q quits."""
+    """Watch a stream's nodes and shards live; q quits."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidSetting(
             "`leasehold top` needs a terminal. Use `leasehold status`, which prints the same once."

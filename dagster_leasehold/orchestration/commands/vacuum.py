@@ -44,7 +44,7 @@ def vacuum(
         typer.Option(
             "--expire-days",
             metavar="DAYS",
-            help="Forget committed output older than this first (default: the stream's "
+            help="First drop output older than this (default: the stream's "
             "output_days; without it, nothing expires).",
         ),
     ] = None,
@@ -53,10 +53,9 @@ def vacuum(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Forget committed output that has expired; remove old files that the ledger does not name.
+    """Drop expired output, and remove old files that the ledger does not name.
 
-    Choose an age longer than any reader takes. Exits with 1 if something could not be
-    forgotten.
+    Choose an age longer than any query takes. Exits with 1 if some output could not be dropped.
     """
     from dagster_leasehold.assets.rewriting.vacuum import vacuum as removed_by
 

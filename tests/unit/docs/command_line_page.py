@@ -30,17 +30,15 @@ _HEAD = """\
 
 <!-- Written by `python -m tests.unit.docs.command_line_page`: change the commands instead. -->
 
-`leasehold -h` lists the commands, and `leasehold COMMAND --help` prints what is said here. Each
-command is shown with its output in one small deployment: a log of two shards with six records,
-and the transform refused the last one.
+`leasehold -h` lists the commands, and `leasehold COMMAND --help` prints what is said here. The
+examples come from one small deployment. Its log has two shards and six records, and its transform
+refused the last record.
 
-[Exit codes](states.md#exit-codes-of-the-command-line) are 0, 1 and 2. Long work shows its progress
+[Exit codes](states.md#exit-codes-of-the-command-line) are 0, 1 and 2. Slow commands show their progress
 on standard error. `leasehold --install-completion` sets up completion for your shell.
 
-Most commands take some of these:
+Most commands have some of these arguments and options:
 
-| | |
-|---|---|
 """
 
 
@@ -111,7 +109,8 @@ def page() -> str:
     """The whole page."""
     tree = root()
     once = shared(Counter(row for _, command in commands(tree) for row in options(command)))
-    parts = [_HEAD, *(_row(*each) for each in once)]
+    first = dict(reversed(once))
+    parts = [_HEAD, *(_row(name, first.pop(name)) for name, _ in once if name in first)]
     outputs = real_outputs()
     shown: dict[tuple[tuple[str, str], ...], tuple[str, ...]] = {}
     for path, command in commands(tree):
@@ -121,7 +120,7 @@ def page() -> str:
         if same != path and len(own) >= WORTH_A_REFERENCE:
             parts.append(f"\nTakes the options of `leasehold {' '.join(same)}`.\n")
         elif own:
-            parts += ["\n| | |\n|---|---|\n", *(_row(*each) for each in own)]
+            parts += ["\n", *(_row(*each) for each in own)]
         parts += [
             f"\n```console\n$ {command}\n{output}\n```\n"
             for words, (command, output) in outputs.items()
@@ -131,11 +130,7 @@ def page() -> str:
 
 
 def _row(name: str, text: str) -> str:
-    return f"| `{_escape(name)}` | {_escape(text)} |\n"
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|")
+    return f"* `{name}`: {text}\n"
 
 
 def _paragraphs(text: str) -> str:
