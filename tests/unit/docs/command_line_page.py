@@ -22,6 +22,8 @@ MEASURING = ("version", "compact", "vacuum", "group drain")
 """Commands that print sizes of files, versions, or seconds."""
 WORTH_A_REFERENCE = 4
 """The number of options from which on they are shown for the first of two commands."""
+SELF_EVIDENT = ("The stream.", "The shard.")
+"""Help of arguments whose names say as much."""
 SHARED_BY = 12
 """The number of commands from which on an option is explained once."""
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command-line.md"
@@ -34,8 +36,9 @@ _HEAD = """\
 examples come from one small deployment. Its log has two shards and six records, and its transform
 refused the last record.
 
-[Exit codes](states.md#exit-codes-of-the-command-line) are 0, 1 and 2. Slow commands show their progress
-on standard error. `leasehold --install-completion` sets up completion for your shell.
+The exit code is 0 for success, 1 for a failed check or an error that you did not cause, and 2 for
+your own mistake, such as an unknown option. Slow commands show their progress on standard error.
+`leasehold --install-completion` sets up completion for your shell.
 
 Most commands have some of these arguments and options:
 
@@ -68,6 +71,8 @@ def options(command: Any) -> Iterator[tuple[str, str]]:
         if getattr(parameter, "hidden", False) or parameter.name == "help":
             continue
         text = " ".join((getattr(parameter, "help", None) or "").split())
+        if text in SELF_EVIDENT:
+            continue
         if parameter.param_type_name == "argument":
             many = " …" if parameter.nargs != 1 else ""
             name = parameter.metavar or parameter.name.upper()

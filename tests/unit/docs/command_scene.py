@@ -120,7 +120,7 @@ def _look(scene: Scene, home: ConsumedHome) -> None:
     scene.run("doctor")
     home.store.register(KEY, Node(NodeName("b"), 0, "b-1"), observer="test")
     scene.run("plan --explain")
-    scene.run("journal --limit 6")
+    scene.run("journal --limit 4")
     scene.run("verify")
     scene.run("cat demo 0")
     scene.run("cat demo --parquet requests.parquet")
