@@ -164,7 +164,7 @@ class FaultProxy(ThreadingHTTPServer):
         self.next_error: tuple[str, str] | None = None
         self.calls: list[str] = []
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
     @property

@@ -123,7 +123,7 @@ def rest_catalog(
             self.wfile.write(content)
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    Thread(target=server.serve_forever, daemon=True).start()
+    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()

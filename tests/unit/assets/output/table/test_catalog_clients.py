@@ -10,6 +10,7 @@ from threading import Event
 from typing import Any, cast
 
 import pytest
+from pyiceberg.catalog import glue
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import NoSuchTableError
 from typing_extensions import override
@@ -81,6 +82,9 @@ def test_a_server_that_never_answers_is_given_up(
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", f"http://127.0.0.1:{port}")
+        # What is left of the request ends with its first try.
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setattr(glue, "MAX_RETRIES", 1)
         with pytest.raises(TableUnavailable, match=r"Catalog lake .*(tim(ed out|eout)|no answer)"):
             find_table(properties_of(kind, port))
 
