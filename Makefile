@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 HOME_DIR ?= .leasehold
 INPUT ?=
 TEST_PROCESSES ?= 3
-# Long tests wait more than they work, and the longest ones come first by their names.
+# Long tests wait more than they work.
 LONG_PROCESSES ?= 4
 PYTEST_ARGS ?=
 SIMULATION_ARGS ?=
@@ -27,7 +27,7 @@ dev: $(VENV)/.stamp-run ## Run the demo's deployment, with Dagster's pages on th
 
 test: $(VENV)/.stamp-dev ## Run the tests (installs MariaDB's server and Chromium, fetches MySQL's)
 	@sh scripts/test_tools.sh
-	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile -m "not long and not release" $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder -m "not long and not release" $(PYTEST_ARGS)
 
 test-long: $(VENV)/.stamp-dev ## Run the long tests: whole deployments, killed processes, many seeds
 	@sh scripts/test_tools.sh

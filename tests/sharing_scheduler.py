@@ -10,9 +10,15 @@ from typing_extensions import override
 from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
-SPARK, PAGES = "the session's Spark server", "tests/ui"
 SEEDS = "tests/unit/assets/output/table/test_publishing_incidents.py"
-_USES_SPARK = re.compile(r"[(, ](spark_folder|connect_session)\b(?!\()")
+SHARED = {
+    "the session's Spark server": (
+        "tests/",
+        re.compile(r"[(, ](spark_folder|connect_session)\b(?!\()"),
+    ),
+    "the deployment of the pages": ("tests/ui/", re.compile(r"[(, ]scene\b(?!\()")),
+}
+"""What is shared, the folder of the files that share it, and what takes its fixture."""
 
 
 class SharingScheduling(LoadFileScheduling):
@@ -25,15 +31,19 @@ class SharingScheduling(LoadFileScheduling):
     @override
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        if file.startswith(f"{PAGES}/"):
-            return PAGES
         if file == SEEDS:
             # A thousand seeds share nothing: in one process they would outlast all other tests.
             return nodeid
-        return SPARK if uses_spark(file) else file
+        return shared_by(file) or file
 
 
 @cache
-def uses_spark(file: str) -> bool:
-    """Return True if tests of a file take a fixture of the session's server."""
-    return bool(_USES_SPARK.search((ROOT / file).read_text(encoding="utf-8")))
+def shared_by(file: str) -> str | None:
+    """Return what the tests of a file share with those of others."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    uses = (
+        name
+        for name, (folder, fixture) in SHARED.items()
+        if file.startswith(folder) and fixture.search(text)
+    )
+    return next(uses, None)
