@@ -18,7 +18,7 @@ SHARED = {
     ),
     "the deployment of the pages": ("tests/ui/", re.compile(r"[(, ]scene\b(?!\()")),
 }
-"""What is shared, the folder of the files that share it, and what takes its fixture."""
+"""Each shared thing: the folder of its files, and how they name its fixture."""
 
 
 class SharingScheduling(LoadFileScheduling):
