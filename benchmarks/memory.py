@@ -26,32 +26,11 @@ import psutil
 
 from benchmarks.figures import print_rows
 from benchmarks.figures.live_deployment import LiveDeployment
-from benchmarks.figures.process_tree import MEBIBYTE, adopt_orphans, memory_bytes
+from benchmarks.figures.process_tree import MEBIBYTE, adopt_orphans, memory_bytes, part_of
 
 SHARDS = 8
 IDLE_LIMIT_S = 20.0
 REST_MAX_S = 900.0
-PARTS = {
-    "java": "Spark",
-    "pyspark": "Spark's workers",
-    "connect_watch": "Spark's watcher",
-    "webserver": "webserver",
-    "daemon": "Dagster's daemon",
-    "grpc": "code servers",
-    " node ": "agents",
-    " dev ": "leasehold dev",
-    "multiprocessing": "runs",
-}
-"""The part of a process, by a word of its command line; the first one that is in it."""
-
-
-def part_of(process: psutil.Process) -> str:
-    """Return the part that a process is of."""
-    try:
-        line = " ".join(process.cmdline())
-    except psutil.Error:
-        return "others"
-    return next((part for word, part in PARTS.items() if word in line), "others")
 
 
 def processes_below() -> list[psutil.Process]:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -14,7 +15,30 @@ import psutil
 
 SAMPLE_S = 0.5
 MEBIBYTE = 2**20
+PARTS = {
+    "java": "Spark",
+    "pyspark": "Spark's workers",
+    "connect_watch": "Spark's watcher",
+    "webserver": "webserver",
+    "daemon": "Dagster's daemon",
+    "grpc": "code servers",
+    " node ": "agents",
+    " dev ": "leasehold dev",
+    "multiprocessing": "runs",
+    "mariadbd": "database",
+    "mysqld": "database",
+}
+"""The part of a process, by a word of its command line; the first one that is in it."""
 _SET_CHILD_SUBREAPER = 36
+
+
+def part_of(process: psutil.Process) -> str:
+    """Return the part that a process is of."""
+    try:
+        line = " ".join(process.cmdline())
+    except psutil.Error:
+        return "others"
+    return next((part for word, part in PARTS.items() if word in line), "others")
 
 
 def trees(pids: Iterable[int]) -> Iterator[psutil.Process]:
@@ -85,12 +109,21 @@ def cpu_below() -> float:
     parent as soon as that has waited for it.
     """
     own = os.times()
-    total = own.children_user + own.children_system
+    return own.children_user + own.children_system + sum(cpu_by_part().values())
+
+
+def cpu_by_part() -> dict[str, float]:
+    """Return the seconds of CPU time of the processes below this one, by `part_of`.
+
+    A process that has ended counts for the part of its parent.
+    """
+    spent: dict[str, float] = defaultdict(float)
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             times = process.cpu_times()
-            total += times.user + times.system + times.children_user + times.children_system
-    return total
+            own_s, below_s = times.user + times.system, times.children_user + times.children_system
+            spent[part_of(process)] += own_s + below_s
+    return spent
 
 
 def wait_for_orphans(own: Iterable[int]) -> None:

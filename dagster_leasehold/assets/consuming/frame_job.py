@@ -31,15 +31,11 @@ from dagster_leasehold.assets.consuming.task_packing import pack
 from dagster_leasehold.assets.errors import SparkFeatureMissing, TransformError
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import RECORD_DDL
-from dagster_leasehold.assets.output.worker_results import (
-    ROW_DDL,
-    RangeStatistics,
-    WrittenFile,
-    texts_of,
-)
+from dagster_leasehold.assets.output.worker_results import RangeStatistics, WrittenFile, rows_of
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import Transform
 from dagster_leasehold.assets.spark.missing_features import lacks_feature
+from dagster_leasehold.assets.spark.spark_session import task_numbers
 from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -95,7 +91,7 @@ def _attempt(
     numbers = {range_.shard: numbers[range_.shard] for range_ in ranges}
     with at_work(spark, job, folder, explain):
         written = RowsWritten(folder, numbers, name_of(job.transform))
-        texts = texts_of(output.mapInArrow(written, ROW_DDL))
+        texts = rows_of(output, written)
     by_task = [[WrittenFile.of(file) for file in json.loads(text)] for text in texts]
     check_shared(folder, ([(file.path, file.bytes) for file in own] for own in by_task))
     clean(folder)
@@ -117,10 +113,9 @@ def _rows(
         SparkUnavailable: Spark went away, or does not know what the records come by.
     """
     tasks = tuple(pack(ranges, job.tasks_max))
-    count = len(tasks)
     reading = RangesRead(job.source_options, tasks, folder)
     try:
-        return spark.range(0, count, 1, count).mapInArrow(reading, RECORD_DDL)
+        return task_numbers(spark, len(tasks)).mapInArrow(reading, RECORD_DDL)
     except Exception as error:
         lacking = lacks_feature(error)
         raise (feature_missing(error, job) if lacking else unavailable(error)) from error

@@ -22,8 +22,9 @@ from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult
 from dagster_leasehold.assets.consuming.task_packing import RECORDS_PER_PART_MIN, pack, parts_of
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.attempts import check_shared
-from dagster_leasehold.assets.output.worker_results import ROW_DDL, texts_of
+from dagster_leasehold.assets.output.worker_results import rows_of
 from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.spark.spark_session import task_numbers
 from dagster_leasehold.assets.spark.users_code import ship_code_of, users_error
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange
@@ -63,7 +64,8 @@ def attempt_ranges(
     )
     explain = partial(failed_job, job=job, ranges=ranges)
     with at_work(spark, job, folder, explain):
-        rows = _run(spark, tasks)
+        numbers_of_tasks = task_numbers(spark, len(tasks.tasks))
+        rows = [RangeRow.of(text) for text in rows_of(numbers_of_tasks, tasks)]
     files_of = {row.part: row.files for row in rows}
     check_shared(
         folder,
@@ -103,12 +105,6 @@ def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
             f"The transform of stream {job.stream} cannot be sent to Spark "
             f"({users_error(error)}): make what it needs inside of it."
         ) from error
-
-
-def _run(spark: SparkSession, tasks: RangeTasks) -> list[RangeRow]:
-    count = len(tasks.tasks)
-    sent = spark.range(0, count, 1, count).mapInArrow(tasks, ROW_DDL)
-    return [RangeRow.of(text) for text in texts_of(sent)]
 
 
 def _remove_failed(

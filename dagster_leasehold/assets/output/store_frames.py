@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import check_shared
 from dagster_leasehold.assets.output.output_file import COMPRESSION
-from dagster_leasehold.assets.output.worker_results import ROW_DDL, sent_back, texts_of
+from dagster_leasehold.assets.output.worker_results import rows_of, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
@@ -92,7 +92,7 @@ def write_frame(frame: DataFrame, folder: OutputPlace, attempt: str) -> tuple[Da
         SparkUnavailable: its workers do not share the folder.
     """
     folder.make_folder()
-    rows = [json.loads(text) for text in texts_of(frame.mapInArrow(_FileWritten(folder), ROW_DDL))]
+    rows = [json.loads(text) for text in rows_of(frame, _FileWritten(folder))]
     check_shared(folder, ([(name, size)] for name, _, size in rows))
     folder.sync_folder()
     return tuple(DataFile(f"{attempt}/{name}", records, size) for name, records, size in rows)

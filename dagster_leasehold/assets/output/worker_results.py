@@ -7,7 +7,7 @@ way back to the run. So results become plain values there and are built again he
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Plain = dict[str, Any]
 """Values that JSON can hold."""
-ROW_DDL = "row string"
+ROW_COLUMN = "row"
 """The column of the rows that tasks send back."""
 _ERRORS_MARK = "leasehold's errors: "
 _TIMES = ("first_event_time", "last_event_time")
@@ -126,15 +126,21 @@ def latest(one: datetime | None, other: datetime | None) -> datetime | None:
 
 
 def sent_back(texts: Sequence[str]) -> pa.RecordBatch:
-    """Return the rows that a task sends back, in the column of `ROW_DDL`."""
+    """Return the rows that a task sends back."""
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], ["row"])
+    return pa.RecordBatch.from_arrays([pa.array(texts, pa.string())], [ROW_COLUMN])
 
 
-def texts_of(tasks: DataFrame) -> list[str]:
-    """Run the job of a DataFrame with the column of `ROW_DDL`; return its tasks' rows."""
-    return tasks.toArrow().column(0).to_pylist()
+def rows_of(tasks: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Any]) -> list[str]:
+    """Run a job that carries out `task` on rows; return what `sent_back` sent.
+
+    The schema is no text, which a Connect server would be asked to parse.
+    """
+    from pyspark.sql.types import StringType, StructType
+
+    rows = tasks.mapInArrow(task, StructType().add(ROW_COLUMN, StringType()))
+    return rows.toArrow().column(0).to_pylist()
 
 
 class WorkerFailed(Exception):

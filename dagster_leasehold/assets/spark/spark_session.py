@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from dagster_leasehold.assets.spark.spark_versions import refusal, version_here
 from dagster_leasehold.lease_store.errors import InvalidSetting
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 CONNECT_MODE_VARIABLES = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE", "SPARK_REMOTE")
 CONNECT_PORT_DEFAULT = 15002
@@ -50,6 +50,7 @@ SOCKET_FOLDER_LENGTH_MAX = 60
 SOCKET_KEYS = ("spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir")
 DAEMON_KEY, WORKER_DAEMON = "spark.python.daemon.module", worker_daemon.__name__
 PARALLELISM_KEYS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
+SESSIONS_REMEMBERED = 4
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
 """Settings that a session is given unless the user's configuration says otherwise."""
@@ -84,11 +85,25 @@ def tasks_at_once(session: SparkSession) -> int:
     """
     # The job itself fails as well where no answer comes, and says why.
     with suppress(Exception):
-        for key in PARALLELISM_KEYS:
-            if setting := session.conf.get(key, None):
-                return int(setting)
+        if setting := _parallelism(session):
+            return int(setting)
         return max(cores(), session.sparkContext.defaultParallelism)
     return cores()
+
+
+@lru_cache(maxsize=SESSIONS_REMEMBERED)
+def _parallelism(session: SparkSession) -> str | None:
+    """Return the configured number of tasks; a Connect server is asked for it once."""
+    return next(filter(None, (session.conf.get(key, None) for key in PARALLELISM_KEYS)), None)
+
+
+@lru_cache(maxsize=SESSIONS_REMEMBERED)
+def task_numbers(session: SparkSession, count: int) -> DataFrame:
+    """Return the numbers of a job's tasks, one in each task.
+
+    Each job asks for their columns, and a Connect server is asked once by the same DataFrame.
+    """
+    return session.range(0, count, 1, count)
 
 
 def server_conf(folder: Path) -> dict[str, str]:

@@ -78,6 +78,24 @@ def test_workers_load_the_installed_pyspark(connect_session: Any) -> None:
     assert {row["file"] for row in rows} == {pyspark.__file__}
 
 
+def test_what_a_worker_keeps_is_out_of_collections(connect_session: Any) -> None:
+    """Spark collects garbage after each task: it would look at all imported modules again."""
+    import pyarrow as pa
+
+    def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import gc
+
+        import pyarrow
+
+        for _ in batches:
+            yield pyarrow.RecordBatch.from_pydict({"objects": [gc.get_freeze_count()]})
+
+    # A worker's first task says none.
+    job = connect_session.range(1).mapInArrow(frozen, "objects long")
+    counts = [job.collect()[0]["objects"] for _ in range(5)]
+    assert max(counts) > 10_000
+
+
 def test_sessions_speak_utc_and_microseconds(connect_session: Any) -> None:
     assert connect_session.conf.get("spark.sql.session.timeZone") == "UTC"
     assert connect_session.conf.get("spark.sql.parquet.outputTimestampType") == "TIMESTAMP_MICROS"

@@ -1,0 +1,144 @@
+"""The CPU time of a small commit, in all processes together.
+
+`python -m benchmarks.trickle [--database mariadb] [--commits 60] [--json]` starts `leasehold dev`
+with one node over a log of 8 shards, and lets a run follow them. Every `--pace` seconds it appends
+300 records to all shards at once, which the run commits together. After a warm-up, in which Java
+compiles what it runs often, it measures the CPU time of each part of the deployment over so many
+commits, and takes off what the same deployment, with the same run waiting, takes at rest in that
+time.
+
+All that works because of a commit counts: the run, Spark's JVM and its Python workers, the
+database server, and what publishes and reports commits later. This program's own time, which the
+appends take, does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from benchmarks.figures import print_rows
+from benchmarks.figures.live_deployment import KEY, LiveDeployment
+from benchmarks.figures.live_records import SHARDS
+from benchmarks.figures.process_tree import adopt_orphans, cpu_by_part
+from benchmarks.local_log import values
+from benchmarks.recovery import DATABASES
+from dagster_leasehold.lease_store import open_store
+from dagster_leasehold.lease_store.times import utc_now
+
+RECORDS = 300
+REST_S = 45.0
+IDLE_LIMIT_S = 3_600.0
+"""The run outlives the rest."""
+
+
+class Trickle:
+    """Appends to all shards of a deployment at a fixed pace."""
+
+    def __init__(self, deployment: LiveDeployment, pace_s: float) -> None:
+        self._deployment = deployment
+        self._pace_s = pace_s
+        self._records = values(RECORDS)
+
+    def append(self, times: int) -> None:
+        """Append so many times; return when the last records are due to be committed."""
+        began_s = time.monotonic()
+        for number in range(1, times + 1):
+            for shard in range(SHARDS):
+                self._deployment.log.append(str(shard), self._records[shard::SHARDS])
+            time.sleep(max(0.0, began_s + number * self._pace_s - time.monotonic()))
+
+
+def measure(
+    home: Path, *, commits: int, warm_up: int, pace_s: float, variables: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return a row for each part of the deployment, and one for all."""
+    if url := variables.get("LEASEHOLD_DATABASE_URL"):
+        open_store(url, upgrade=True).close()
+    deployment = LiveDeployment(
+        home, interval_s=pace_s / 2, idle_limit_s=IDLE_LIMIT_S, nodes=1, variables=variables
+    )
+    with deployment:
+        trickle = Trickle(deployment, pace_s)
+        trickle.append(warm_up)
+        deployment.catch_up()
+        # What follows a commit later, such as its publication and its report, is not yet the rest.
+        time.sleep(REST_S)
+        before, began_s = cpu_by_part(), time.monotonic()
+        time.sleep(REST_S)
+        rest, rest_s = _since(before), time.monotonic() - began_s
+        before, began_s = cpu_by_part(), time.monotonic()
+        began = utc_now()
+        trickle.append(commits)
+        spent, spent_s = _since(before), time.monotonic() - began_s
+        made = _commits(deployment, began)
+    print(f"{made} commits of {commits} appends in {spent_s:.0f} s", file=sys.stderr)
+    rows = [
+        {
+            "part": part,
+            "cores at rest": rest.get(part, 0.0) / rest_s,
+            "cores": seconds / spent_s,
+            "ms a commit": 1000 * (seconds - rest.get(part, 0.0) * spent_s / rest_s) / commits,
+        }
+        for part, seconds in spent.items()
+    ]
+    rows.sort(key=lambda row: -row["ms a commit"])
+    names = [*rows[0]][1:]
+    return [*rows, {"part": "all"} | {name: sum(row[name] for row in rows) for name in names}]
+
+
+def _since(before: Mapping[str, float]) -> dict[str, float]:
+    return {part: spent - before.get(part, 0.0) for part, spent in cpu_by_part().items()}
+
+
+def _commits(deployment: LiveDeployment, began: datetime) -> int:
+    """Return the number of commits since `began`: transactions, each of some shards."""
+    store = open_store(deployment.settings.store_url)
+    try:
+        times = {row.committed_at for row in store.each_batch(KEY)}
+    finally:
+        store.close()
+    return sum(time is not None and time >= began for time in times)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--database", choices=DATABASES, default="sqlite")
+    parser.add_argument("--commits", type=int, default=60)
+    parser.add_argument("--warm-up", type=int, default=60, help="commits before them")
+    parser.add_argument("--pace", type=float, default=1.0, help="seconds from one to the next")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    adopt_orphans()
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-trickle-"))
+    try:
+        with DATABASES[arguments.database]() as server:
+            variables = server.of_deployment() if server else {}
+            with patch.dict(os.environ, variables):
+                rows = measure(
+                    folder / "home",
+                    commits=arguments.commits,
+                    warm_up=arguments.warm_up,
+                    pace_s=arguments.pace,
+                    variables=variables,
+                )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    note = f"{arguments.database}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} after"
+    print_rows(rows, as_json=arguments.json, note=note)
+
+
+if __name__ == "__main__":
+    main()
