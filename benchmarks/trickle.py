@@ -2,10 +2,12 @@
 
 `python -m benchmarks.trickle [--database mariadb] [--commits 60] [--json]` starts `leasehold dev`
 with one node over a log of 8 shards, and lets a run follow them. Every `--pace` seconds it appends
-300 records to all shards at once, which the run commits together. After a warm-up, in which Java
-compiles what it runs often, it measures the CPU time of each part of the deployment over so many
-commits, and takes off what the same deployment, with the same run waiting, takes at rest in that
-time.
+300 records to all shards at once, which the run commits together. It measures the CPU time of each
+part of the deployment over so many commits, and takes off what the same deployment, with the same
+run waiting, takes at rest in that time.
+
+Before that, a backlog makes some hundred commits of the same size, one after the other, in which
+Java compiles what each job runs.
 
 All that works because of a commit counts: the run, Spark's JVM and its Python workers, the
 database server, and what publishes and reports commits later. This program's own time, which the
@@ -36,26 +38,38 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.times import utc_now
 
 RECORDS = 300
-REST_S = 45.0
+RECORDS_OF_SHARD_MAX = -(-RECORDS // SHARDS)
+REPORT_S, REST_S = 35.0, 25.0
+"""The time until all commits are reported, and the time of the rest. Spark ends workers that were
+without a task for a minute."""
+WAKING = 5
+"""The commits after the rest that are not measured."""
 IDLE_LIMIT_S = 3_600.0
 """The run outlives the rest."""
 
 
 class Trickle:
-    """Appends to all shards of a deployment at a fixed pace."""
+    """Appends of 300 records to all shards of a deployment."""
 
     def __init__(self, deployment: LiveDeployment, pace_s: float) -> None:
-        self._deployment = deployment
+        self._log = deployment.log
         self._pace_s = pace_s
         self._records = values(RECORDS)
 
     def append(self, times: int) -> None:
-        """Append so many times; return when the last records are due to be committed."""
+        """Append so many times, at the pace; return when the last records are committed."""
         began_s = time.monotonic()
         for number in range(1, times + 1):
-            for shard in range(SHARDS):
-                self._deployment.log.append(str(shard), self._records[shard::SHARDS])
+            self._append(1)
             time.sleep(max(0.0, began_s + number * self._pace_s - time.monotonic()))
+
+    def append_backlog(self, commits: int) -> None:
+        """Append at once what so many commits take."""
+        self._append(commits)
+
+    def _append(self, times: int) -> None:
+        for shard in range(SHARDS):
+            self._log.append(str(shard), self._records[shard::SHARDS] * times)
 
 
 def measure(
@@ -65,17 +79,23 @@ def measure(
     if url := variables.get("LEASEHOLD_DATABASE_URL"):
         open_store(url, upgrade=True).close()
     deployment = LiveDeployment(
-        home, interval_s=pace_s / 2, idle_limit_s=IDLE_LIMIT_S, nodes=1, variables=variables
+        home,
+        interval_s=pace_s / 2,
+        idle_limit_s=IDLE_LIMIT_S,
+        nodes=1,
+        variables=variables,
+        stream={"limits": f"Limits(records_max={RECORDS_OF_SHARD_MAX})"},
     )
+    trickle = Trickle(deployment, pace_s)
+    trickle.append_backlog(warm_up)
     with deployment:
-        trickle = Trickle(deployment, pace_s)
-        trickle.append(warm_up)
         deployment.catch_up()
-        # What follows a commit later, such as its publication and its report, is not yet the rest.
-        time.sleep(REST_S)
+        trickle.append(WAKING)
+        time.sleep(REPORT_S)
         before, began_s = cpu_by_part(), time.monotonic()
         time.sleep(REST_S)
         rest, rest_s = _since(before), time.monotonic() - began_s
+        trickle.append(WAKING)
         before, began_s = cpu_by_part(), time.monotonic()
         began = utc_now()
         trickle.append(commits)
@@ -97,7 +117,7 @@ def measure(
 
 
 def _since(before: Mapping[str, float]) -> dict[str, float]:
-    return {part: spent - before.get(part, 0.0) for part, spent in cpu_by_part().items()}
+    return {part: max(0.0, spent - before.get(part, 0.0)) for part, spent in cpu_by_part().items()}
 
 
 def _commits(deployment: LiveDeployment, began: datetime) -> int:
@@ -117,7 +137,7 @@ def main() -> None:
     )
     parser.add_argument("--database", choices=DATABASES, default="sqlite")
     parser.add_argument("--commits", type=int, default=60)
-    parser.add_argument("--warm-up", type=int, default=60, help="commits before them")
+    parser.add_argument("--warm-up", type=int, default=400, help="commits before them")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds from one to the next")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

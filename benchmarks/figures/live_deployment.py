@@ -84,6 +84,7 @@ class LiveDeployment:
         idle_limit_s: the time without records after which a run ends; None leaves the default.
         nodes: their number, which divides that of the shards.
         variables: further ones of its environment, such as those of a database server.
+        stream: further settings of the stream, as texts of Python.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class LiveDeployment:
         idle_limit_s: float | None = None,
         nodes: int = NODES,
         variables: Mapping[str, str] | None = None,
+        stream: Mapping[str, str] | None = None,
     ) -> None:
         self._home = home
         self._nodes = nodes
@@ -101,7 +103,7 @@ class LiveDeployment:
         home.mkdir()
         given = {"commit_interval_s": interval_s, "idle_limit_s": idle_limit_s}
         pace = {name: value for name, value in given.items() if value is not None}
-        declare(home, stream_text(KEY.stream, pace=f"Pace(**{pace})"))
+        declare(home, stream_text(KEY.stream, pace=f"Pace(**{pace})", **(stream or {})))
         self.log = LocalLog.create(load_settings(home=home).log_folder(KEY.stream), SHARDS)
         self._process: subprocess.Popen[bytes] | None = None
         self._cpu = CpuClock()

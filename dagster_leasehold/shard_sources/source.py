@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dagster_leasehold.lease_store.identifiers import ShardId
@@ -270,6 +271,7 @@ def times_for(source: ShardSource, cursors: Mapping[ShardId, str]) -> dict[Shard
     return source.times_at(cursors) if cursors and isinstance(source, TimedRecords) else {}
 
 
+@cache
 def record_schema() -> pa.Schema:
     """The columns that every source yields.
 

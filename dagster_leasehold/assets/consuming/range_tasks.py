@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +20,6 @@ from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import TransformError, TransformUnusable
 from dagster_leasehold.assets.output.file_names import FileNames, file_name
-from dagster_leasehold.assets.output.output_file import SETTLED_AT_ONCE
 from dagster_leasehold.assets.output.shard_files import RangeFiles, unwritable
 from dagster_leasehold.assets.output.worker_results import RangeStatistics, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
@@ -72,11 +70,10 @@ class RangeTasks:
         except Exception as error:
             failure = error if isinstance(error, LeaseholdError) else _reading_failed(error)
             return [RangeRow.failed(range_, failure) for range_ in ranges]
-        with ThreadPoolExecutor(SETTLED_AT_ONCE) as settling:
-            task = _Task(reader, transform, self.transform_name, self.folder, settling)
-            # While files become durable, the next ranges are read and written.
-            results = [task.make(range_, self._names(range_)) for range_ in ranges]
-            rows = [task.settled(row, files) for row, files in results]
+        task = _Task(reader, transform, self.transform_name, self.folder)
+        # While files become durable, the next ranges are read and written.
+        results = [task.make(range_, self._names(range_)) for range_ in ranges]
+        rows = [task.settled(row, files) for row, files in results]
         if any(row.files for row in rows):
             self.folder.sync_folder()
         return rows
@@ -102,18 +99,12 @@ class _Task:
     """One task under way."""
 
     def __init__(
-        self,
-        reader: ShardReader,
-        transform: ArrowTransform | None,
-        name: str,
-        folder: OutputPlace,
-        settling: Executor,
+        self, reader: ShardReader, transform: ArrowTransform | None, name: str, folder: OutputPlace
     ) -> None:
         self._reader = reader
         self._transform = transform
         self._name = name
         self._folder = folder
-        self._settling = settling
         self._moving = MovingRecords(folder)
 
     def make(self, range_: ReadRange, names: FileNames) -> tuple[RangeRow, RangeFiles]:
@@ -154,7 +145,7 @@ class _Task:
             first, last = first or cursors[0].as_py(), cursors[-1].as_py()
             for rows in self._transformed(range_, records).to_batches():
                 files.add(rows)
-        return RangeRow(range_, read, tuple(files.finish(self._settling)), first, last)
+        return RangeRow(range_, read, tuple(files.finish()), first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
         """Yield the records of a range in portions; errors of a reader are the source's."""

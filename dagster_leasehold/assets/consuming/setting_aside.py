@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -50,9 +49,8 @@ def set_aside_unread(job: SweepJob, each: Try) -> SweepOutcome:
     attempt, folder = job.begin_attempt()
     names = partial(file_name, shard, each.numbers, f"0000-{uuid.uuid4().hex}")
     files = RangeFiles(folder, names, shard, "")
-    with ThreadPoolExecutor(1) as settling:
-        files.add(pa.RecordBatch.from_pylist([row], schema))
-        written = files.finish(settling)
-        files.settle()
+    files.add(pa.RecordBatch.from_pylist([row], schema))
+    written = files.finish()
+    files.settle()
     folder.sync_folder()
     return SweepOutcome.of(attempt, RangeStatistics(records=1), written)

@@ -8,13 +8,20 @@ it.
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import Executor, ThreadPoolExecutor
 from datetime import datetime
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, QUARANTINE_COLUMNS, SHARD_COLUMN
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.readable_values import unreadable
-from dagster_leasehold.assets.output.table.columns import columns_of, in_stored_types, stored_schema
+from dagster_leasehold.assets.output.table.columns import (
+    Column,
+    columns_of,
+    in_stored_types,
+    stored_schema,
+)
 from dagster_leasehold.assets.output.worker_results import WrittenFile, earliest, latest
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line, shown
@@ -64,8 +71,7 @@ class OutputFile:
         self.buffered_bytes = 0
         self._shard = shard
         self._name = place.name
-        self._schema = schema if quarantine else stored_schema(schema)
-        self._columns = () if quarantine else tuple(columns_of(self._schema))
+        self._schema, self._columns = (schema, ()) if quarantine else _stored(schema)
         self._quarantine = quarantine
         self._records = 0
         self._buffered: list[pa.RecordBatch] = []
@@ -163,6 +169,22 @@ class OutputFile:
         with contextlib.suppress(Exception):
             self._writer.close()
         self._file.abandon()
+
+
+@lru_cache(maxsize=64)
+def _stored(schema: pa.Schema) -> tuple[pa.Schema, tuple[Column, ...]]:
+    """Return the schema that rows are written with, and its columns."""
+    stored = stored_schema(schema)
+    return stored, tuple(columns_of(stored))
+
+
+@cache
+def settling() -> Executor:
+    """Return the threads of this process that make files durable.
+
+    They stay from task to task, since a small task takes longer to start them than to use them.
+    """
+    return ThreadPoolExecutor(SETTLED_AT_ONCE, thread_name_prefix="settling")
 
 
 def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, pa.RecordBatch]:

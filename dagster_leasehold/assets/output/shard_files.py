@@ -7,18 +7,14 @@ order. With a transform of DataFrames, a task gets rows of any of the sweep's sh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.arrow_transform import SHARD_COLUMN
 from dagster_leasehold.assets.errors import OutputUnwritable, TransformError
 from dagster_leasehold.assets.output.file_names import FileNames, file_name
-from dagster_leasehold.assets.output.output_file import (
-    SETTLED_AT_ONCE,
-    OutputFile,
-    quarantined_and_good,
-)
+from dagster_leasehold.assets.output.output_file import OutputFile, quarantined_and_good, settling
 from dagster_leasehold.assets.output.worker_results import WrittenFile
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import one_line, shown
@@ -79,7 +75,7 @@ class RangeFiles:
         for file in self._open.values():
             file.flush()
 
-    def finish(self, settling: Executor) -> list[WrittenFile]:
+    def finish(self) -> list[WrittenFile]:
         """Write all that is left, and begin to make it durable.
 
         Raises:
@@ -87,7 +83,7 @@ class RangeFiles:
         """
         files = [self._open[kind] for kind in sorted(self._open)]
         written = [file.finish() for file in files]
-        self._settling = [settling.submit(file.settle) for file in files]
+        self._settling = [settling().submit(file.settle) for file in files]
         return written
 
     def settle(self) -> None:
@@ -170,10 +166,9 @@ class ShardFiles:
         Raises:
             OSError: they cannot be written.
         """
-        with ThreadPoolExecutor(SETTLED_AT_ONCE) as settling:
-            written = [file for files in self._of.values() for file in files.finish(settling)]
-            for files in self._of.values():
-                files.settle()
+        written = [file for files in self._of.values() for file in files.finish()]
+        for files in self._of.values():
+            files.settle()
         if written:
             self._folder.sync_folder()
         self._of = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -60,7 +60,7 @@ class RangeStatistics:
 
     def plain(self) -> Plain:
         """Return the values for JSON."""
-        return _plain_times(asdict(self))
+        return _plain(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -104,7 +104,7 @@ class WrittenFile:
 
     def plain(self) -> Plain:
         """Return the values for JSON."""
-        return _plain_times(asdict(self))
+        return _plain(self)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
@@ -203,7 +203,8 @@ def _travels(value: object) -> bool:
         return False
 
 
-def _plain_times(values: Plain) -> Plain:
+def _plain(each: RangeStatistics | WrittenFile) -> Plain:
+    values = {field.name: getattr(each, field.name) for field in fields(each)}
     return values | {name: time.isoformat() for name in _TIMES if (time := values[name])}
 
 

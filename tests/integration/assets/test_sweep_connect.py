@@ -17,6 +17,7 @@ import pytest
 from dagster_leasehold.assets.arrow_transform import arrow_transform
 from dagster_leasehold.assets.errors import SweepInterrupted
 from dagster_leasehold.assets.guarding.run_on_spark import run_tag
+from dagster_leasehold.assets.spark.spark_session import tasks_at_once
 from tests.integration.assets.arrow_sweeping import CASES, ArrowSweeping
 from tests.integration.assets.runs import PROJECT, consume, store_of, stream_of
 from tests.integration.assets.sweeping import Sweeping
@@ -27,6 +28,24 @@ pytestmark = pytest.mark.spark
 @pytest.mark.parametrize("case", CASES)
 def test_case(case: str, connect_session: Any, tmp_path: Path) -> None:
     getattr(ArrowSweeping(connect_session, tmp_path), case)()
+
+
+def test_a_later_sweep_asks_the_server_for_its_job_alone(
+    connect_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further question costs a small commit some milliseconds of CPU time."""
+    sweeping = Sweeping(connect_session, tmp_path)
+
+    def sweep() -> None:
+        assert tasks_at_once(connect_session) > 0
+        sweeping.run(None)
+
+    sweep()
+    asked: list[str] = []
+    for name in ("_analyze", "config"):
+        monkeypatch.setattr(connect_session.client, name, lambda *_, n=name, **__: asked.append(n))
+    sweep()
+    assert asked == []
 
 
 def test_code_that_no_worker_can_import_is_sent_along(
