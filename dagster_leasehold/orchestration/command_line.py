@@ -156,7 +156,7 @@ class CommandList(Sentences):
 app = typer.Typer(
     name=PROGRAM,
     cls=CommandList,
-    help="Consume sharded logs exactly once: leases, checkpoints, and what is committed.",
+    help="Consume sharded logs exactly once: leases, checkpoints and committed output.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
@@ -185,7 +185,7 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Consume sharded logs exactly once: leases, checkpoints, and what is committed."""
+    """Consume sharded logs exactly once: leases, checkpoints and committed output."""
     del debug, version  # read by `main`, before anything can go wrong, and by its callback
 
 

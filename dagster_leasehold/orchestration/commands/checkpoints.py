@@ -109,7 +109,7 @@ def set_(
         else f"Shard {lease.shard} of {key} is finished at {position}: there is nothing to change."
     ]
     if others:
-        sentences.append(f"These shards are read after it and begin again: {listed(others)}.")
+        sentences.append(f"These shards are read again after it: {listed(others)}.")
     tell(facts | {"begin_again": others}, *sentences, as_json=as_json)
 
 

@@ -85,7 +85,7 @@ def _launcher(instance: DagsterInstance, target: Target, *, with_nodes: bool) ->
     if not agents and not target.settings.agents:
         judged = "no node has an agent"
         if not with_nodes:
-            judged = "it fits by the settings alone, since no node was looked at"
+            judged = "it fits the settings; no node was checked"
         return Finding("launcher", Health.OK, f"{launcher}; {judged}.")
     reason = "LEASEHOLD_AGENTS says that nodes have some"
     if agents:
@@ -138,7 +138,7 @@ def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding
             failing[_first_line(ended[0].error)].append(state.instigator_name)
     for line, names in failing.items():
         text = (
-            f"the last tick of {listed(sorted(names))} failed ({line}): see it in Dagster's pages, "
+            f"the last tick of {listed(sorted(names))} failed ({line}): see it in the Dagster UI, "
             "and fix what it names."
         )
         yield Finding("ticks", Health.WARNING, text)

@@ -191,7 +191,7 @@ def take_over(
     target, key = Target.of_group(home, module, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     before, after = taken(target.store, folder)
-    former = "; it was that of another one" if before and before != after else ""
+    former = "; before, it belonged to another one" if before and before != after else ""
     presentation.tell(
         {"output": str(folder), "owner": after, "former_owner": before},
         f"The output folder of {key} belongs to this lease store now{former}.",

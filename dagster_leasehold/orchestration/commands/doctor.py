@@ -87,7 +87,7 @@ def show_findings(findings: Sequence[Finding]) -> None:
 
 def not_looked_at(part: str) -> Finding:
     """Return the finding of a check that was left out, since it could have changed the store."""
-    text = "not looked at: fix the lease store first, as its database or schema says."
+    text = "not checked: fix the lease store first, as the lines above say."
     return Finding(part, Health.WARNING, text)
 
 
@@ -134,8 +134,8 @@ def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
     if apart_s > CLOCK_APART_S or back_s > CLOCK_APART_S:
         text = (
             f"this host and the database are {apart_s:.0f} s apart, and times in the journal go "
-            f"back by {back_s:.0f} s at most. No decision depends on it, but the times that people "
-            "read are wrong: look at NTP on the hosts."
+            f"back by {back_s:.0f} s at most. No decision depends on this, but displayed times "
+            "are wrong: check NTP on the hosts."
         )
         yield Finding("clock", Health.WARNING, text)
         return
@@ -160,10 +160,10 @@ def output(target: Target) -> Iterator[Finding]:
         return
     took_ms = (time.monotonic() - began_s) * 1000
     if not same:
-        text = f"{root} gives other bytes back than were written: do not use it."
+        text = f"{root} does not return the bytes that were written: do not use it."
         yield Finding("output", Health.FAILED, text)
         return
-    text = f"{root} takes a file and gives it back in {took_ms:.0f} ms."
+    text = f"{root} stores and returns a file in {took_ms:.0f} ms."
     yield Finding("output", Health.OK, text)
 
 

@@ -270,13 +270,13 @@ def accept_log(
     identity = identity_of_log(target.streams.opened(key.stream).source)
     if identity is None:
         raise InvalidSetting(
-            f"The source of stream {key.stream} tells no log from another of its name: there is "
+            f"The source of stream {key.stream} does not identify its log, so there is "
             "nothing to accept."
         )
     target.store.log_of_group(key, identity, instead=True)
     tell(
         {"group": str(key), "log": identity},
-        f"The cursors of {key} belong to the log as it is now.",
+        f"The cursors of {key} now belong to the current log.",
         as_json=as_json,
     )
 

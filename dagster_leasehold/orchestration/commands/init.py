@@ -29,7 +29,7 @@ DEPLOYMENT = """\
 # The settings of this deployment. A line that begins with `# name =` shows a default, or an example
 # where there is none: remove the `# ` to change it.
 
-# The nodes that this deployment serves; `leasehold dev --nodes` and `leasehold node` bring others.
+# The nodes that this deployment serves; `leasehold dev --nodes` and `leasehold node` add others.
 # nodes = ["local"]
 # The time in seconds after which a silent node loses its shards.
 # lease_timeout_s = 20.0

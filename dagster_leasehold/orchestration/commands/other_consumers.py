@@ -128,7 +128,7 @@ class SparkQuery:
     def _doubt(self, open_batch: int | None) -> str:
         if not self._stopped:
             return (
-                f"The files in {self._place} do not tell that the query runs: stop it, and add "
+                f"The files in {self._place} do not show whether the query runs: stop it, and add "
                 "--stopped."
             )
         if open_batch is not None:

@@ -154,8 +154,8 @@ def retry(
     declared = target.chosen(stream, group)
     if declared.transform is None:
         raise TransformError(
-            f"Stream {shown(declared.name)} has no transform in the settings, so there is nothing "
-            "to try again with: name the module that declares it with -m."
+            f"Stream {shown(declared.name)} has no transform in the settings, so a retry would "
+            "change nothing: name the module that declares it with -m."
         )
     replay_shards(
         target,

@@ -149,7 +149,7 @@ def import_(
         raise errors.CheckpointRefused(
             f"The records at the checkpoints of shards {listed(taking.expired)} in {shown(name)} "
             "were removed before they were read: add --gaps to record what is missing and continue "
-            "behind it."
+            "after it."
         )
     for shard in taking.moved if not force else ():
         _refuse_withdrawal(target, key, leases[shard], progress.cursors[shard], name)
@@ -278,8 +278,8 @@ def _refuse_withdrawal(
     if border_at(target, key, lease, cursor) is not None:
         raise errors.CheckpointRefused(
             f"Shard {lease.shard} of {key} is committed up to {lease.check_point}, beyond {cursor} "
-            f"in {shown(name)}: nothing was imported; add --force to withdraw the batches behind "
-            "it and read them again."
+            f"in {shown(name)}: nothing was imported; add --force to withdraw the later "
+            "batches and read their records again."
         )
 
 

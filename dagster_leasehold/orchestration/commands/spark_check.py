@@ -176,7 +176,7 @@ def _lacking(
         if missing:
             text = (
                 f"it lacks {listed(missing)}, for {words} {listed(streams)}: install it there, or "
-                f"let it travel in an environment, see {PAGE}."
+                f"send it in an environment, see {PAGE}."
             )
             yield Finding(PART, Health.WARNING, text)
 

@@ -34,7 +34,7 @@ def stop(home: Home = None) -> None:
         _end(command)
         stopped = True
     for name in end_leftovers(settings.home):
-        say(f"Stopped {name}, whose command was gone.")
+        say(f"Stopped {name}, whose command had ended.")
         stopped = True
     folders = {settings.spark_folder, settings.home / "spark", *settings.home.glob("nodes/*/spark")}
     for folder in sorted(folders):

@@ -134,7 +134,7 @@ def _expired(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: b
         return PruneReport()
     if not dry_run:
         output = OutputExpiry(age, partial(touch_replaced, target.own_output(key)))
-        with progress("forgetting output that has expired", "rows") as advance:
+        with progress("dropping expired output", "rows") as advance:
             return expire(target.store, key, output, advance)
     newest = reference_time(target.store.newest_times(key, REFERENCE_ENTRIES))
     if newest is None:

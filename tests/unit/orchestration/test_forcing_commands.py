@@ -109,7 +109,7 @@ def test_a_finished_parent_is_reopened_by_choice_alone(
     done = output_of(
         capsys, "checkpoint", "set", "demo", "0", "begin", "--force", "--reopen", "cascade"
     )
-    assert f"These shards are read after it and begin again: {', '.join(children)}." in done
+    assert f"These shards are read again after it: {', '.join(children)}." in done
     assert cat(capsys, "0") == cat(capsys, children[0]) == []
     for run in ("run-4", "run-5"):
         claim_free(home)
