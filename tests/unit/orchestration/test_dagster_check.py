@@ -218,4 +218,4 @@ def test_a_launcher_is_judged_by_the_settings_alone_where_the_store_is_away(
         without_store(home)
         _, parts = examined(home, capsys)
     assert parts["launcher"]["health"] == "ok"
-    assert parts["launcher"]["text"].endswith("by the settings alone, since no node was looked at.")
+    assert parts["launcher"]["text"].endswith("the settings; no node was checked.")

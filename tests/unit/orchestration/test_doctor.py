@@ -126,7 +126,7 @@ def test_a_file_of_an_older_schema_stays_as_it_is(
     assert (code, parts["schema"]["health"]) == (1, "failed")
     for part in ("clock", "catalog", "nodes"):
         assert parts[part]["health"] == "warning"
-        assert parts[part]["text"].startswith("not looked at: ")
+        assert parts[part]["text"].startswith("not checked: ")
 
 
 def test_a_look_leaves_no_folder_behind(home: ConsumedHome) -> None:
