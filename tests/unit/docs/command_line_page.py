@@ -24,7 +24,7 @@ WORTH_A_REFERENCE = 4
 """The number of options from which on they are shown for the first of two commands."""
 SELF_EVIDENT = ("The stream.", "The shard.")
 """Help of arguments whose names say as much."""
-SHARED_BY = 12
+SHARED_BY = 4
 """The number of commands from which on an option is explained once."""
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command-line.md"
 _HEAD = """\
