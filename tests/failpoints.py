@@ -32,7 +32,7 @@ class Failpoint(Enum):
     AFTER_WRITE = 18, "all files are written"
     BEFORE_COMMIT = 19, "the holder has looked at its lease for the last time"
     IN_COMMIT = 20, "ledger rows, checkpoints and outbox rows are sent, not committed"
-    AFTER_COMMIT = 21, "a batch is committed, nobody was told"
+    AFTER_COMMIT = 21, "a batch is committed, nothing is reported"
     BEFORE_GAP = 22, "records are known to be gone, nothing is recorded of it"
     IN_RECORD_GAP = 23, "a gap and the checkpoint behind it are being written"
     AFTER_GAP = 24, "a gap is recorded, the shard has not continued"
@@ -57,7 +57,7 @@ class Failpoint(Enum):
     AFTER_STAGE = 43, "the manifests of a snapshot are written, no metadata names them"
     BEFORE_PUBLISH = 44, "a publication is staged, the catalog has not been asked to take it"
     IN_COMMIT_PUBLICATION = 45, "pointer, cursors and changes are sent, not committed"
-    AFTER_PUBLISH = 46, "a publication is in the table, nobody was told"
+    AFTER_PUBLISH = 46, "a publication is in the table, nothing is reported"
 
     def __init__(self, number: int, interrupts: str) -> None:
         self.number = number

@@ -31,7 +31,7 @@ Home = Annotated[
     typer.Option(
         "--home",
         metavar="DIR",
-        help="Folder of logs, leases and output (default: LEASEHOLD_HOME, else .leasehold).",
+        help="Folder of logs, leases and output (default: LEASEHOLD_HOME, or .leasehold).",
     ),
 ]
 AnyStream = Annotated[
