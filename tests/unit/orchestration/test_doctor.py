@@ -166,7 +166,7 @@ def test_output_in_an_object_store_is_tried(
     monkeypatch.setenv("LEASEHOLD_OUTPUT", f"s3://{bucket}/leasehold")
     _, parts = examined(home, capsys)
     assert parts["output"]["health"] == "ok"
-    assert parts["output"]["text"].startswith(f"s3://{bucket}/leasehold takes a file")
+    assert parts["output"]["text"].startswith(f"s3://{bucket}/leasehold stores and returns a file")
     assert [key for key in object_store.keys(bucket) if "doctor" in key] == []
 
 
