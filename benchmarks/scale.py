@@ -1,10 +1,10 @@
 """A hundred thousand shards and a thousand nodes on one MySQL: what staying and changing cost.
 
-`python -m benchmarks.scale [--shards 100000] [--nodes 1000] [--groups 1] [--changing 100]
-[--quick] [--json]` starts a MySQL of its own (MariaDB where there is none) and plays one deployment
-of agents: one process rebalances each group for all its nodes every 5 s, each node's agent beats in
-each group, and a run has one shard in a hundred open, which it lets go at the end of a batch. The
-shards are spread evenly over the groups; each node is a member of all of them.
+`python -m benchmarks.scale [--shards 100000] [--nodes 1000] [--groups 1] [--changing 100] [--phases
+claims,die,flap] [--quick] [--json]` starts a MySQL of its own (MariaDB where there is none) and
+plays one deployment of agents: one process rebalances each group for all its nodes every 5 s, each
+node's agent beats in each group, and a run has one shard in a hundred open, which it lets go at the
+end of a batch. The shards are spread evenly over the groups; each node is a member of all of them.
 
 Rebalancing, agents and store are the real ones. Time is simulated, and goes on by as much as a
 tick takes on the clock of the wall: a tick that is slower than its interval delays the next one,
@@ -28,14 +28,17 @@ from itertools import count
 from typing import Any
 
 from benchmarks.figures import print_rows
+from benchmarks.upkeep import add_held
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
+from dagster_leasehold.lease_store.node_planning import LOOK_S, NODES_PER_SECOND, NodePlanner
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.planning import moves_lower_bound
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
+from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests import mariadb, mysql
 from tests.database_server import DatabaseServer
@@ -125,7 +128,7 @@ class World:
     """The deployment on simulated time."""
 
     def __init__(
-        self, store: LeaseStore, meter: Meter, *, groups: int, shards: int, nodes: int
+        self, store: LeaseStore, meter: Meter, *, groups: int, shards: int, nodes: int, held: bool
     ) -> None:
         self.store = store
         self.meter = meter
@@ -137,6 +140,11 @@ class World:
         self.shares = [self._share(number) for number in range(groups)]
         for share in self.shares:
             self.join(share, names)
+            if held:
+                add_held(store, share.key, self.shards, names)
+                continue
+            listing = [ShardListing(ShardId(str(shard))) for shard in range(self.shards)]
+            store.sync_shards(share.key, listing, observer="benchmark")
 
     def clock(self) -> float:
         """Return simulated seconds; while somebody works they go on with those of the wall."""
@@ -145,8 +153,6 @@ class World:
     def _share(self, number: int) -> Share:
         key = GroupKey.parse("group", f"stream-{number}")
         self.store.create_group(Group(key, timeout_s=TIMING.timeout_s))
-        listing = [ShardListing(ShardId(str(shard))) for shard in range(self.shards)]
-        self.store.sync_shards(key, listing, observer="benchmark")
         rebalancer = Rebalancer(
             self.store,
             key,
@@ -156,6 +162,7 @@ class World:
             incarnation_of=lambda name: f"{name}-1",
             clock=self.clock,
             beats=False,
+            follows_above=FEW_SHARDS,
             serving=lambda nodes: tuple(node.name for node in nodes),
         )
         return Share(key, rebalancer, {})
@@ -299,6 +306,7 @@ class Phase:
             "95 %": round(ms[int(len(ms) * 0.95)], 1),
             "slowest": round(ms[-1], 1),
             "CPU ms, median": round(statistics.median(tick.cpu_ms for tick in self.ticks), 1),
+            "CPU ms, slowest": round(max(tick.cpu_ms for tick in self.ticks), 1),
             "statements": sum(tick.statements for tick in self.ticks),
             "rows read": sum(tick.rows_read for tick in self.ticks),
             "rows written": sum(tick.rows_written for tick in self.ticks),
@@ -342,11 +350,36 @@ def beating(world: World) -> dict[str, Any]:
         for name in chosen:
             for share in world.shares:
                 share.living[name].keep_alive(accepts_runs=True)
-    rate = len(nodes) / len(chosen) / KEEP_S
+    return _of_all("beats", world, cost, len(chosen), KEEP_S)
+
+
+def planning(world: World) -> dict[str, Any]:
+    """Measure the looks of some agents' planners at settled groups, and compute those of all."""
+    nodes = list(world.shares[0].living)
+    chosen = nodes[:AGENTS_COUNTED]
+    planners = [
+        NodePlanner(world.store, share.key, name, observer=f"agent of {name}", clock=world.clock)
+        for name in chosen
+        for share in world.shares
+    ]
+    every_s = max(LOOK_S, len(nodes) / NODES_PER_SECOND)
+    for planner in planners:
+        planner.plan()  # the first look of a process reads the group
+    world._base_s += every_s  # pyright: ignore[reportPrivateUsage]
+    with world.meter.measured() as cost:
+        for planner in planners:
+            planner.plan()
+    return _of_all("looks", world, cost, len(chosen), every_s)
+
+
+def _of_all(what: str, world: World, cost: Cost, chosen: int, every_s: float) -> dict[str, Any]:
+    nodes, groups = len(world.shares[0].living), len(world.shares)
+    rate = nodes / chosen / every_s
     return {
-        "beats of all agents": f"{len(nodes) * len(world.shares) / KEEP_S:,.0f}/s",
-        "ms each": round(cost.ms / len(chosen) / len(world.shares), 2),
-        "CPU ms each": round(cost.cpu_ms / len(chosen) / len(world.shares), 2),
+        "of all agents": what,
+        "a second": round(nodes * groups / every_s),
+        "ms each": round(cost.ms / chosen / groups, 2),
+        "CPU ms each": round(cost.cpu_ms / chosen / groups, 2),
         "statements/s": round(cost.statements * rate),
         "rows read/s": round(cost.rows_read * rate),
         "rows written/s": round(cost.rows_written * rate),
@@ -354,23 +387,27 @@ def beating(world: World) -> dict[str, Any]:
 
 
 def measure(
-    server: DatabaseServer, *, groups: int, shards: int, nodes: int, changing: int
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    server: DatabaseServer, *, groups: int, shards: int, nodes: int, changing: int, phases: str
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Play the phases one after another; return their lines, and what the agents cost."""
     store, meter = open_store(server.create_database(DATABASE), upgrade=True), Meter(server)
-    world = World(store, meter, groups=groups, shards=shards, nodes=nodes)
-    rows = [settle(world, "all shards are claimed")]
+    held = "claims" not in phases
+    world = World(store, meter, groups=groups, shards=shards, nodes=nodes, held=held)
+    first = "a new process" if held else "all shards are claimed"
+    rows = [settle(world, first)]
     for share in world.shares:
         world.open_shards(share)
     rows.append(settle(world, "nothing happens", rounds_min=IDLE_ROUNDS))
-    beats = beating(world)
+    agents = [beating(world), planning(world)]
     more = [NodeName(f"n{number}") for number in range(nodes, nodes + changing)]
     rows.append(settle(world, f"{changing} nodes join", lambda share: world.join(share, more)))
-    rows.append(settle(world, f"{changing} nodes die", lambda share: world.die(share, more)))
-    rows.append(flap(world, [NodeName(f"n{number}") for number in range(changing)]))
+    if "die" in phases:
+        rows.append(settle(world, f"{changing} nodes die", lambda share: world.die(share, more)))
+    if "flap" in phases:
+        rows.append(flap(world, [NodeName(f"n{number}") for number in range(changing)]))
     meter.close()
     store.close()
-    return rows, beats
+    return rows, agents
 
 
 def main() -> None:
@@ -383,17 +420,19 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--changing", type=int, default=100, help="nodes that join, die and flap")
     parser.add_argument("--quick", action="store_true", help="a hundredth of all but the groups")
+    parser.add_argument("--phases", default="claims,die,flap", help="leave some out")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     part = 100 if arguments.quick else 1
     kind = mysql if mysql.reason_missing() is None else mariadb
     with kind.running() as server:
-        rows, beats = measure(
+        rows, agents = measure(
             server,
             groups=arguments.groups,
             shards=arguments.shards // part,
             nodes=arguments.nodes // part,
             changing=max(arguments.changing // part, 1),
+            phases=arguments.phases,
         )
     note = (
         f"{kind.__name__.removeprefix('tests.')}, {arguments.shards // part:,} shards and "
@@ -401,7 +440,7 @@ def main() -> None:
         f"T {TIMING.timeout_s:g} s, a tick every {TICK_S:g} s"
     )
     print_rows(rows, as_json=arguments.json, note=note)
-    print_rows([beats], as_json=arguments.json, note="staying alive")
+    print_rows(agents, as_json=arguments.json, note="staying alive")
 
 
 if __name__ == "__main__":

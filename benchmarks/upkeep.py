@@ -25,11 +25,14 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
-from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.stored_rows import chunks
 
 KEY = GroupKey.parse("group", "stream")
 BEATS_PER_TERM = 3
+SHARDS_AT_ONCE = 5_000
 TIMING = Timing()
 
 
@@ -76,13 +79,18 @@ def settled_group(store: LeaseStore, shards: int, nodes: int) -> list[NodeName]:
     """Make a group whose shards are spread evenly over its nodes already."""
     names = [NodeName(f"n{number}") for number in range(nodes)]
     store.create_group(Group(KEY, timeout_s=TIMING.timeout_s))
-    ids = [ShardId(str(number)) for number in range(shards)]
-    store.sync_shards(KEY, [ShardListing(shard) for shard in ids], observer="benchmark")
     for name in names:
         store.register(KEY, Node(name, 0, f"{name}-1"), observer="benchmark")
-    claims = {shard: (names[place % nodes], 0) for place, shard in enumerate(ids)}
-    store.claim(KEY, claims, observer="benchmark", reason="set up")
+    add_held(store, KEY, shards, names)
     return names
+
+
+def add_held(store: LeaseStore, key: GroupKey, shards: int, names: list[NodeName]) -> None:
+    """Add shards that nodes hold already: a million claims would take minutes."""
+    held, owners = ShardState.ALREADY_ALLOC, [names[n % len(names)] for n in range(shards)]
+    leases = [ShardLease(ShardId(str(n)), held, 1, own, own) for n, own in enumerate(owners)]
+    for part in chunks(leases, SHARDS_AT_ONCE):
+        store._changing("set up", key, lambda rows, part=part: rows.add(*part))
 
 
 def volume_leases(url: str, shards: int, nodes: int) -> Cost:

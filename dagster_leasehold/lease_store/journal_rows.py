@@ -11,6 +11,9 @@ from typing import Any
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
 
+TENURE_KINDS = frozenset({"open", "close", "force", "gap", "ack"})
+"""The kinds of journal entries that can change a shard's progress without a new generation."""
+
 
 @dataclass(frozen=True, slots=True)
 class Note:

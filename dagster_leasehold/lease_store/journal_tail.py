@@ -13,12 +13,14 @@ of that time is over; later entries are read again, and the ones seen before are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
-from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 
+Value = TypeVar("Value")
 SETTLED_AFTER_S = 120.0
 """Far longer than a transaction can last: its statements and its idle times are limited."""
 
@@ -39,21 +41,37 @@ class JournalTail:
     def read(self, store: Ledger, key: GroupKey) -> Iterator[JournalEntry]:
         """Return the entries since the last reading; none at the first, which begins it."""
         if self._settled is None:
-            newest = store.journal(key, limit=1, newest=True)
-            self._settled = newest[0].sequence if newest else 0
+            self.begin(store, key)
             return
-        self._settle()
-        highest = self._settled
-        for entry in store.each_entry(key, after=self._settled):
-            highest = entry.sequence
-            if entry.sequence not in self._seen:
-                self._seen.add(entry.sequence)
-                yield entry
+        after = self._settle()
+        yield from self._unseen(
+            (each.sequence, each) for each in store.each_entry(key, after=after)
+        )
+
+    def touched(self, store: Ledger, key: GroupKey) -> set[ShardId]:
+        """Return the shards with new entries on tenures, once it was begun."""
+        return set(self._unseen(store.touched(key, self._settle())))
+
+    def begin(self, store: Ledger, key: GroupKey) -> None:
+        """Follow the journal from here on."""
+        newest = store.journal(key, limit=1, newest=True)
+        self._settled = newest[0].sequence if newest else 0
+
+    def _unseen(self, numbered: Iterable[tuple[int, Value]]) -> Iterator[Value]:
+        highest = self._settled or 0
+        for number, value in numbered:
+            highest = max(highest, number)
+            if number not in self._seen:
+                self._seen.add(number)
+                yield value
         # A number below the highest was given out before this moment.
         self._readings.append((self._clock(), highest))
 
-    def _settle(self) -> None:
+    def _settle(self) -> int:
+        """Return the number up to which nothing can appear any longer."""
         now_s = self._clock()
         while self._readings and now_s - self._readings[0][0] >= SETTLED_AFTER_S:
             self._settled = self._readings.popleft()[1]
-        self._seen = {number for number in self._seen if number > (self._settled or 0)}
+        settled = self._settled or 0
+        self._seen = {number for number in self._seen if number > settled}
+        return settled

@@ -3,10 +3,6 @@
 Every process of a group does this on its own, without a leader. A move is carried out by the
 process that serves the node that gains the shard. So each move has exactly one executor, and a
 deployment that does not run cannot be given shards that no run would consume.
-
-A shard weighs its records per second, by the ledger. Weights are coarse, so that they seldom
-change. Times come from the ledger's rows, compared only with one another: they shape how much
-each node gets, never which one may publish.
 """
 
 from __future__ import annotations
@@ -15,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import frexp, ldexp
-from typing import TypeVar
 
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import (
@@ -27,7 +21,6 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.group_rows import Node, Pulse, Snapshot, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.ledger_rows import Throughput
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.outcomes import Changed, Stale
 from dagster_leasehold.lease_store.rules import assignment_plan as plans
@@ -49,104 +42,14 @@ from dagster_leasehold.lease_store.rules.liveness import (
 from dagster_leasehold.lease_store.rules.planning import orphans, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.store import GroupsAndLedger, LeaseStore
+from dagster_leasehold.lease_store.snapshot_memory import ProgressMemory, SnapshotMemory
+from dagster_leasehold.lease_store.store import LeaseStore
+from dagster_leasehold.lease_store.stored_rows import chunks
 
-SPAN_MIN_S = 1.0
-WEIGHT_MIN = 1.0
-WEIGHT_RATIO_MAX = 64.0
-MANTISSA_STEPS = 8
-WEIGHING_S = 60.0
-"""The time that a plan by load relies on the weights that it was made with, in seconds."""
-
+CLAIMS_PER_STEP = 5_000
 TRANSFERS_PER_STEP = 500
 """The most transfers that one call begins: after these, the next beat of a node can be due."""
 ROUNDS_MAX = 4
-
-Answer = TypeVar("Answer")
-
-
-def planning_snapshot(store: GroupsAndLedger, key: GroupKey) -> Snapshot:
-    """Return a snapshot to plan from: with weights, if the group wants its load levelled.
-
-    Raises:
-        UnknownGroup: there is no such group.
-        StoreUnavailable: the store does not answer.
-    """
-    snapshot = store.snapshot(key)
-    if not snapshot.group.weighted:
-        return snapshot
-    return replace(snapshot, weights=learned_weights(store.throughput(key)))
-
-
-@dataclass(slots=True)
-class SnapshotMemory:
-    """The last snapshot of a group, which is read again only once it has changed.
-
-    Attributes:
-        clock: monotonic seconds.
-        count: called with the verb of each statement.
-    """
-
-    store: GroupsAndLedger
-    key: GroupKey
-    clock: Callable[[], float]
-    count: Callable[[str], None]
-    _snapshot: Snapshot | None = None
-    _read_at: float = 0.0
-
-    def forget(self) -> None:
-        """Read the group again next time: it might have changed unseen."""
-        self._snapshot = None
-
-    def at(self, generation: int | None) -> tuple[Snapshot, bool]:
-        """Return the group as of a generation, and True if it was read just now.
-
-        Raises:
-            UnknownGroup: there is no such group.
-            StoreUnavailable: the store does not answer.
-        """
-        snapshot = self._snapshot
-        # Weights change without a new generation.
-        recent = self.clock() - self._read_at < WEIGHING_S
-        if (
-            snapshot is not None
-            and snapshot.group.generation == generation
-            and (recent or not snapshot.group.weighted)
-        ):
-            return snapshot, False
-        self.count("snapshot")
-        snapshot = self._snapshot = planning_snapshot(self.store, self.key)
-        self._read_at = self.clock()
-        if snapshot.group.weighted:
-            self.count("throughput")
-        return snapshot, True
-
-
-def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
-    """Return the records per second of each shard, rounded to three binary digits.
-
-    A shard's rate is counted up to the newest commit of the whole group: one that has fallen
-    silent gets lighter while others continue. A shard with one batch only has no rate yet. No shard
-    weighs less than one record per second, or than a 64th of the heaviest: looking after an idle
-    shard costs something, too.
-    """
-    rows = [row for row in throughputs if row.batches > 1]
-    if not rows:
-        return {}
-    newest = max(row.last_at for row in rows)
-    rates: dict[ShardId, float] = {}
-    for row in rows:
-        # The oldest batch only marks the start of the interval: its records came before it.
-        records = row.records * (row.batches - 1) / row.batches
-        rates[row.shard] = records / max((newest - row.first_at).total_seconds(), SPAN_MIN_S)
-    floor = max(WEIGHT_MIN, max(map(quantised, rates.values())) / WEIGHT_RATIO_MAX)
-    return {shard: max(floor, quantised(rate)) for shard, rate in rates.items()}
-
-
-def quantised(rate: float) -> float:
-    """Return the nearest number with three binary digits: sums of such are exact, in any order."""
-    mantissa, exponent = frexp(rate)
-    return ldexp(round(mantissa * MANTISSA_STEPS) / MANTISSA_STEPS, exponent)
 
 
 @dataclass(slots=True)
@@ -184,6 +87,7 @@ class TickReport:
         remembered: text to give to the next tick; a new process continues from it.
         decisions: one line for each thing that was decided, with its reason; empty when idle.
         owned: for each served node, the shards that it may consume now.
+        readable: those that may be read: held by no other node, and subscribable.
         progress: checkpoint and tenure of each of those shards.
         snapshot: the group as the tick left it.
         live: the members that are not judged dead.
@@ -197,6 +101,7 @@ class TickReport:
     remembered: str
     decisions: tuple[str, ...]
     owned: dict[NodeName, tuple[ShardId, ...]]
+    readable: frozenset[ShardId]
     progress: dict[ShardId, Progress]
     snapshot: Snapshot
     live: frozenset[NodeName]
@@ -224,12 +129,7 @@ class TickReport:
         """
         if self.snapshot.group.paused:
             return ()
-        readable = {
-            row.shard
-            for row in self.snapshot.shards
-            if row.state is ShardState.ALREADY_ALLOC and row.subscribable
-        }
-        return tuple(shard for shard in self.owned.get(node, ()) if shard in readable)
+        return tuple(shard for shard in self.owned.get(node, ()) if shard in self.readable)
 
     @property
     def explanation(self) -> str:
@@ -252,6 +152,7 @@ class PlanSteps:
         observer: named in the journal.
         steps: the steps that failed, and when each is due again.
         notes: of the present tick.
+        doubtful: gets the shards for which a move came too late.
     """
 
     store: LeaseStore
@@ -259,6 +160,7 @@ class PlanSteps:
     observer: str
     steps: FailingSteps
     notes: TickNotes
+    doubtful: set[ShardId]
 
     def carry_out(
         self, actions: Sequence[plans.Action], summary: str, *, late: Callable[[], bool]
@@ -267,9 +169,14 @@ class PlanSteps:
 
         Once it is `late`, the rest waits for the next tick.
         """
-        asked = self.claim(
-            [action for action in actions if isinstance(action, plans.Claim)], summary
-        )
+        claims = [action for action in actions if isinstance(action, plans.Claim)]
+        claims.sort(key=lambda claim: rank_key(claim.node))
+        asked, left = False, len(claims)
+        for part in chunks(claims, CLAIMS_PER_STEP):
+            if asked and late():
+                self.notes.decide(f"{left} claims are left to the next tick")
+                break
+            asked, left = self.claim(part, summary) or asked, left - len(part)
         transfers = [action for action in actions if isinstance(action, plans.BeginTransfer)]
         # Those to one node together: the store writes rows that change alike at once.
         transfers.sort(key=lambda transfer: rank_key(transfer.to))
@@ -287,7 +194,7 @@ class PlanSteps:
             self.notes.decide(f"{moves - done} moves are left to the next tick")
         return asked or bool(lines) or done < moves
 
-    def claim(self, claims: list[plans.Claim], summary: str) -> bool:
+    def claim(self, claims: Sequence[plans.Claim], summary: str) -> bool:
         """Claim free shards, all in one statement where that works; True if any was asked for."""
         if not claims:
             return False
@@ -303,7 +210,7 @@ class PlanSteps:
 
         by_step = {f"claiming shard {each.shard}": each for each in claims}
         answers = self.steps.attempt_all(by_step, claimed, raises=(OutcomeUnknown,))
-        outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
+        outcomes = self._outcomes(answers)
         failpoints.reach("after_claim")
         by_node: dict[NodeName, list[ShardId]] = {}
         for each in claims:
@@ -331,7 +238,7 @@ class PlanSteps:
 
         by_step = {f"shard {each.shard}": each for each in transfers}
         answers = self.steps.attempt_all(by_step, begun, raises=(OutcomeUnknown,))
-        outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
+        outcomes = self._outcomes(answers)
         return [_line(each, outcomes[each.shard]) for each in transfers if each.shard in outcomes]
 
     def _cancel(self, action: plans.CancelTransfer) -> list[str]:
@@ -386,12 +293,45 @@ class PlanSteps:
             self.notes.decide(f"evicted {node} ({reason}), freed {listed(outcome.shards)}")
         return isinstance(outcome, Changed)
 
-    def _alone(self, shard: ShardId, step: Callable[[], Answer]) -> Answer | None:
-        return self.steps.attempt(f"shard {shard}", step, None, raises=(OutcomeUnknown,))
+    def _alone(self, shard: ShardId, step: Callable[[], Changed | Stale]) -> Changed | Stale | None:
+        outcome = self.steps.attempt(f"shard {shard}", step, None, raises=(OutcomeUnknown,))
+        self._outcomes([{}] if outcome is None else [{shard: outcome}])
+        return outcome
+
+    def _outcomes(
+        self, answers: Iterable[Mapping[ShardId, Changed | Stale]]
+    ) -> dict[ShardId, Changed | Stale]:
+        """Return the outcomes of some answers, and note the shards whose move came too late."""
+        outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
+        self.doubtful.update(
+            shard for shard, outcome in outcomes.items() if isinstance(outcome, Stale)
+        )
+        return outcomes
 
 
 def _line(action: plans.Action, outcome: Changed | Stale) -> str:
     return str(action) if isinstance(outcome, Changed) else f"{action} (came too late)"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A snapshot, and what was made of it: computed once for as long as nothing changes."""
+
+    snapshot: Snapshot
+    live: frozenset[NodeName]
+    plan: Plan
+    orphans: list[str]
+    transfers: list[ShardLease]
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The shards of the served nodes in a snapshot."""
+
+    snapshot: Snapshot
+    serving: frozenset[NodeName]
+    shards: dict[NodeName, tuple[ShardId, ...]]
+    readable: frozenset[ShardId]
 
 
 class Rebalancer:
@@ -416,6 +356,9 @@ class Rebalancer:
             others' beats it watches the beats of the node after its own, in the order of their
             names, and it reads the progress of its shards where the group has changed. So the
             planning of a thousand nodes does not read a million rows in the time of a beat.
+        follows_above: for the process that plans for a deployment: of more shards than this it
+            reads only the progress that has changed, and now and then it compares all that it
+            keeps. None for a client, which compares its shards' rows at each tick.
     """
 
     def __init__(
@@ -434,6 +377,7 @@ class Rebalancer:
         serving: Callable[[Iterable[Node]], tuple[NodeName, ...]] | None = None,
         members: Iterable[Member] = (),
         neighbour_only: bool = False,
+        follows_above: int | None = None,
     ) -> None:
         self._store = store
         self._key = key
@@ -449,13 +393,18 @@ class Rebalancer:
         self._steps = FailingSteps(clock)
         self._notes = TickNotes()
         self._observations: Observations | None = None
-        self._snapshots = SnapshotMemory(store, key, clock, self._notes.count)
-        self._planned: tuple[Snapshot, frozenset[NodeName], Plan, list[str]] | None = None
+        count = self._notes.count
+        rereads = follows_above is not None
+        self._snapshots = SnapshotMemory(store, key, clock, count, rereads)
+        self._progress = ProgressMemory(store, key, clock, count, follows_above)
+        self._planned: Planned | None = None
+        self._owned: Owned | None = None
         self._next_beat_at = 0.0
         self._neighbour_only = neighbour_only
-        self._progress: tuple[Snapshot, dict[ShardId, Progress]] | None = None
         self._members = {member.node: member for member in members}
-        self._execution = PlanSteps(store, key, observer, self._steps, self._notes)
+        self._execution = PlanSteps(
+            store, key, observer, self._steps, self._notes, self._snapshots.doubtful
+        )
 
     @property
     def incarnations(self) -> Mapping[NodeName, str]:
@@ -493,16 +442,18 @@ class Rebalancer:
             moved = self._evict_lapsed(pulse, observations) or moved
             snapshot, rounds, final = self._settle(pulse, observations, moved=moved)
             progress = self._progress_of(snapshot)
+            owned = self._owned_in(snapshot)
         except BaseException:
             # The store may have changed since it was read, before it failed.
-            self._snapshots.forget()
+            self._forget()
             observations.lose_sight()
             raise
         notes = self._notes
         return TickReport(
             remembered=observations.remember(incarnations=self.incarnations, place=self._place),
             decisions=tuple(notes.decisions),
-            owned=_owned(snapshot, self._serves, notes.refusals),
+            owned=owned.shards,
+            readable=owned.readable,
             progress=progress,
             snapshot=snapshot,
             live=self._live(snapshot, observations),
@@ -519,7 +470,7 @@ class Rebalancer:
         Raises:
             StoreError: at least one node could not leave; the others have left all the same.
         """
-        self._snapshots.forget()
+        self._forget()
         lines: list[str] = []
         failure: StoreError | None = None
         for name, member in self._members.items():
@@ -638,13 +589,13 @@ class Rebalancer:
             snapshot, fresh = self._snapshots.at(generation)
             if fresh:
                 observations.see(snapshot.nodes, snapshot.group.timeout_s)
-            observations.see_transfers(snapshot.shards)
-            final, orphaned = self._plan(snapshot, observations)
+            planned = self._plan(snapshot, observations)
+            observations.see_transfers(planned.transfers)
             # However slow the store is, each tick does something.
             if rounds == ROUNDS_MAX or (rounds and self._late):
-                return snapshot, rounds, final
-            if not self._carry_out(snapshot, final, orphaned, observations):
-                return snapshot, rounds, final
+                return snapshot, rounds, planned.plan
+            if not self._carry_out(planned, observations):
+                return snapshot, rounds, planned.plan
             rounds += 1
             generation = None
 
@@ -656,19 +607,24 @@ class Rebalancer:
         if not self._neighbour_only or self._planned is None:
             return None
         own = self._serves[0]
-        ring = {node.name for node in self._planned[0].nodes if node.member} | {own}
+        ring = {node.name for node in self._planned.snapshot.nodes if node.member} | {own}
         later = [name for name in ring if rank_key(name) > rank_key(own)]
         return min(later or ring, key=rank_key)
 
     def _progress_of(self, snapshot: Snapshot) -> dict[ShardId, Progress]:
         """Return the progress of the served nodes' shards, and compare it with the snapshot."""
-        if self._neighbour_only and self._progress and self._progress[0] is snapshot:
-            return self._progress[1]
-        self._notes.count("progress")
-        progress = self._store.progress(self._key, self._serves)
-        self._progress = (snapshot, progress)
-        self._compare(snapshot, progress.keys())
-        return progress
+        changed, self._snapshots.changed = self._snapshots.changed, set()
+        if self._neighbour_only:
+            if changed is not None and not changed:
+                return self._progress.rows
+            changed = None
+        if self._progress.read(self._serves, snapshot, changed):
+            self._compare(snapshot, self._progress.rows.keys())
+        return self._progress.rows
+
+    def _forget(self) -> None:
+        self._snapshots.forget()
+        self._progress.forget()
 
     def _compare(self, snapshot: Snapshot, held: Collection[ShardId]) -> None:
         """Read the group again next time if the served nodes do not hold the shards that it says.
@@ -677,9 +633,10 @@ class Rebalancer:
         2. This process has not looked in between, and continues with the snapshot of the first 7.
         3. An unassigned shard looks held: it would wait for generation 8.
         """
-        served = {row.shard for row in snapshot.shards if row.consumer_owner in self._serves}
+        serves = frozenset(self._serves)
+        served = {row.shard for row in snapshot.shards if row.consumer_owner in serves}
         if served != set(held):
-            self._snapshots.forget()
+            self._forget()
 
     @property
     def _late(self) -> bool:
@@ -691,60 +648,78 @@ class Rebalancer:
         """
         return self._clock() >= self._next_beat_at
 
-    def _plan(self, snapshot: Snapshot, observations: Observations) -> tuple[Plan, list[str]]:
-        """Return the plan and the orphans, computed once for as long as nothing changes."""
+    def _plan(self, snapshot: Snapshot, observations: Observations) -> Planned:
+        """Return the plan, computed once for as long as nothing changes."""
         live = self._live(snapshot, observations)
         planned = self._planned
-        if planned is None or planned[0] is not snapshot or planned[1] != live:
-            planned = (snapshot, live, plan(snapshot, live=live), orphans(snapshot))
-            self._planned = planned
-        return planned[2], planned[3]
+        if planned is None or planned.snapshot is not snapshot or planned.live != live:
+            planned = self._planned = Planned(
+                snapshot,
+                live,
+                plan(snapshot, live=live),
+                orphans(snapshot),
+                [row for row in snapshot.shards if row.state is ShardState.TRANSFER],
+            )
+        return planned
 
-    def _carry_out(
-        self, snapshot: Snapshot, plan: Plan, orphaned: list[str], observations: Observations
-    ) -> bool:
+    def _carry_out(self, planned: Planned, observations: Observations) -> bool:
         """Try the plan's moves for the served nodes; return True if any was sent to the store."""
         try:
-            if orphaned and self._execution.free_orphans(orphaned):
+            if planned.orphans and self._execution.free_orphans(planned.orphans):
                 return True
-            own = [action for action in plan.actions if action.gains in self._serves]
+            plan = planned.plan
+            serves = frozenset(self._serves)
+            own = [action for action in plan.actions if action.gains in serves]
             if own:
                 failpoints.reach("after_plan")
             asked = self._execution.carry_out(own, plan.summary, late=lambda: self._late)
-            return self._complete_due(snapshot, observations) or asked
+            return self._complete_due(planned, observations) or asked
         except OutcomeUnknown as error:
             # It might have happened: the next steps are planned from the store's state then.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
-            self._snapshots.forget()
+            self._forget()
             return True
 
-    def _complete_due(self, snapshot: Snapshot, observations: Observations) -> bool:
+    def _complete_due(self, planned: Planned, observations: Observations) -> bool:
         """Take over the shards whose holders let their hand-over's deadline pass."""
         asked = False
-        for lease in snapshot.shards:
-            if lease.state is not ShardState.TRANSFER or lease.lease_owner not in self._serves:
+        for lease in planned.transfers:
+            if lease.lease_owner not in self._serves:
                 continue
             waited_s = observations.transfer_s(lease.shard)
-            limit_s = handoff_deadline_s(snapshot.group, lease)
+            limit_s = handoff_deadline_s(planned.snapshot.group, lease)
             if waited_s <= limit_s or (asked and self._late):
                 continue
             done = self._execution.complete(lease, waited_s=waited_s, limit_s=limit_s)
             asked = asked or done
         return asked
 
+    def _owned_in(self, snapshot: Snapshot) -> Owned:
+        """Return the shards that each served node may consume.
 
-def _owned(
-    snapshot: Snapshot, serves: Iterable[NodeName], refusals: Iterable[Refusal]
-) -> dict[NodeName, tuple[ShardId, ...]]:
-    """Return the shards that each served node may consume.
-
-    A node whose settings contradict the others' may consume none until that is fixed.
-    """
-    owned: dict[NodeName, list[ShardId]] = {name: [] for name in serves}
-    conflicts = (each for each in refusals if isinstance(each.error, AssignmentConflict))
-    serving = owned.keys() - {each.node for each in conflicts}
-    for lease in snapshot.shards:
-        holder = lease.consumer_owner
-        if lease.state.held and holder is not None and holder in serving:
-            owned[holder].append(lease.shard)
-    return {name: tuple(sorted(shards, key=rank_key)) for name, shards in owned.items()}
+        A node whose settings contradict the others' may consume none until that is fixed.
+        """
+        refusals = self._notes.refusals
+        conflicts = {each.node for each in refusals if isinstance(each.error, AssignmentConflict)}
+        owned, serving = self._owned, frozenset(self._serves) - conflicts
+        if owned is None or owned.snapshot is not snapshot or owned.serving != serving:
+            shards: dict[NodeName, list[ShardLease]] = {name: [] for name in self._serves}
+            for row in snapshot.shards:
+                holder = row.consumer_owner
+                if row.state.held and holder is not None and holder in serving:
+                    shards[holder].append(row)
+            readable = (row for rows in shards.values() for row in rows)
+            owned = self._owned = Owned(
+                snapshot,
+                serving,
+                {
+                    name: tuple(sorted((row.shard for row in rows), key=rank_key))
+                    for name, rows in shards.items()
+                },
+                frozenset(
+                    row.shard
+                    for row in readable
+                    if row.state is ShardState.ALREADY_ALLOC and row.subscribable
+                ),
+            )
+        return owned

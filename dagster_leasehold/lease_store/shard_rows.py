@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Self
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rules.isolation import Suspicion, blocks
@@ -61,6 +62,11 @@ class Progress:
     consumer_run: str
     tries: int = 0
     suspicion: Suspicion | None = None
+
+    @classmethod
+    def of(cls, row: ShardLease) -> Self:
+        """Return the progress of a shard from its row."""
+        return cls(*(getattr(row, each.name) for each in fields(cls)))
 
     @property
     def blocked(self) -> bool:

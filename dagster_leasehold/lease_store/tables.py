@@ -98,6 +98,8 @@ shard_lease = sa.Table(
     # Tenures in a row that began at the checkpoint and failed, and what that tells of its records.
     count_column("tries"),
     sa.Column("suspicion", JsonText),
+    # The group's generation at which it was added, listed otherwise, or changed state or owner.
+    count_column("generation"),
     # Rises whenever committed rows of its ledger are changed or removed.
     count_column("ledger_version"),
     # Numbers of batches: smaller ones are committed, or were; smaller ones are in the table.
@@ -112,6 +114,7 @@ shard_lease = sa.Table(
     *times(),
     sa.Index("shard_lease_by_owner", "consume_group", "logstream_sig", "consumer_owner"),
     sa.Index("shard_lease_by_next_owner", "consume_group", "logstream_sig", "lease_owner"),
+    sa.Index("shard_lease_by_generation", "consume_group", "logstream_sig", "generation"),
     *grammar_checks("shard_lease", "shard_id"),
     **TABLE_OPTIONS,
 )

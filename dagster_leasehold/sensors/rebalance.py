@@ -22,6 +22,7 @@ from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.shard_rows import Progress
+from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.tracing import fail, note, span
 from dagster_leasehold.lease_store.upkeep import Upkeep
 from dagster_leasehold.sensors.active_runs import ActiveRuns
@@ -68,6 +69,7 @@ class RebalanceMemory:
             place=current_place(),
             serving=self._serving if deployment.agents else None,
             settings={name: stream.node(name, address=address) for name in deployment.nodes},
+            follows_above=FEW_SHARDS,
         )
         self._upkeep = Upkeep(clock)
         if deployment.spark_folder is not None:

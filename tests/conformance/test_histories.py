@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
+from tests.conformance.pictures import Picture
 from tests.conformance.publishing_player import PublishingPlayer
 from tests.conformance.world import a_commit
 
@@ -47,6 +48,7 @@ class Player:
         self.intended: dict[Tenure, Intent] = {}
         self.cursor = 0
         self.publisher = PublishingPlayer(store, key, self.random)
+        self.picture = Picture(store, key, tuple(NODES))
         self.parents = {SHARDS[4]: (SHARDS[0], SHARDS[1])}
 
     def play(self, steps: int) -> list[Any]:
@@ -60,6 +62,8 @@ class Player:
             return (verb.__name__, verb())
         except (LeaseholdError, ValueError) as error:
             return (verb.__name__, type(error).__name__, str(error))
+        finally:
+            self.picture.check()
 
     def _verbs(self) -> list[Callable[[], Any]]:
         often = [self.claim, self.open, self.intend, self.commit]

@@ -17,6 +17,7 @@ from dagster_leasehold.lease_store.roles.operations import Rows
 from dagster_leasehold.lease_store.rules.ledger import next_in_line
 from dagster_leasehold.lease_store.rules.transitions import closed, holds
 from dagster_leasehold.lease_store.shard_rows import Tenure
+from tests.simulation.following import FOLLOWING, ReadsStrictlyByNumber
 from tests.simulation.protocol import Parts, Run
 from tests.simulation.protocol.consumption import consume
 from tests.simulation.protocol.schedule import Crashed
@@ -391,13 +392,17 @@ def _waits_in_one_piece(run: Run) -> None:
     consume(run)
 
 
+OWN = Parts(consume)
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """A broken part, and the system in which it was found."""
+    """A broken part, and the system in which it was found; `sound` are the parts without it."""
 
     name: str
     parts: Parts
     history: str
+    sound: Parts = OWN
 
 
 MUTANTS = [
@@ -425,6 +430,12 @@ MUTANTS = [
     Mutant("nobody heard while waiting", Parts(through(SeesNobodyAsking)), "Leasehold"),
     Mutant("no look while waiting", Parts(_waits_in_one_piece), "Leasehold"),
     Mutant("not checked after waiting", Parts(consume, seam=ChecksBeforeItWaits), "etcd 3.4.3"),
+    Mutant(
+        "strictly by number",
+        replace(FOLLOWING, rebalancer=ReadsStrictlyByNumber),
+        "outbox pollers",
+        FOLLOWING,
+    ),
 ]
 
 __all__ = ["MUTANTS", "Crashed", "Mutant", "StoreError"]

@@ -94,6 +94,7 @@ class GroupRows:
     nodes: dict[NodeName, Node] = field(default_factory=dict[NodeName, Node])
     beat_times: dict[NodeName, datetime] = field(default_factory=dict[NodeName, datetime])
     shards: dict[ShardId, ShardLease] = field(default_factory=dict[ShardId, ShardLease])
+    generations: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
     batches: ByShard[ShardId, Batch] = field(default_factory=ByShard[ShardId, Batch])
     journal: ByShard[ShardId | None, JournalEntry] = field(
         default_factory=ByShard[ShardId | None, JournalEntry]

@@ -66,6 +66,7 @@ class RowsInMemory:
         self.key = key
         self.abandoned = False
         self._all = all_rows
+        self._bumped = False
         self._ways_back: list[Callable[[], object]] = []
 
     def abandon(self, outcome: Outcome) -> Outcome:
@@ -176,6 +177,8 @@ class RowsInMemory:
             self._set(self._state.beat_times, value.name, self._all.clock())
         if isinstance(value, ShardLease) and value.shard not in self._state.counters:
             self._put(LedgerCounters(value.shard, 0, 0, 0, 0, ShardTotals(value.shard)))
+        if isinstance(value, ShardLease) and self._bumped:
+            self._set(self._state.generations, value.shard, self.group().generation)
 
     def _set(self, table: MutableMapping[Any, Any], place: Any, value: Any) -> None:
         before = table.get(place)
@@ -205,6 +208,7 @@ class RowsInMemory:
     def bump(self) -> None:
         before = self._state.group
         self.change_group(replace(before, generation=before.generation + 1))
+        self._bumped = True
 
     def change_group(self, group: Group) -> None:
         state, before = self._state, self._state.group
@@ -269,6 +273,10 @@ class RowsInMemory:
     def each_shard(self, *, lock: bool = False) -> Iterator[ShardLease]:
         return self.select(ShardLease, lock=lock)
 
+    def changed_shards(self, since: int) -> Iterator[ShardLease]:
+        numbers = self._state.generations
+        return (row for row in self.each_shard() if numbers.get(row.shard, 0) > since)
+
     def shards(
         self, names: Collection[ShardId], *, lock: bool = False
     ) -> dict[ShardId, ShardLease]:
@@ -281,9 +289,7 @@ class RowsInMemory:
         return [row.shard for row in rows if node in (row.consumer_owner, row.lease_owner)]
 
     def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
-        names = [field.name for field in fields(Progress)]
-        served = (row for row in self.each_shard() if row.consumer_owner in nodes)
-        return (Progress(*(getattr(row, name) for name in names)) for row in served)
+        return (Progress.of(row) for row in self.each_shard() if row.consumer_owner in nodes)
 
     def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
         return self.group().paused, self.shards(names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.draining import Draining, draining_of
@@ -98,15 +98,20 @@ class Groups(Operations):
         """Return the group and the counters of its nodes, or of one node, in one statement."""
         return self._reading("pulse", key, lambda rows: rows.pulse(node))
 
-    def snapshot(self, key: GroupKey) -> Snapshot:
-        """Return the group, its nodes and its shards, read in one transaction."""
+    def snapshot(self, key: GroupKey, since: int | None = None) -> Snapshot:
+        """Return the group, its nodes and its shards, read in one transaction.
+
+        With `since`, only the shards whose listing, state or owner has changed after that
+        generation.
+        """
 
         # Every statement sees its own moment, so the generation is read before and after; while
         # changes keep coming in between, the last look holds them off.
         def work(rows: Rows) -> tuple[Group, Iterator[Node], Iterator[ShardLease]]:
             for look in range(SNAPSHOT_LOOKS):
                 group = rows.group(lock=look == SNAPSHOT_LOOKS - 1)
-                nodes, shards = rows.select(Node), rows.each_shard()
+                nodes = rows.select(Node)
+                shards = rows.each_shard() if since is None else rows.changed_shards(since)
                 if look == SNAPSHOT_LOOKS - 1 or rows.group() == group:
                     return group, nodes, shards
             raise AssertionError("The last look returns.")
@@ -128,7 +133,18 @@ class Groups(Operations):
 
         return self._reading("draining", key, work)
 
-    def progress(self, key: GroupKey, nodes: Collection[NodeName]) -> dict[ShardId, Progress]:
-        """Return checkpoint and tenure of the shards that `nodes` may consume; one statement."""
-        served = self._reading("progress", key, lambda rows: rows.progress(nodes))
-        return {row.shard: row for row in served}
+    def progress(
+        self, key: GroupKey, nodes: Collection[NodeName], shards: Collection[ShardId] | None = None
+    ) -> dict[ShardId, Progress]:
+        """Return checkpoint and tenure of the shards that `nodes` may consume; one statement.
+
+        With `shards`, of these alone.
+        """
+
+        def work(rows: Rows) -> Iterable[Progress]:
+            if shards is None:
+                return rows.progress(nodes)
+            leases = rows.shards(shards).values()
+            return [Progress.of(row) for row in leases if row.consumer_owner in nodes]
+
+        return {row.shard: row for row in self._reading("progress", key, work)}

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
+from dagster_leasehold.lease_store.journal_rows import TENURE_KINDS, Gap, JournalEntry
 from dagster_leasehold.lease_store.ledger_rows import (
     Batch,
     BatchState,
@@ -30,7 +30,7 @@ from dagster_leasehold.lease_store.roles.operations import Operations, Rows
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.stored_rows import given, portions
+from dagster_leasehold.lease_store.stored_rows import Above, given, portions
 
 THROUGHPUT_BATCHES = 32
 SHARDS_PER_LOOK = 100
@@ -175,6 +175,13 @@ class Ledger(Operations):
             self.each_entry(key, shard=shard, after=after, newest_first=newest, limit=limit)
         )
         return entries[::-1] if newest else entries
+
+    def touched(self, key: GroupKey, after: int) -> list[tuple[int, ShardId]]:
+        """Return the numbers of journal entries on tenures after one, each with its shard."""
+        own = given(sequence=Above(after), kind=TENURE_KINDS)
+        return self._reading(
+            "touched", key, lambda rows: rows.values(JournalEntry, "sequence", "shard", **own)
+        )
 
     def gaps(
         self,

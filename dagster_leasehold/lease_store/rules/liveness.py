@@ -164,8 +164,9 @@ class _Sight:
 
     def or_earlier(self, before: _Sight | None) -> _Sight:
         """Return the sight from before, if it was of the same value and incarnation."""
-        same = before is not None and replace(before, since=self.since) == self
-        return before if before is not None and same else self
+        if before is None or before.value != self.value or before.incarnation != self.incarnation:
+            return self
+        return before
 
 
 class Observations:
@@ -229,10 +230,11 @@ class Observations:
 
     def lapsed(self, timeout_s: float) -> dict[NodeName, int]:
         """Return the nodes whose counter did not move for over `timeout_s`, each with its value."""
+        now = self._clock()
         return {
             node: sight.value
             for node, sight in self._nodes.items()
-            if self.unchanged_s(node) > timeout_s
+            if now - sight.since > timeout_s
         }
 
     def remember(self, **further: object) -> str:

@@ -648,19 +648,20 @@ def orphans(snapshot: Snapshot) -> list[str]:
     """
     members = {node.name for node in snapshot.nodes if node.member}
     states: dict[str, ShardState] = {lease.shard: lease.state for lease in snapshot.shards}
-    reasons: list[str] = []
-    for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
+    reasons: dict[ShardId, str] = {}
+    for lease in snapshot.shards:
         if lease.state is ShardState.WAIT and may_start(
             ordered=snapshot.group.ordered,
             parents=lease.parents,
             states=states,
             gone=lease.gone_parents,
         ):
-            reasons.append(f"{lease.shard} waits for parents that are finished")
+            reasons[lease.shard] = "waits for parents that are finished"
         elif lease.state.held:
-            absent = {lease.lease_owner, lease.consumer_owner} - members
-            if absent:
-                reasons.append(f"{lease.shard} belongs to {min(map(str, absent))}, which has left")
+            owner, holder = lease.lease_owner, lease.consumer_owner
+            if owner not in members or holder not in members:
+                absent = {owner, holder} - members
+                reasons[lease.shard] = f"belongs to {min(map(str, absent))}, which has left"
             elif lease.state is ShardState.TRANSFER and not lease.consumer_run:
-                reasons.append(f"{lease.shard} is in transfer, but no run has it open")
-    return reasons
+                reasons[lease.shard] = "is in transfer, but no run has it open"
+    return [f"{shard} {reasons[shard]}" for shard in sorted(reasons, key=rank_key)]

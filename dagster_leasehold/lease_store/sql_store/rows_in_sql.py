@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
-from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
@@ -39,6 +40,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     COLUMNS,
     COUNTERS,
     EVENT,
+    GROUP_NAMES,
     GROUP_PREFIX,
     NODE,
     PROGRESS,
@@ -104,6 +106,7 @@ class RowsInSql:
         self.key = key
         self._tx = tx
         self._clock = clock
+        self._numbered = dict[str, int]()
 
     def abandon(self, outcome: Outcome) -> Outcome:
         """Undo all writes so far; `outcome` is the operation's."""
@@ -127,7 +130,7 @@ class RowsInSql:
         query = self._chosen(kind, columns.selected, conditions, newest_first=newest_first)
         if after is None:
             query = query.limit(limit)
-            return self._rows(query.with_for_update() if lock else query, columns.read)
+            return columns.read_all(self._all(query.with_for_update() if lock else query))
         rows: list[Row] = []
         # Each is one range of the index; asked for together, MySQL and SQLite would read and sort
         # what lies between them as well.
@@ -174,6 +177,8 @@ class RowsInSql:
             for row in rows:
                 del row["sequence"]
                 row["recorded_at"] = self._clock()
+        if kind is ShardLease:
+            rows = [row | self._numbered for row in rows]
         self._insert(columns.table, rows)
 
     def write(self, *values: Any, **seen: Any) -> None:
@@ -199,7 +204,8 @@ class RowsInSql:
         """Change fields of the rows that meet the conditions; return their number."""
         columns = COLUMNS[kind]
         changed = sa.update(columns.table).where(columns.where(self.key, conditions))
-        return self._tx.connection.execute(changed.values(columns.changed(changes))).rowcount
+        values = columns.changed(changes) | (self._numbered if kind is ShardLease else {})
+        return self._tx.connection.execute(changed.values(values)).rowcount
 
     def delete(self, kind: type, /, **conditions: Any) -> int:
         """Delete the rows that meet the conditions; return their number."""
@@ -221,11 +227,33 @@ class RowsInSql:
         raise unknown_group(self.key)
 
     def bump(self) -> None:
-        """Raise the generation; the group's row is then locked until the transaction ends."""
-        raised = {"generation": consumer_group.c.generation + 1}
-        bumped = sa.update(consumer_group).where(self._own(consumer_group)).values(raised)
-        if self._tx.connection.execute(bumped).rowcount != 1:
+        """Raise the generation, and number the shards that this transaction changes by it.
+
+        The group's row is then locked until the transaction ends, so that numbers become visible
+        in their order, and a reader that has seen one need not look for lower ones:
+
+        1. Transaction A raises the generation to 8. B waits for the group's row.
+        2. A numbers its shards 8 and commits. B raises the generation to 9, and continues.
+        3. A reader sees 9: all shards that will ever be numbered 8 are there. Numbers from a
+           counter that nothing locks (the journal's) can appear after higher ones: see
+           `lease_store.journal_tail`.
+        """
+        own = sa.update(consumer_group).where(self._own(consumer_group))
+        generation = self._raised(own, consumer_group.c.generation)
+        if generation is None:
             raise unknown_group(self.key)
+        self._numbered = {"generation": generation}
+
+    def _raised(self, own: sa.Update, counter: sa.Column[int]) -> int | None:
+        """Add 1 to a counter of one row; return the sum, or None if there is no such row."""
+        if self._tx.connection.dialect.name == "mysql":
+            # MariaDB's UPDATE returns no rows; LAST_INSERT_ID(x) sends x back with the reply.
+            raised = own.values({counter: sa.func.last_insert_id(counter + 1)})
+            result = self._tx.connection.execute(raised)
+            return result.lastrowid if result.rowcount == 1 else None
+        return self._tx.connection.execute(
+            own.values({counter: counter + 1}).returning(counter)
+        ).scalar()
 
     # -- the journal ----------------------------------------------------------------------------
 
@@ -264,6 +292,9 @@ class RowsInSql:
         order = [columns.column(name) for name in columns.order]
         return query.order_by(*(each.desc() for each in order) if newest_first else order)
 
+    def _all(self, statement: sa.Executable) -> Sequence[sa.Row[Any]]:
+        return self._tx.connection.execute(statement).all()
+
     def _rows(self, statement: sa.Executable, read: Callable[[Row], Value]) -> Iterator[Value]:
         return map(read, self._tx.rows(statement).all())
 
@@ -297,22 +328,37 @@ class RowsInSql:
         """Read all shards by id, page by page.
 
         A process that takes a hundred thousand rows at once is busy for seconds, in which its
-        session stalls; the server ends a transaction that does so for too long.
+        session stalls; the server ends a transaction that does so for too long. Rows as the driver
+        has them are ten times as large as the values, so that one page is decoded at a time.
         """
-        pages: list[Sequence[sa.RowMapping]] = []
-        while not pages or len(pages[-1]) == SHARDS_PER_PAGE:
-            after = pages[-1][-1]["shard_id"] if pages else ""
+        shards: list[ShardLease] = []
+        while len(shards) % SHARDS_PER_PAGE == 0:
+            after = shards[-1].shard if shards else ""
             # MySQL would rather find the group by the index of owners, and sort all its shards
             # for each page.
             page = (
-                sa.select(shard_lease)
+                sa.select(*SHARD.selected)
                 .where(self._own(shard_lease), shard_lease.c.shard_id > after)
                 .with_hint(shard_lease, "FORCE INDEX (PRIMARY)", dialect_name="mysql")
                 .order_by(shard_lease.c.shard_id)
                 .limit(SHARDS_PER_PAGE)
             )
-            pages.append(self._tx.rows(page.with_for_update() if lock else page).all())
-        return map(SHARD.read, chain.from_iterable(pages))
+            rows = self._all(page.with_for_update() if lock else page)
+            shards += SHARD.read_all(rows)
+            if not rows:
+                break
+        return iter(shards)
+
+    def changed_shards(self, since: int) -> Iterator[ShardLease]:
+        """Read the shards whose last change of listing, state or owner has a higher generation."""
+        changed = shard_lease.c.generation > since
+        names = sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), changed)
+        hinted = names.with_hint(
+            shard_lease, "FORCE INDEX (shard_lease_by_generation)", dialect_name="mysql"
+        )
+        return iter(
+            self.shards(self._tx.all(hinted, lambda row: ShardId(row["shard_id"]))).values()
+        )
 
     def shards(
         self, names: Collection[ShardId], *, lock: bool = False
@@ -340,7 +386,10 @@ class RowsInSql:
         served = shard_lease.c.consumer_owner.in_(sorted(nodes))
         columns = (shard_lease.c[name] for name in PROGRESS.names)
         query = self._beside_group(served, *columns).order_by(shard_lease.c.shard_id)
-        return map(PROGRESS.read, self._of_shards(self._of_group(query)))
+        rows = self._all(query)
+        if not rows:
+            self.group()
+        return PROGRESS.read_all(row for row in rows if row.shard_id is not None)
 
     def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
         """Return if the group is paused, and some of its shards, by one statement."""
@@ -387,7 +436,7 @@ class RowsInSql:
         return Changed(tuple(step.after.shard for step in steps))
 
     def _write_alike(self, change: _Change, steps: Sequence[Step]) -> None:
-        columns, after = shard_lease.c, SHARD.values(steps[0].after)
+        columns = shard_lease.c
         identity = (
             columns.shard_id,
             columns.lease_id,
@@ -409,7 +458,7 @@ class RowsInSql:
                 columns.shard_id.in_([shard for shard, *_ in seen]),  # finds them in the index
                 sa.tuple_(*identity).in_(seen),
             )
-            .values({name: after[name] for name, _ in change.values} | counters)
+            .values(SHARD.changed(dict(change.values)) | counters | self._numbered)
         )
         if self._tx.connection.execute(statement).rowcount != len(steps):
             raise Raced
@@ -468,30 +517,26 @@ class RowsInSql:
         )
         query = (
             sa.select(
-                worker_instance,
-                *(each.label(GROUP_PREFIX + each.name) for each in consumer_group.c),
+                *NODE.selected,
+                *(consumer_group.c[name].label(GROUP_PREFIX + name) for name in GROUP_NAMES),
             )
             .select_from(consumer_group.outerjoin(worker_instance, same))
             .where(self._own(consumer_group))
             .order_by(columns.worker_instance)
         )
-        rows = self._of_group(query)
-        group = joined_group(rows[0])
-        nodes = (NODE.read(row) for row in rows if row["worker_instance"] is not None)
+        result = self._tx.connection.execute(query)
+        rows = result.all()
+        if not rows:
+            self.group()
+        group = joined_group(dict(zip(result.keys(), rows[0], strict=True)))
+        nodes = NODE.read_all(row for row in rows if row.worker_instance is not None)
         return Pulse(group, tuple(nodes))
 
     def beat(self, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
         """Add 1 to a node's counter and report it, in one statement."""
-        counted = worker_instance.c.lease_id + 1
         own = self._own(worker_instance, worker_instance=node, incarnation=incarnation)
-        statement = sa.update(worker_instance).where(own, worker_instance.c.incarnation != "")
-        if self._tx.connection.dialect.name == "mysql":
-            # MariaDB's UPDATE returns no rows; LAST_INSERT_ID(x) sends x back with the reply.
-            beaten = statement.values(lease_id=sa.func.last_insert_id(counted))
-            result = self._tx.connection.execute(beaten)
-            return Beaten(result.lastrowid) if result.rowcount == 1 else BeatRefused()
-        beaten = statement.values(lease_id=counted).returning(worker_instance.c.lease_id)
-        lease_id = self._tx.connection.execute(beaten).scalar()
+        member = sa.update(worker_instance).where(own, worker_instance.c.incarnation != "")
+        lease_id = self._raised(member, worker_instance.c.lease_id)
         return BeatRefused() if lease_id is None else Beaten(lease_id)
 
     def beat_ages(self) -> dict[NodeName, float]:
@@ -729,22 +774,29 @@ class _Change(NamedTuple):
 
     Attributes:
         lease_ids_more, epochs_more: added to these two counters.
-        values: the other columns that change, by name, with their new values in writing.
+        values: the other fields that change, by name, with their new values.
     """
 
     lease_ids_more: int
     epochs_more: int
-    values: tuple[tuple[str, str], ...]
+    values: tuple[tuple[str, Any], ...]
+
+
+_OTHER_FIELDS = [
+    field.name for field in fields(ShardLease) if field.name not in ("lease_id", "consumer_epoch")
+]
+_others = attrgetter(*_OTHER_FIELDS)
 
 
 def _by_change(steps: Sequence[Step]) -> Mapping[_Change, list[Step]]:
     alike: dict[_Change, list[Step]] = {}
     for step in steps:
-        before, after = SHARD.values(step.before), SHARD.values(step.after)
+        before, after = step.before, step.after
+        pairs = zip(_OTHER_FIELDS, _others(before), _others(after), strict=True)
         change = _Change(
-            after.pop("lease_id") - before["lease_id"],
-            after.pop("consumer_epoch") - before["consumer_epoch"],
-            tuple((name, repr(value)) for name, value in after.items() if value != before[name]),
+            after.lease_id - before.lease_id,
+            after.consumer_epoch - before.consumer_epoch,
+            tuple((name, value) for name, former, value in pairs if value != former),
         )
         alike.setdefault(change, []).append(step)
     return alike

@@ -10,9 +10,11 @@ from collections.abc import Collection
 
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rebalancing import TickReport, planning_snapshot
+from dagster_leasehold.lease_store.rebalancing import TickReport
 from dagster_leasehold.lease_store.rules.planning import fewest_moves, plan
 from dagster_leasehold.lease_store.rules.states import ShardState
+from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
+from dagster_leasehold.lease_store.snapshot_memory import planning_snapshot
 from tests.simulation.protocol.stage import Stage
 
 
@@ -69,6 +71,7 @@ class Measures:
         moves: changes of owner, first claims included.
         fewest: the fewest moves that the group can have needed.
         takeovers: virtual seconds from a node's failure until each of its shards had a new owner.
+        compares: True once the planners' pictures of the group have to be true.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -79,6 +82,8 @@ class Measures:
         self._lost_at: dict[ShardId, float] = {}
         self._rounds: Counter[NodeName] = Counter()
         self._settled_at = -1
+        self.compares = False
+        self._untrue: dict[NodeName, set[object]] = {}
 
     @property
     def rounds(self) -> int:
@@ -92,9 +97,24 @@ class Measures:
     def ticked(self, host: NodeName, report: TickReport) -> None:
         """Add a tick's planning rounds, and take note of a group that has settled."""
         self._rounds[host] += report.rounds
+        if self.compares:
+            self._compare(host, report)
         if report.generation == self._settled_at or report.plan.actions:
             return
         self._settled(report.generation, report.live)
+
+    def _compare(self, host: NodeName, report: TickReport) -> None:
+        """I19: what a planner keeps of the group is what the store has, a tick later at most."""
+        store, key = self._stage.store, self._stage.key
+        untrue = {_ownership(row) for row in report.snapshot.shards}
+        untrue -= {_ownership(row) for row in store.snapshot(key).shards}
+        untrue |= {_tenure(row) for row in report.progress.values()}
+        untrue -= {_tenure(row) for row in store.progress(key, report.owned).values()}
+        if lasting := untrue & self._untrue.get(host, set()):
+            self._stage.violated(
+                f"I19: {host} plans from rows that are gone: {min(map(str, lasting))}"
+            )
+        self._untrue[host] = untrue
 
     def _settled(self, generation: int, live: Collection[NodeName]) -> None:
         """Take note of a settled group, unless it is not what the tick took it for any more.
@@ -140,3 +160,11 @@ class Measures:
             if lease.consumer_owner in nodes:
                 self._lost_at.pop(lease.shard, None)
         self.restart_rounds()
+
+
+def _ownership(row: ShardLease) -> object:
+    return row.shard, row.state, row.lease_owner, row.consumer_owner, row.lease_id
+
+
+def _tenure(row: Progress) -> object:
+    return row.shard, row.consumer_epoch, row.consumer_run

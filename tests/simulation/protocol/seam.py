@@ -12,7 +12,7 @@ from tests.simulation.protocol.stage import Stage
 READS = frozenset(
     {"groups", "pulse", "snapshot", "progress", "review", "batches", "pending_events", "journal",
      "gaps", "waiting_events", "heads", "totals", "each_batch", "batches_since",
-     "each_entry", "gap_counts", "throughput"}
+     "each_entry", "gap_counts", "throughput", "touched"}
 )  # fmt: skip
 CALL_S = 0.002
 READ_TIMEOUT_S = 5.0
@@ -88,7 +88,7 @@ class StoreSeam:
             if verb in READS or chance.random() < 0.5:
                 raise StoreUnavailable("The simulated request was lost.") from DriverError()
             raise OutcomeUnknown("The simulated request was lost.") from DriverError()
-        outcome = getattr(stage.store, verb)(*args, **options)
+        outcome = self._take_effect(verb, args, options)
         if verb not in READS:
             self._network.changed(verb, self._process, args)
         if rates.lost_after and chance.random() < rates.lost_after:
@@ -103,6 +103,9 @@ class StoreSeam:
         if rates.slow_call or rates.crash_before_reply or rates.stalled_reply:
             self._travel()
         return outcome
+
+    def _take_effect(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return getattr(self._stage.store, verb)(*args, **options)
 
     def _travel(self) -> None:
         rates, chance = self._stage.rates, self._stage.chance

@@ -13,10 +13,10 @@ from typing_extensions import override
 from dagster_leasehold.lease_store.errors import AssignmentConflict
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rebalancing import planning_snapshot
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.snapshot_memory import REREAD_S, planning_snapshot
 from dagster_leasehold.lease_store.store import LeaseStore
 from tests.simulation.protocol.configuration import SimulationConfig
 from tests.simulation.protocol.fleet import ARRIVAL_TICKS, Fleet
@@ -216,6 +216,11 @@ class World(Network):
         if self._failed():
             return
         moves = self.measures.moves
+        if getattr(self.parts.rebalancer, "follows", False):
+            # A planner that follows the group's changes compares its picture this often.
+            reread_s = self.stage.now + REREAD_S * 1.1
+            self._run_by_ticks(lambda: self.stage.now >= reread_s or self._failed())
+            self.measures.compares = True
         until = self.stage.now + STEADY_TICKS * TICK_S * self.stage.unit_s
         self._run_by_ticks(lambda: self.stage.now >= until or self._failed())
         if self.measures.moves != moves:

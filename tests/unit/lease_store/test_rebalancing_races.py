@@ -168,6 +168,7 @@ def test_freed_orphans_are_reported() -> None:
         rows.shards[ShardId("0")], state=ShardState.OVER, lease_owner=None, consumer_owner=None
     )
     rows.group = replace(rows.group, generation=rows.group.generation + 1)
+    rows.generations[ShardId("0")] = rows.group.generation
     (report,) = scene.tick(rebalancer)
     assert "freed 1 orphans: 1 waits for parents that are finished" in report.explanation
     assert report.owned["a"] == ("1",)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.group_rows import Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.rebalancing import quantised
 from dagster_leasehold.lease_store.rules.assignment_plan import (
     BeginTransfer,
     CancelTransfer,
@@ -20,6 +19,7 @@ from dagster_leasehold.lease_store.rules.assignment_plan import (
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from dagster_leasehold.lease_store.snapshot_memory import quantised
 
 GROUP = Group(GroupKey.parse("group", "stream"), weighted=True)
 NODES = [NodeName(f"node-{letter}") for letter in "abcde"]

@@ -1,0 +1,91 @@
+"""Planners that follow a group by its changes, and a store whose numbers appear out of order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.journal_tail import JournalTail
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.snapshot_memory import ProgressMemory
+from tests.simulation.protocol import Parts
+from tests.simulation.protocol.consumption import consume
+from tests.simulation.protocol.seam import READ_TIMEOUT_S, StoreSeam
+
+TENURES = frozenset({"open_tenure", "open_tenures", "close_tenure", "close_tenures"})
+LATE = 0.8
+NUMBERS_MAX = 500
+"""More than one transaction of a simulated run writes."""
+
+
+class LateNumbers(StoreSeam):
+    """A transaction on tenures takes its journal numbers, and other transactions overtake it.
+
+    Only entries of the same shard keep their order: its row is locked meanwhile.
+    """
+
+    def _take_effect(self, verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        stage = self._stage
+        if verb not in TENURES or stage.chance.random() >= LATE:
+            return super()._take_effect(verb, args, options)
+        numbers = stage.store._all
+        taken = numbers.sequence
+        numbers.sequence += NUMBERS_MAX
+        stage.sleep(stage.chance.uniform(0.0, READ_TIMEOUT_S))
+        newest = numbers.sequence
+        journal = stage.store._groups[stage.key].journal
+        if all(journal.newest(shard).sequence <= taken for shard in _shards(verb, args)):
+            numbers.sequence = taken
+        try:
+            return super()._take_effect(verb, args, options)
+        finally:
+            numbers.sequence = max(numbers.sequence, newest)
+
+
+def _shards(verb: str, args: tuple[Any, ...]) -> list[ShardId]:
+    if verb.startswith("open"):
+        return [args[1]] if verb == "open_tenure" else list(args[1])
+    tenures = [args[0]] if verb == "close_tenure" else args[0]
+    return [tenure.shard for tenure in tenures]
+
+
+class FollowsAllGroups(Rebalancer):
+    """Follows groups of any size, which usually takes more than a thousand shards."""
+
+    follows = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        above = None if options.get("neighbour_only") else -1
+        super().__init__(*args, **options | {"follows_above": above})
+
+
+FOLLOWING = Parts(consume, rebalancer=FollowsAllGroups, seam=LateNumbers)
+
+
+class _StrictTail(JournalTail):
+    """Continues behind the highest number that it has seen."""
+
+    def _settle(self) -> int:
+        if self._readings:
+            self._settled = self._readings.pop()[1]
+        return super()._settle()
+
+
+class _StrictProgress(ProgressMemory):
+    def _new_tail(self) -> JournalTail:
+        return _StrictTail(self.clock)
+
+    def read(self, serves, snapshot, changed):
+        self._whole_at = self.clock()
+        return super().read(serves, snapshot, changed)
+
+
+class ReadsStrictlyByNumber(FollowsAllGroups):
+    """A planner that takes an entry below the highest number for one that it has read."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        own = self._progress
+        self._progress = _StrictProgress(
+            own.store, own.key, own.clock, own.count, own.follows_above
+        )
