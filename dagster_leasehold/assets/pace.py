@@ -42,7 +42,8 @@ class Pace(Declared):
     """The longest time that a record waits at the head of the log before it is committed, in
     seconds; `0` commits at once."""
     commit_bytes: Annotated[int, POSITIVE] = 64 * 1024 * 1024
-    """The number of unread bytes that commits a shard before the interval is over."""
+    """The size of a shard's unread records that starts a commit before the interval is over, in
+    bytes."""
     idle_limit_s: Annotated[float, POSITIVE] = 120.0
     """The time without records after which a run ends, in seconds."""
     run_budget_s: Annotated[float, POSITIVE] = 3_600.0

@@ -276,8 +276,8 @@ class ShardStream(Declared):
     initial_position: Annotated[str, POSITION] = "begin"
     """The position where a new shard begins: `begin`, `end`, or an ISO 8601 time."""
     watermark_of: WatermarkOf = WatermarkOf.SOURCE
-    """The event times that tell how far a shard has come: of the `source`, or of the
-    transform's `output`."""
+    """The records whose event times give a shard's watermark: the `source`'s, or the transform's
+    `output`."""
     on_poison: OnPoison = "hold"
     """The treatment of a record where every run hangs or crashes: `hold` the shard there, or
     `quarantine` the record."""
@@ -292,7 +292,8 @@ class ShardStream(Declared):
     retention: Retention = Retention()
     """How long its output stays, and when files are merged and removed."""
     key_prefix: Annotated[str | Sequence[str], Field(examples=["web"])] = ()
-    """The parts before the name in the keys of the stream's assets, or the only one."""
+    """The parts before the name in the keys of the stream's assets; a single part can be a
+    string."""
     asset_spec: Annotated[SpecChange | None, FUNCTION, Field(examples=["looks.of_visits"])] = None
     """The function that changes the spec of each asset, except its key."""
     execute: Annotated[Execute | None, FUNCTION, Field(examples=["runs.timed"])] = None

@@ -38,8 +38,8 @@ class TableSettings(Declared):
     """
 
     name: Annotated[str | None, Field(examples=["web.visits"])] = None
-    """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default the stream's, and
-    the group's unless that is `default`."""
+    """The name of the published table, as `NAME` or `NAMESPACE.NAME`; by default `STREAM`,
+    or `STREAM__GROUP` for a group other than `default`."""
     partitioning: tuple[Annotated[str, PARTITION_FIELD], ...] = ("shard_id", "day(event_time)")
     """The fields of the table's partitions: `shard_id`, and `year`, `month`, `day` or `hour` of
     `event_time`, or none."""
@@ -51,7 +51,7 @@ class TableSettings(Declared):
     snapshots_kept: Annotated[int, POSITIVE] = 50
     """The number of newest snapshots that stay readable."""
     publish_interval_s: Annotated[float, NOT_NEGATIVE] = 5.0
-    """The shortest average time between publications, in seconds."""
+    """The shortest time between publications, on average, in seconds."""
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
