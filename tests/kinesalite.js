@@ -13,18 +13,23 @@ Date.now = () => now() + ahead
 const name = require.resolve(path.join(modules, 'kinesalite/actions/getShardIterator'))
 const ask = require(name)
 require.cache[name].exports = (store, data, answer) => {
+  if (data.ShardIteratorType !== 'AT_TIMESTAMP') return ask(store, data, answer)
   let answered = false
-  const once = (...all) => {
-    if (!answered) {
-      answered = true
-      answer(...all)
-    }
-  }
-  ask(store, data, once)
-  if (data.ShardIteratorType !== 'AT_TIMESTAMP') return
   const latest = Object.assign({}, data, {ShardIteratorType: 'LATEST'})
   delete latest.Timestamp
-  setTimeout(() => answered || ask(store, latest, once), 600)
+  const watched = Object.create(store)
+  watched.getStreamDb = (stream) => {
+    const records = Object.create(store.getStreamDb(stream))
+    records.createReadStream = (options) =>
+      Object.getPrototypeOf(records)
+        .createReadStream(options)
+        .on('end', () => answered || ask(store, latest, answer))
+    return records
+  }
+  ask(watched, data, (...all) => {
+    answered = true
+    answer(...all)
+  })
 }
 
 const server = require(path.join(modules, 'kinesalite'))({
