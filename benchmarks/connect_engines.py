@@ -40,8 +40,8 @@ from benchmarks.figures.process_tree import MEBIBYTE, memory_bytes, peak_memory,
 from dagster_leasehold.assets.spark import connect_server
 from dagster_leasehold.assets.spark.connect_server import TOKEN_VARIABLE, ConnectServer
 from dagster_leasehold.assets.spark.connect_watch import note_user
-from tests.dagster_deployment import wait_for
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 SPARK, SAIL = "spark", "sail"

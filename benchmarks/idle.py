@@ -20,8 +20,9 @@ from benchmarks.figures import print_rows
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.dagster_deployment import dagster_deployment
 from tests.declared import declare
+from tests.waiting import wait_for
 
 SHARDS = 4
 SETTLED_S = 300.0

@@ -25,8 +25,9 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
 from tests.ui.browsing import chromium_page
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -27,9 +27,9 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import running
-from tests.dagster_deployment import wait_for
 from tests.declared import declare, stream_text
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 SHARDS, START_S, SETTLE_S = 4, 300.0, 5.0
 MODES = ("connect", "local[2]")

@@ -10,37 +10,23 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
 from dagster_leasehold.orchestration.instance import create_instance, embedded_text
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[1]
 START_S = 90.0
-POLL_S = 0.25
 SWITCHED_S, KEPT_S = 10.0, 1.0
 LOG_TAIL_CHARACTERS = 6_000
-
-T = TypeVar("T")
-
-
-def wait_for(what: str, probe: Callable[[], T | None], timeout_s: float) -> T:
-    """The first value of `probe` that is true; polls, and fails by name after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = probe()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {timeout_s:.0f} s in vain for {what}")
-        time.sleep(POLL_S)
 
 
 def port_open(port: int, host: str = "127.0.0.1") -> bool:
@@ -117,7 +103,7 @@ class DagsterDeployment:
         while self.sensor_status(name) != status:
             if time.monotonic() > deadline:
                 return False
-            time.sleep(POLL_S)
+            time.sleep(0.25)
         time.sleep(KEPT_S)
         return self.sensor_status(name) == status
 

@@ -14,10 +14,11 @@ import pyarrow as pa
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
 from dagster_leasehold.assets.spark.spark_versions import version_here
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
-from tests.dagster_deployment import port_open, wait_for
+from tests.dagster_deployment import port_open
 from tests.own_environments import own_environment
 from tests.ports import free_port
 from tests.spark_iceberg import without_spark_connect
+from tests.waiting import wait_for
 
 START_S = 300.0
 OF_THIS_PYTHON = ("PYTHONPATH", "VIRTUAL_ENV", "SPARK_HOME", "PYSPARK_PYTHON")

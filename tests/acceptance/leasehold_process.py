@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from dagster_leasehold.orchestration.settings import Settings
+from tests.waiting import wait_for
 
 COMMAND = (sys.executable, "-m", "dagster_leasehold.orchestration.command_line")
 DEMO = (sys.executable, str(Path(__file__).parents[2] / "examples" / "demo.py"))
@@ -82,12 +82,14 @@ class Running:
         return self._output.read_text(errors="replace")
 
     def until(self, reached: Callable[[], bool], timeout_s: float) -> None:
-        """Poll until something is so."""
-        deadline = time.monotonic() + timeout_s
-        while not reached():
-            assert self._process.poll() is None, self.text
-            assert time.monotonic() < deadline, self.text
-            time.sleep(0.1)
+        """Wait until something is so."""
+        wait_for(
+            "what a command does",
+            reached,
+            timeout_s,
+            unless=lambda: self._process.poll() is not None,
+            shown=lambda: self.text,
+        )
 
     def until_ended(self, timeout_s: float) -> int:
         """Wait until it has ended by itself; the exit code."""
@@ -188,10 +190,12 @@ def standing_still(process: psutil.Process) -> Iterator[None]:
 
 def assert_nothing_runs(home: Path) -> None:
     """No process works on the home, at the latest after a moment."""
-    deadline = time.monotonic() + 10
-    while processes_of(home):
-        assert time.monotonic() < deadline, processes_of(home)
-        time.sleep(0.1)
+    wait_for(
+        "the end of all processes",
+        lambda: not processes_of(home),
+        10,
+        shown=lambda: processes_of(home),
+    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.format import Record
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
+from tests.waiting import wait_for
 
 DONE_S = 180.0
 MADE = """query ($key: AssetKeyInput!) { assetOrError(assetKey: $key) { ... on Asset {

@@ -19,7 +19,8 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.held_stream import committed as committed_of
 from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, hook_calls, stream_of
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
+from tests.waiting import wait_for
 
 SHARDS, RECORDS, NEWER = ("0", "1", "2"), 100, 30
 BATCHES = 3

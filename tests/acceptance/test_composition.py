@@ -15,7 +15,8 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
+from tests.waiting import wait_for
 
 STREAMS = ("orders", "visits", "returns")
 SHARDS, RECORDS, NEWER = ("0", "1"), 50, 7

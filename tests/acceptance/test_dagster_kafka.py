@@ -14,12 +14,13 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
-from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.dagster_deployment import dagster_deployment
 from tests.declared import declare, stream_text
 from tests.failpoints import Failpoint
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored
 from tests.ledger_output import ledger_records
+from tests.waiting import wait_for
 
 TOPIC = "web.orders"
 KEY = GroupKey.parse("default", "orders")

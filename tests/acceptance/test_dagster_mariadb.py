@@ -22,9 +22,10 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests import mysql as mysql_server
 from tests.acceptance.held_stream import KEY, STREAM, committed, intended
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
 from tests.failpoints import Failpoint
 from tests.mariadb import MariaDB
+from tests.waiting import wait_for
 
 SHARDS, RECORDS = 4, 500
 CONSUMED_S, DIED_S, IDLE_S = 400.0, 400.0, 180.0

@@ -13,9 +13,10 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from tests.acceptance.leasehold_process import environment
 from tests.acceptance.wheel_terminal import Terminal, programs, terminal
-from tests.dagster_deployment import DagsterDeployment, port_open, wait_for
+from tests.dagster_deployment import DagsterDeployment, port_open
 from tests.ports import free_port
 from tests.unit.docs.test_docs import DOCS, fences
+from tests.waiting import wait_for
 
 __all__ = ["programs", "terminal"]
 PAGE = DOCS / "how-to/dagster-project.md"

@@ -12,7 +12,8 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.held_stream import KEY, STREAM, committed, intended
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
+from tests.waiting import wait_for
 
 RECORDS = 300
 CONSUMED_S, STOPPED_S = 400.0, 120.0

@@ -21,7 +21,8 @@ from dagster_leasehold.lease_store.window_rows import EventWindow
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.leasehold_process import COMMAND, environment
-from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
+from tests.dagster_deployment import ROOT, dagster_deployment
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.release
 

@@ -20,11 +20,12 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from tests.acceptance import held_stream
 from tests.acceptance.held_stream import committed, intended
-from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.dagster_deployment import dagster_deployment
 from tests.declared import declare, stream_text
 from tests.kinesis_servers import REGION, SECRET_KEY
 from tests.sources.world import NewRecord
 from tests.sources.worlds.kinesis import FAST, KinesaliteWorld
+from tests.waiting import wait_for
 
 KEY = GroupKey.parse("default", held_stream.STREAM)
 WAIT_S = 300.0

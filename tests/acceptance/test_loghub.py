@@ -23,13 +23,14 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.loghub.credentials import KEY_ID, KEY_SECRET
-from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.dagster_deployment import dagster_deployment
 from tests.declared import declare, stream_text
 from tests.ledger_output import ledger_records
 from tests.sls_server.server import SlsServer
 from tests.sls_server.signatures import Request
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, plain_client, written_with_sdk
+from tests.waiting import wait_for
 
 KEY = GroupKey.parse("default", LOGSTORE)
 CANARY = "secret-canary-93ab"

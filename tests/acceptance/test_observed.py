@@ -14,12 +14,13 @@ from dagster_leasehold.lease_store.tracing import PREFIX
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.test_metrics import exporter
-from tests.dagster_deployment import dagster_deployment, wait_for
+from tests.dagster_deployment import dagster_deployment
 from tests.dashboard_drawing import draw, without_data
 from tests.declared import declare, stream_text
 from tests.integration.orchestration.test_monitoring import prometheus
 from tests.unit.deploy.test_monitoring import DASHBOARD
 from tests.unit.orchestration.consumed_home import KEY
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.release,

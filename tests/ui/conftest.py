@@ -16,8 +16,9 @@ from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.replayed_stream import KEY, STREAM
 from tests.acceptance.test_backfill import checkpoints, values
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
 from tests.ui.browsing import chromium_page, no_run_works
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

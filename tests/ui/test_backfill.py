@@ -11,9 +11,9 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import committed
 from tests.acceptance.replayed_stream import KEY, RECORDS_MAX, STREAM, stream_of
 from tests.acceptance.test_backfill import ended, values
-from tests.dagster_deployment import wait_for
 from tests.ui.browsing import add_config, choose_partitions
 from tests.ui.conftest import CONSUMED_S, SHARDS, WAVE, WAVES, Scene
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -14,8 +14,9 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment
 from tests.ui.conftest import CONSUMED_S, SCREENSHOT_VARIABLE
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -19,10 +19,11 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.acceptance.test_backfill import ended
-from tests.dagster_deployment import DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import DagsterDeployment, dagster_deployment
 from tests.ui import many_partitions
 from tests.ui.browsing import add_config, choose_partitions, no_run_works
 from tests.ui.many_partitions import ASSET_SENSOR, KEY, MULTI_ASSET_SENSOR, STREAM
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -13,10 +13,11 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.shard_sources.local_log import LocalLog
-from tests.dagster_deployment import ROOT, dagster_deployment, wait_for
+from tests.dagster_deployment import ROOT, dagster_deployment
 from tests.declared import declare, stream_text
 from tests.ui.browsing import no_run_works
 from tests.ui.conftest import SCREENSHOT_VARIABLE
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -21,8 +21,9 @@ from dagster_leasehold.orchestration.commands.report import report_of
 from dagster_leasehold.orchestration.group_view import GroupReader
 from dagster_leasehold.orchestration.report_page import page as report_page
 from tests.acceptance.replayed_stream import STREAM
-from tests.dagster_deployment import ROOT, wait_for
+from tests.dagster_deployment import ROOT
 from tests.ui.conftest import CONSUMED_S, SCREENSHOT_VARIABLE, SHARDS, Scene
+from tests.waiting import wait_for
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -10,9 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from dagster_leasehold.assets.spark.connect_watch import LOG_FILE, PROPERTIES_FI
 from dagster_leasehold.assets.spark.spark_session import server_conf, spark_environment
 from dagster_leasehold.assets.spark.spark_settings import TOKEN_VARIABLE, SparkSettings
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity, current_place
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.spark]
 
@@ -55,13 +56,7 @@ def python(*arguments: str, token: str | None = None) -> subprocess.CompletedPro
     )
 
 
-def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+until = partial(wait_for, "the server", timeout_s=30)
 
 
 def group_of(pid: int) -> list[psutil.Process]:
@@ -135,7 +130,7 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
     # Its JVM dies: nobody takes what is left for a server.
     [jvm] = [process for process in processes if "java" in process.name()]
     jvm.kill()
-    assert until(lambda: running(folder) is None)
+    until(lambda: running(folder) is None)
     assert python(ASK, "connect", str(folder)).stdout.strip() == "7"
     second = running(folder)
     assert second is not None
@@ -143,10 +138,11 @@ def test_a_server_is_started_once_is_private_and_ends(folder: Path) -> None:
 
     # Its watcher is killed alone: the system ends the JVM with it, on Linux.
     os.kill(second.pid, signal.SIGKILL)
-    assert until(lambda: not second.alive())
-    assert sys.platform != "linux" or until(lambda: group_of(second.pid) == [])
+    until(lambda: not second.alive())
+    if sys.platform == "linux":
+        until(lambda: group_of(second.pid) == [])
     stop(folder)
-    assert until(lambda: group_of(second.pid) == [])
+    until(lambda: group_of(second.pid) == [])
     assert not (folder / connect_server.TOKEN_FILE).exists()
     assert not stop(folder)
 
@@ -185,7 +181,7 @@ def test_a_deleted_folder_leaves_nothing_running(folder: Path) -> None:
     server = running(folder)
     assert server is not None
     shutil.rmtree(folder)
-    assert until(lambda: group_of(server.pid) == [])
+    until(lambda: group_of(server.pid) == [])
 
 
 def test_a_server_ends_soon_after_its_last_user(tmp_path: Path) -> None:
@@ -196,17 +192,17 @@ def test_a_server_ends_soon_after_its_last_user(tmp_path: Path) -> None:
     server = ConnectServer.read(folder)
     assert server is not None
     assert server.answers(), "it stays for the time of a restart"
-    assert until(lambda: group_of(server.pid) == [], 60)
+    until(lambda: group_of(server.pid) == [], timeout_s=60)
 
 
 def test_a_start_that_is_interrupted_leaves_a_server_that_can_be_stopped(folder: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", START, str(folder)], cwd=PROJECT) as start:
-        assert until(lambda: ConnectServer.read(folder) is not None, 60)
+        until(lambda: ConnectServer.read(folder) is not None, timeout_s=60)
         start.kill()
     server = ConnectServer.read(folder)
     assert server is not None
     assert stop(folder)
-    assert until(lambda: group_of(server.pid) == [])
+    until(lambda: group_of(server.pid) == [])
 
 
 def test_a_server_that_does_not_start_is_one_sentence(folder: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform
 from tests.integration.assets.runs import PROJECT, RECORDS, consume, store_of, stream_of
 from tests.ledger_output import ledger_records
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1500)]
 PATIENCE_S = 400.0
@@ -49,11 +49,7 @@ def outcome(process: subprocess.Popen[str]) -> dict[str, list[str]]:
 
 
 def until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert process.poll() is None, "the run ended before its batch was held"
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_for("a held batch", reached, PATIENCE_S, unless=lambda: process.poll() is not None)
 
 
 @pytest.fixture

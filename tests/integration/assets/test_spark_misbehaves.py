@@ -43,6 +43,7 @@ from tests.ledger_output import ledger_records
 from tests.ports import free_port
 from tests.spark_clusters import connect_server_at, read, standalone_cluster, this_spark
 from tests.spark_iceberg import without_spark_connect
+from tests.waiting import ClockFrom, wait_for
 
 pytestmark = [pytest.mark.release, pytest.mark.spark, pytest.mark.timeout(1800)]
 DEADLINE_S = 400.0
@@ -96,11 +97,7 @@ class World:
             process.communicate()
 
     def until(self, reached: Callable[[], object], process: subprocess.Popen[str]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not reached():
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_for("a run", reached, DEADLINE_S, unless=lambda: process.poll() is not None)
 
     def await_held(self, process: subprocess.Popen[str]) -> None:
         self.until(lambda: any(self.home.glob("held-*")), process)
@@ -351,19 +348,6 @@ def test_what_a_killed_run_left_at_work_is_ended_by_a_server_of_others(
     world.check()
 
 
-class Clock:
-    """Monotonic seconds since the run said something: a slow start of Spark is no stall."""
-
-    def __init__(self, home: Path) -> None:
-        self._sentences = home / "told"
-        self._began: float | None = None
-
-    def monotonic(self) -> float:
-        if self._began is None and self._sentences.exists():
-            self._began = time.monotonic()
-        return time.monotonic() - self._began if self._began is not None else 0.0
-
-
 class Runner:
     """One run, in a process of its own."""
 
@@ -380,7 +364,7 @@ class Runner:
             earlier = self.way.removeprefix("replace ")
             reports = consume(self.home, self.folder, self.run, earlier, mode=self.mode)
             return {shard: [each.stopped.value, each.error] for shard, each in reports.items()}
-        node_consumption.time = Clock(self.home)
+        node_consumption.time = ClockFrom((self.home / "told").exists)
         store, output = store_of(self.home), local_place(self.home / "output")
         stream = replace(
             stream_of(self.home, self._transform()), pace=Pace(stall_limit_s=self.stall_limit_s)
@@ -402,7 +386,7 @@ class Runner:
     def replay(self) -> dict[str, list[str]]:
         """Replay all shards; return how many batches of each were made anew, and its error."""
         spark = SparkResource(mode=self.mode, folder=str(self.folder))
-        replay.time = Clock(self.home)
+        replay.time = ClockFrom((self.home / "told").exists)
         reports = replay_on_spark(
             replace(stream_of(self.home), pace=Pace(stall_limit_s=self.stall_limit_s)),
             store_of(self.home),

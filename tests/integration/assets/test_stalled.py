@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -36,6 +35,7 @@ from dagster_leasehold.lease_store.rules.verification import verify
 from tests.acceptance.held_stream import HoldingTransform, holding_tables
 from tests.integration.assets.runs import NODE, PROJECT, RECORDS, store_of, stream_of
 from tests.ledger_output import ledger_records
+from tests.waiting import ClockFrom, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(900)]
 STALL_LIMIT_S, DEADLINE_S = 2.0, 240.0
@@ -73,11 +73,12 @@ class Home:
         (self.home / "hold").touch()
         process = self.start(way, ABANDON_S) if freeze else self.start(way)
         try:
-            deadline = time.monotonic() + DEADLINE_S
-            while not any(self.home.glob("held-*")):
-                assert process.poll() is None, process.communicate()
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(
+                "a held batch",
+                lambda: any(self.home.glob("held-*")),
+                DEADLINE_S,
+                unless=lambda: process.poll() is not None,
+            )
             if freeze:
                 freeze()
             (self.home / "armed").touch()
@@ -154,22 +155,9 @@ def test_whatever_stands_still_the_run_lets_go_and_the_next_one_commits_each_rec
     assert verify(store, key) == []
 
 
-class Clock:
-    """Monotonic seconds since the home has a file `armed`: a slow start of Spark is no stall."""
-
-    def __init__(self, home: Path) -> None:
-        self._armed = home / "armed"
-        self._began: float | None = None
-
-    def monotonic(self) -> float:
-        if self._began is None and self._armed.exists():
-            self._began = time.monotonic()
-        return time.monotonic() - self._began if self._began is not None else 0.0
-
-
 def main(home: Path, folder: Path, run: str, way: str, abandon_s: float) -> None:
     run_on_spark.ABANDON_S = abandon_s
-    node_consumption.time = Clock(home)
+    node_consumption.time = ClockFrom((home / "armed").exists)
     store = store_of(home)
     transform = holding_tables(home) if way == "arrow" else HoldingTransform(home)
     stream = replace(stream_of(home, transform), pace=Pace(stall_limit_s=STALL_LIMIT_S))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,13 @@ from dagster_leasehold.orchestration.supervision.preflight import held_port
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.declared import declare
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0
 
 
-def until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + START_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+until = partial(wait_for, "the code server", timeout_s=START_S)
 
 
 @pytest.fixture

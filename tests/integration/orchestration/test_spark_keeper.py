@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from dagster_leasehold.orchestration.supervision.dagster_processes import child_
 from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.integration.assets.runs import PROJECT, RECORDS, new_home, store_of, stream_of
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.spark, pytest.mark.timeout(1200)]
 START_S, RUN_S = 400.0, 400.0
@@ -53,14 +53,13 @@ def keeper(settings: Settings) -> Iterator[SparkKeeper]:
 
 def served(keeper: SparkKeeper, is_right: Callable[[ConnectServer], bool], folder: Path) -> int:
     """The process of the node's server, as soon as it is as it should be."""
-    deadline = time.monotonic() + START_S
-    while True:
+
+    def right() -> ConnectServer | None:
         keeper.look()
         server = running(folder)
-        if server is not None and is_right(server):
-            return server.pid
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+        return server if server is not None and is_right(server) else None
+
+    return wait_for("the node's server", right, START_S).pid
 
 
 def run(program: str, *arguments: Path) -> int:

@@ -6,9 +6,8 @@ import os
 import re
 import signal
 import sys
-import time
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -28,17 +27,14 @@ from dagster_leasehold.orchestration.supervision.health_pages import HEALTH, REA
 from tests.acceptance.leasehold_process import assert_nothing_runs
 from tests.declared import declare
 from tests.ports import free_port
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 START_S = 240.0
 TICKED = "Checking for new runs for sensor: demo_rebalance"
 
 
-def until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + START_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+until = partial(wait_for, "the daemon", timeout_s=START_S)
 
 
 def servers(background: ChildProcess) -> list[psutil.Process]:

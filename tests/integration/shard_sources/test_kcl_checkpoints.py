@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.kinesis_servers import REGION
 from tests.own_environments import PackagesMissing
 from tests.sources.worlds.kinesis import FAST, KinesaliteWorld
 from tests.unit.shard_sources.kinesis.packing import pack
+from tests.waiting import wait_for
 
 STREAM = "orders"
 
@@ -175,11 +177,7 @@ def test_leases_that_tell_no_place_are_named_or_refused(
     assert "only read here" in output_of(capsys, "checkpoint", "export", stream.key.stream, code=2)
 
 
-def eventually(holds: Callable[[], bool], within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after {within_s} s"
-        time.sleep(0.1)
+eventually = partial(wait_for, "the worker")
 
 
 @pytest.mark.long

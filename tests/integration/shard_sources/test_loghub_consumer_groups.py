@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.integration.shard_sources.consuming_home import (
 )
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, LogHubWorld, written_with_sdk
+from tests.waiting import wait_for
 
 OLD = "old-consumers"
 
@@ -196,10 +196,7 @@ def test_a_running_worker_of_the_sdk_is_stopped_and_taken_over(
     )
     worker = ConsumerWorker(Processor, config)
     worker.start()
-    deadline = time.monotonic() + 30
-    while len(old) < 20:
-        assert time.monotonic() < deadline, old
-        time.sleep(0.05)
+    wait_for("the old consumer", lambda: len(old) >= 20, 30)
     do_as_the_page_says(capsys, "The steps", orders=LOGSTORE)
     taken = ("checkpoint", "import", LOGSTORE, "--consumer-group", OLD)
     assert "hold shards 0, 1" in output_of(capsys, *taken, code=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.integration.shard_sources.consuming_home import (
 from tests.own_environments import PackagesMissing
 from tests.spark_iceberg import without_spark_connect
 from tests.tansu_broker import TansuBroker
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.long
 TOPIC, OLD = "orders", "old-consumers"
@@ -171,12 +171,13 @@ def running(
         )
 
     def read(count: int) -> list[str]:
-        deadline = time.monotonic() + 60
-        while len(records := output.read_text().splitlines()) < count:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        return records
+        def records() -> list[str] | None:
+            seen = output.read_text().splitlines()
+            return seen if len(seen) >= count else None
+
+        return wait_for(
+            "the records", records, unless=lambda: process.poll() is not None, shown=log.read_text
+        )
 
     try:
         yield read

@@ -17,6 +17,7 @@ from tests import kinesis_servers
 from tests.kinesis_servers import ACCESS_KEY, REGION, SECRET_KEY, FaultProxy, ServerMissing
 from tests.sources.world import NewRecord, Notion, SourceWorld
 from tests.unit.shard_sources.kinesis.packing import pack
+from tests.waiting import wait_for
 
 _numbers = count(1)
 DAY_S = 24 * 3600
@@ -66,13 +67,11 @@ class KinesaliteWorld(SourceWorld):
         kinesis_servers.write_credentials()
 
     def _until_active(self) -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+        def status() -> str:
             summary = self.client.describe_stream_summary(StreamName=self.name)
-            if summary["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE":
-                return
-            time.sleep(0.01)
-        raise AssertionError("the stream is not active after 30 s")
+            return summary["StreamDescriptionSummary"]["StreamStatus"]
+
+        wait_for("an active stream", lambda: status() == "ACTIVE", 30)
 
     def shards(self) -> dict[str, dict[str, Any]]:
         return {s["ShardId"]: s for s in self.client.list_shards(StreamName=self.name)["Shards"]}

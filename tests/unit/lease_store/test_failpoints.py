@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -23,6 +22,7 @@ from tests.integration.assets import (
     test_rewriting_killed,
 )
 from tests.integration.lease_store import test_planning_killed
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ("lease_store", "assets", "sensors", "orchestration", "shard_sources")
@@ -86,9 +86,6 @@ def test_a_file_can_ask_for_a_freeze(tmp_path: Path) -> None:
     (tmp_path / "after_commit").write_text("STOP")
     with run(f"{FOLDER_MARK}{tmp_path}") as process:
         seen = psutil.Process(process.pid)
-        deadline = time.monotonic() + 60
-        while seen.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert seen.status() == psutil.STATUS_STOPPED
+        wait_for("the freeze", lambda: seen.status() == psutil.STATUS_STOPPED)
         process.send_signal(signal.SIGCONT)
         assert process.wait(60) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused
 from tests.manual_clock import ManualClock
+from tests.waiting import wait_for
 
 KEY = GroupKey.parse("group", "stream")
 NODE = NodeName("node-a")
@@ -103,11 +105,7 @@ def test_nothing_is_trusted_before_a_beat_was_confirmed() -> None:
     assert not heartbeat(ScriptedStore(), ManualClock(100.0)).trusted
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.005)
+wait_until = partial(wait_for, "the beats", timeout_s=10)
 
 
 def test_the_thread_beats_until_it_is_left() -> None:

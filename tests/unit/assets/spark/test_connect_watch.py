@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -27,6 +28,7 @@ from dagster_leasehold.assets.spark.connect_watch import (
     note_keeper,
 )
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
+from tests.waiting import wait_for
 
 WATCH = """
 import sys
@@ -39,11 +41,7 @@ connect_watch.watch(Path(sys.argv[1]))
 """
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+until = partial(wait_for, "the server", timeout_s=30)
 
 
 def ended_process() -> ProcessIdentity:

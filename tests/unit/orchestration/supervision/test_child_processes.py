@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.interrupts import ended_by_signals
+from tests.waiting import wait_for
 
 # A child that ignores SIGTERM, with a grandchild that does too; both write their numbers.
 STUBBORN = """
@@ -27,11 +27,7 @@ time.sleep(600)
 """
 
 
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+until = partial(wait_for, "the processes", timeout_s=20)
 
 
 def child(program: str, tmp_path: Path, stop_timeout_s: float = 0.5) -> ChildProcess:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ import pytest
 
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.orchestration.supervision import leftovers
+from tests.waiting import wait_for
 
 GONE_S = 30.0
 COMMAND = """
@@ -59,11 +60,7 @@ def at_work(home: Path) -> Generator[subprocess.Popen[bytes]]:
         yield command
 
 
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + GONE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+wait_until = partial(wait_for, "the sleepers", timeout_s=GONE_S)
 
 
 def wait_until_gone(home: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,6 +38,7 @@ from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, find, withdrawn
 from dagster_leasehold.orchestration.supervision.node_runs import NodeRuns
 from dagster_leasehold.sensors.tick_mark import leave_tick_mark
+from tests.waiting import wait_for
 
 KEY = GroupKey.parse("default", "orders")
 A, B = NodeName("a"), NodeName("b")
@@ -156,11 +158,7 @@ class SilentStore(MemoryStore):
         raise StoreUnavailable("The lease store does not answer.")
 
 
-def until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+until = partial(wait_for, "the agent", timeout_s=DEADLINE_S)
 
 
 @pytest.fixture

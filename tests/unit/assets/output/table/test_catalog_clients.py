@@ -19,6 +19,7 @@ from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table import catalog_clients
 from dagster_leasehold.assets.output.table.other_catalog import open_catalog
 from dagster_leasehold.lease_store.publication_rows import TableName
+from tests.waiting import wait_for
 
 NOTHING = cast("Any", None)
 NAME = TableName("lake", "leasehold", "orders")
@@ -46,9 +47,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
     ANSWERED.clear()
     yield
     ANSWERED.set()
-    until = time.monotonic() + 10
-    while requests_in_flight() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_for("the requests' ends", lambda: not requests_in_flight(), 10)
 
 
 def requests_in_flight() -> int:
@@ -104,10 +103,7 @@ def test_a_request_to_a_silent_metastore_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(TableUnavailable):
             find_table(properties_of("hive", silent.getsockname()[1]))
-        until = time.monotonic() + 10
-        while requests_in_flight():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_for("the request's end", lambda: not requests_in_flight(), 10)
 
 
 @pytest.mark.timeout(20)
