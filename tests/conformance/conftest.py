@@ -26,6 +26,9 @@ STORES = [
 ]
 
 
+on_databases = pytest.mark.parametrize("store", STORES[1:], indirect=True)
+"""For what is compared with the model, which a case plays itself."""
+
 SHORT_ON_MYSQL = (
     "test_batches",
     "test_publications",

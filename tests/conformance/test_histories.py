@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.reopening import Reopening
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
+from tests.conformance.conftest import on_databases
 from tests.conformance.pictures import Picture
 from tests.conformance.publishing_player import PublishingPlayer
 from tests.conformance.world import a_commit
@@ -287,16 +289,26 @@ def rows_of(store: LeaseStore, key: GroupKey) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("seed", HISTORIES)
-def test_a_database_answers_like_the_model(store: LeaseStore, seed: int) -> None:
-    key = GroupKey.parse("group", f"history-{seed}")
-    model = MemoryStore()
-    expected = Player(model, key, seed).play(STEPS)
-    answers = Player(store, key, seed).play(STEPS)
+@cache
+def played(player: type[Player], seed: int) -> tuple[MemoryStore, GroupKey, list[Any]]:
+    """Play a history on the model; return it with its answers."""
+    model, key = MemoryStore(), GroupKey.parse("group", f"{player.__name__}-{seed}")
+    return model, key, player(model, key, seed).play(STEPS)
+
+
+def assert_like_the_model(store: LeaseStore, player: type[Player], seed: int) -> GroupKey:
+    model, key, expected = played(player, seed)
+    answers = player(store, key, seed).play(STEPS)
     for step, (wanted, answer) in enumerate(zip(expected, answers, strict=True)):
         assert answer == wanted, f"seed {seed}, step {step}"
-    wanted_rows, rows = rows_of(model, key), rows_of(store, key)
-    assert rows == wanted_rows
+    assert rows_of(store, key) == rows_of(model, key)
+    return key
+
+
+@on_databases
+@pytest.mark.parametrize("seed", HISTORIES)
+def test_a_database_answers_like_the_model(store: LeaseStore, seed: int) -> None:
+    assert_like_the_model(store, Player, seed)
 
 
 def test_histories_reach_every_edge_and_outcome() -> None:
@@ -305,8 +317,7 @@ def test_histories_reach_every_edge_and_outcome() -> None:
     kinds: set[str] = set()
     outcomes: set[str] = set()
     for seed in HISTORIES:
-        store, key = MemoryStore(), GroupKey.parse("group", "stream")
-        answers = Player(store, key, seed).play(STEPS)
+        store, key, answers = played(Player, seed)
         outcomes |= {type(answer[1]).__name__ for answer in answers if len(answer) == 2}
         outcomes |= {answer[1] for answer in answers if len(answer) == 3}
         outcomes |= {type(answer[1][0]).__name__ for answer in answers if answer[0] == "publish"}

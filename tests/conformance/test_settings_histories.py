@@ -14,16 +14,14 @@ import pytest
 
 from dagster_leasehold.lease_store.errors import AssignmentConflict
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
-from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.store import LeaseStore
-from tests.conformance.test_histories import NODES, Player, rows_of
+from tests.conformance.conftest import on_databases
+from tests.conformance.test_histories import NODES, Player, assert_like_the_model, played
 
 pytestmark = pytest.mark.long
 
 HISTORIES = range(70, 74)  # chosen so that together they reach everything
-STEPS = 200
 
 
 class SettingsPlayer(Player):
@@ -66,15 +64,10 @@ class SettingsPlayer(Player):
         return self.store.bootstrap(self.key, shard, node, cursor, run=run)
 
 
+@on_databases
 @pytest.mark.parametrize("seed", HISTORIES)
 def test_a_database_answers_like_the_model(store: LeaseStore, seed: int) -> None:
-    key = GroupKey.parse("group", f"settings-{seed}")
-    model = MemoryStore()
-    expected = SettingsPlayer(model, key, seed).play(STEPS)
-    answers = SettingsPlayer(store, key, seed).play(STEPS)
-    for step, (wanted, answer) in enumerate(zip(expected, answers, strict=True)):
-        assert answer == wanted, f"seed {seed}, step {step}"
-    assert rows_of(store, key) == rows_of(model, key)
+    key = assert_like_the_model(store, SettingsPlayer, seed)
     assert verify(store, key) == []
 
 
@@ -82,8 +75,7 @@ def test_histories_reach_every_outcome() -> None:
     """The comparison is worth as much as the histories cover."""
     outcomes: set[tuple[str, ...]] = set()
     for seed in HISTORIES:
-        store, key = MemoryStore(), GroupKey.parse("group", "stream")
-        for name, *answer in SettingsPlayer(store, key, seed).play(STEPS):
+        for name, *answer in played(SettingsPlayer, seed)[2]:
             match answer:
                 case [(str(error), _, left)]:
                     outcomes.add((name, error, type(left).__name__))

@@ -31,7 +31,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(notion): skipped for a service that lacks the notion")
 
 
-@pytest.fixture(params=sorted(WORLDS))
+SECOND = "kinesis-moto"
+"""Another server of a protocol: it knows nothing that the first one does not."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.release if name == SECOND else ())
+        for name in sorted(WORLDS)
+    ]
+)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[SourceWorld]:
     """An empty log of each kind."""
     module, name = WORLDS[request.param].split(":")

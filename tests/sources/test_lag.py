@@ -72,7 +72,7 @@ def test_a_log_service_is_asked_once_for_a_reader_that_stands_still(
     assert asked(second) == 0
 
 
-@pytest.mark.parametrize("world", ["kinesis-moto"], indirect=True)
+@pytest.mark.parametrize("world", ["kinesis-kinesalite"], indirect=True)
 def test_kinesis_has_told_the_time_with_its_bounds(
     world: SourceWorld, shard: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
