@@ -48,7 +48,7 @@ def test_a_log_that_does_not_exist_yet_is_said_by_the_sensor_and_loads_all_the_s
     "command",
     [
         ("-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"),
-        ("-m", "dagster_dg_cli.cli", "check", "defs"),
+        pytest.param(("-m", "dagster_dg_cli.cli", "check", "defs"), marks=pytest.mark.release),
     ],
     ids=["dagster definitions validate", "dg check defs"],
 )

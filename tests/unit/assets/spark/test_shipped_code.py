@@ -157,7 +157,8 @@ def test_a_session_on_this_host_is_sent_nothing(project: Path) -> None:
 def test_an_installed_package_travels_with_a_transform_of_its_own(
     project: Path, monkeypatch: pytest.MonkeyPatch, installed: bool
 ) -> None:
-    monkeypatch.setattr(users_modules, "_installation", lambda: (project.parent,) * installed)
+    folders = (*users_modules._installation(), *(project.parent,) * installed)
+    monkeypatch.setattr(users_modules, "_installation", lambda: folders)
     session = begun()
     shipped_code.send_users_code(session, "another.module")
     assert (NAME in session.names) is not installed
