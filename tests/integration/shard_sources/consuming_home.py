@@ -15,9 +15,9 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName
-from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.shard_sources.source import Limits
+from tests.command_output import output_of
 from tests.declared import declare, stream_text
 from tests.environment import forget_settings
 from tests.unit.assets.consumption_world import ArrowSweeper, Beat
@@ -85,18 +85,6 @@ class ConsumingHome:
 
     def checkpoints(self) -> dict[str, str | None]:
         return {row.shard: row.check_point for row in self.store.snapshot(self.key).shards}
-
-
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """Return what a command prints; its one sentence where it is a mistake."""
-    capsys.readouterr()
-    done = main(list(arguments))
-    captured = capsys.readouterr()
-    assert done == code, captured.err
-    if code != 2:
-        return captured.out
-    assert len(captured.err.splitlines()) == 1
-    return captured.err
 
 
 def do_as_the_page_says(

@@ -13,11 +13,11 @@ from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
 from tests import object_store
+from tests.command_output import output_of
 from tests.integration.shard_sources.consuming_home import (
     ConsumingHome,
     assert_each_once,
     committed,
-    output_of,
 )
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.kafka_wire import Stored

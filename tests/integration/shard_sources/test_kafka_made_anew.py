@@ -10,7 +10,8 @@ import pytest
 
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
-from tests.integration.shard_sources.consuming_home import ConsumingHome, committed, output_of
+from tests.command_output import output_of
+from tests.integration.shard_sources.consuming_home import ConsumingHome, committed
 from tests.kafka_broker import KafkaBroker, Partition
 from tests.own_environments import PackagesMissing
 from tests.tansu_broker import TansuBroker

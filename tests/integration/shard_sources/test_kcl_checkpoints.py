@@ -13,12 +13,12 @@ import pytest
 from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisStream
 from dagster_leasehold.shard_sources.kinesis.aggregation import Part
 from tests import kinesis_servers
+from tests.command_output import output_of
 from tests.integration.shard_sources.consuming_home import (
     ConsumingHome,
     assert_each_once,
     committed,
     do_as_the_page_says,
-    output_of,
 )
 from tests.kcl_worker import APPLICATION, KclWorker
 from tests.kinesis_servers import REGION

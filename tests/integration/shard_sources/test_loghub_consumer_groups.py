@@ -13,13 +13,13 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.orchestration.settings import load_settings
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.source import Limits, Position
+from tests.command_output import output_of
 from tests.declared import declare
 from tests.integration.shard_sources.consuming_home import (
     ConsumingHome,
     assert_each_once,
     committed,
     do_as_the_page_says,
-    output_of,
 )
 from tests.sources.world import START, STEP
 from tests.sources.worlds.loghub import LOGSTORE, PROJECT, LogHubWorld, written_with_sdk

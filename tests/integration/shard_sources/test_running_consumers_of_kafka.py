@@ -13,12 +13,12 @@ import pytest
 
 from dagster_leasehold.assets.spark.spark_runtime import java_home
 from dagster_leasehold.shard_sources.kafka import KafkaOptions, KafkaSource
+from tests.command_output import output_of
 from tests.integration.shard_sources.consuming_home import (
     ConsumingHome,
     assert_each_once,
     committed,
     do_as_the_page_says,
-    output_of,
 )
 from tests.own_environments import PackagesMissing
 from tests.spark_iceberg import without_spark_connect

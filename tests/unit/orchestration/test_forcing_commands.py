@@ -19,6 +19,7 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.orchestration.command_line import main
 from dagster_leasehold.orchestration.commands import group_pausing
 from dagster_leasehold.orchestration.commands.group_pausing import say_open
+from tests.command_output import output_of
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome, home_of_process
 
 ZERO, ONE = ShardId("0"), ShardId("1")
@@ -30,13 +31,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     """Two shards of ten records, consumed in batches of four."""
     with home_of_process(tmp_path, monkeypatch) as home:
         yield home
-
-
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    capsys.readouterr()
-    assert main(list(arguments)) == code
-    captured = capsys.readouterr()
-    return captured.err if code == 2 else captured.out
 
 
 def cat(capsys: pytest.CaptureFixture[str], shard: str) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.orchestration.command_line import main
+from tests.command_output import output_of
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome, home_of_process
 
 
@@ -20,12 +20,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
         home.append(5)
         home.log.retain("0", "15")
         yield home
-
-
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(list(arguments)) == code
-    captured = capsys.readouterr()
-    return captured.err if code else captured.out
 
 
 def test_from_a_gap_to_its_acceptance(

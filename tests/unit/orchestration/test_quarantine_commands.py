@@ -16,7 +16,7 @@ import dagster_leasehold.assets.rewriting.replay
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.outcomes import Opened
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
-from dagster_leasehold.orchestration.command_line import main
+from tests.command_output import output_of
 from tests.environment import forget_settings
 from tests.unit.orchestration.consumed_home import KEY, NODE, ConsumedHome
 
@@ -53,12 +53,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[ConsumedH
     )
     yield home
     home.store.close()
-
-
-def output_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(list(arguments)) == code
-    captured = capsys.readouterr()
-    return captured.err if code == 2 else captured.out
 
 
 def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
