@@ -7,6 +7,8 @@ release of Dagster that is allowed, and with the one of the constraints.
 
 from __future__ import annotations
 
+import inspect
+import multiprocessing
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -54,6 +56,7 @@ __all__ = [
     "code_server_client",
     "daemon_of",
     "has_ticked_later",
+    "start_runs_with",
     "without_ticks",
 ]
 
@@ -101,3 +104,19 @@ def without_ticks(state: Any) -> Any:
     """
     data = state.instigator_data
     return state.with_data(data._replace(last_tick_timestamp=None, last_tick_start_timestamp=None))
+
+
+def start_runs_with(context: object) -> None:
+    """Have Dagster's code server in this process start its runs with a context of another kind.
+
+    It asks `multiprocessing` for one that starts Python anew. Should a release ask elsewhere, it
+    gets that, and a run begins later.
+    """
+    multiprocessing_context = multiprocessing.get_context
+
+    def get_context(method: str | None = None) -> Any:
+        asking = inspect.currentframe()
+        asker = asking and asking.f_back and asking.f_back.f_globals.get("__name__")
+        return context if asker == "dagster._grpc.server" else multiprocessing_context(method)
+
+    multiprocessing.get_context = get_context

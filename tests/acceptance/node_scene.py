@@ -5,6 +5,7 @@ Each host is a home of its own on this machine.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -193,8 +194,8 @@ class Watched:
         """The process numbers of a node's code servers, as its agent noted them."""
         return sessions_of(self.homes[node], node)
 
-    def run_parents(self) -> Iterator[tuple[str, int]]:
-        """For each run at work: the node that it consumes as, and the parent of its process."""
+    def run_sessions(self) -> Iterator[tuple[str, int]]:
+        """For each run at work: the node that it consumes as, and the session of its process."""
         from dagster import DagsterRunStatus, RunsFilter
 
         with opened_instance(self.settings) as instance:
@@ -202,8 +203,8 @@ class Watched:
         for run in runs:
             note = run.tags.get(PROCESS_TAG)
             if note and NODE_TAG in run.tags:
-                with suppress(psutil.Error):
-                    yield run.tags[NODE_TAG], psutil.Process(int(note.split("|")[1])).ppid()
+                with suppress(OSError):
+                    yield run.tags[NODE_TAG], os.getsid(int(note.split("|")[1]))
 
     def runs_of(self, node: str) -> set[str]:
         """The ids of a node's runs."""

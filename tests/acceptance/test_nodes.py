@@ -42,8 +42,8 @@ def assert_runs_are_where_their_shards_are(watched: Watched, command: Running) -
     seen: set[str] = set()
 
     def all_seen() -> bool:
-        for node, parent in watched.run_parents():
-            assert parent in watched.sessions(node), f"a run of {node} is a child of {parent}"
+        for node, session in watched.run_sessions():
+            assert session in watched.sessions(node), f"a run of {node} is of session {session}"
             seen.add(node)
         return seen >= set(NODES)
 

@@ -31,6 +31,7 @@ from dagster_leasehold.orchestration.instance import create_instance, embedded_t
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
 from dagster_leasehold.orchestration.supervision.code_server import AgentState
+from dagster_leasehold.orchestration.supervision.forking_server import PROGRAM
 from tests import mariadb as mariadb_server
 from tests.chaos.proof import Proof
 from tests.chaos.stream import KEY, NODES, STREAM, TIMEOUT_S
@@ -114,9 +115,8 @@ class World:
         name, value = _sign_of(node)
         pids: list[int] = []
         for process in self.processes():
-            with suppress(psutil.Error):  # it has just died
-                of_node = process.environ().get(name) == value
-                if of_node and any("spawn_main" in part for part in process.cmdline()):
+            with suppress(psutil.Error, OSError):  # it has just died
+                if process.environ().get(name) == value and _is_run(process):
                     pids.append(process.pid)
         return pids
 
@@ -191,6 +191,16 @@ def with_short_waits(text: str) -> str:
         text, replaced = re.subn(rf"({setting}_seconds): \d+", rf"\1: {seconds}", text)
         assert replaced == 1
     return text
+
+
+def _is_run(process: psutil.Process) -> bool:
+    """Return True for a process that Dagster's code server, or ours, has started for a run."""
+    words = process.cmdline()
+    if PROGRAM not in words:
+        return any("spawn_main" in word for word in words)
+    # Our server leads its session, and its child forks the runs, which outlive both.
+    server = os.getsid(process.pid)
+    return server not in (process.pid, process.ppid())
 
 
 def _sign_of(node: str) -> tuple[str, str]:

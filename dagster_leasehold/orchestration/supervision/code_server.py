@@ -28,6 +28,7 @@ from dagster_leasehold.lease_store.process_sessions import end_session, session_
 from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
+from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess, RestartWaits
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint, server_id
 
@@ -158,7 +159,7 @@ def _started_in(process: psutil.Process, environment: Mapping[str, str]) -> bool
 
 def _command(module: str, listen: Endpoint, id_: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "dagster", "api", "grpc", "-m", module),
+        *(sys.executable, "-m", forking_server.PROGRAM, "api", "grpc", "-m", module),
         *("--host", listen.host, "--port", str(listen.port)),
         *("--location-name", location_of(module)),
         *("--fixed-server-id", id_),

@@ -33,6 +33,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import location_of
+from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
 from dagster_leasehold.orchestration.supervision.daemon_health import SERVER, daemon_pages
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
@@ -79,7 +80,14 @@ class SteadyServer:
         self._started_at = self._answered_at = steady_clock()
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "dagster", "api", "grpc", "--lazy-load-user-code"),
+                *(
+                    sys.executable,
+                    "-m",
+                    forking_server.PROGRAM,
+                    "api",
+                    "grpc",
+                    "--lazy-load-user-code",
+                ),
                 *("-m", self._module, "--location-name", location_of(self._module)),
                 *("--socket", str(self._socket), "--heartbeat"),
                 *("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),

@@ -39,7 +39,7 @@ until = partial(wait_for, "the daemon", timeout_s=START_S)
 
 def servers(background: ChildProcess) -> list[psutil.Process]:
     """The code servers that the daemon has."""
-    children = psutil.Process(background.pid).children(recursive=True)
+    children = psutil.Process(background.pid).children()
     return [child for child in children if "grpc" in child.cmdline()]
 
 
