@@ -20,6 +20,7 @@ from dagster_leasehold.assets.spark.connect_server import stop as stop_spark
 from dagster_leasehold.orchestration.instance import create_instance, embedded_text
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.child_processes import ChildProcess
+from dagster_leasehold.orchestration.supervision.forking_server import PROGRAM
 from tests.ports import free_port
 from tests.waiting import wait_for
 
@@ -169,7 +170,7 @@ def dagster_deployment(
     workspace.write_text(json.dumps({"load_from": servers}))
     commands = {
         **{f"code-{name}": (
-            "-m", "dagster", "api", "grpc", "-m", modules[name], "--port", str(port),
+            "-m", PROGRAM, "api", "grpc", "-m", modules[name], "--port", str(port),
             "--host", "127.0.0.1", "--location-name", name) for name, port in ports.items()},
         "webserver": ("-m", "dagster_webserver", "-w", str(workspace),
                       "--host", "127.0.0.1", "--port", str(web_port)),

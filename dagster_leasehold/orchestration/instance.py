@@ -27,11 +27,11 @@ RUNS_PER_NODE_MAX = 8
 """Of all streams together: a stream has at most two, and most have one, which waits for records."""
 
 _COMMON = """\
-# Runs wait in a queue that is emptied every second: from a sensor's request to the first line of
-# a run it takes about two seconds.
+# A run that a sensor requests for a node begins at once while no run waits and no limit is near.
+# All others wait in Dagster's queue, which is emptied every second.
 run_coordinator:
-  module: dagster
-  class: QueuedRunCoordinator
+  module: dagster_leasehold.orchestration.supervision.run_queue
+  class: PromptRunCoordinator
   config:
     dequeue_interval_seconds: 1
     # One node that answers late must not keep the runs of the others waiting.

@@ -1,0 +1,117 @@
+"""Runs of a real code server: forked, with the user's code as it is now, and on their own then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
+
+from dagster_leasehold.lease_store.process_sessions import has_ended
+from dagster_leasehold.orchestration.settings import Settings
+from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment, wait_for
+
+pytestmark = [pytest.mark.long, pytest.mark.dagster_processes, pytest.mark.timeout(600)]
+RUN_S = 60.0
+DEFINITIONS = """
+import json
+import os
+import time
+from pathlib import Path
+
+import dagster as dg
+
+import prices
+
+HERE = Path(__file__).parent
+
+
+@dg.op
+def tell(context):
+    told = {"price": prices.PRICE, "process": os.getpid()}
+    (HERE / context.run_id).write_text(json.dumps(told))
+    while (HERE / "hold").exists():
+        time.sleep(0.1)
+
+
+@dg.job(executor_def=dg.in_process_executor)
+def prices_of_today():
+    tell()
+
+
+definitions = dg.Definitions(jobs=[prices_of_today])
+"""
+LAUNCH = """mutation ($selector: JobOrPipelineSelector!) {
+    launchRun(executionParams: {selector: $selector, runConfigData: {}}) {
+        __typename ... on LaunchRunSuccess { run { runId } } } }"""
+
+
+class Shop:
+    """A project with a job, and a deployment that runs it."""
+
+    def __init__(self, folder: Path, deployment: DagsterDeployment) -> None:
+        self.folder = folder
+        self._deployment = deployment
+        self._instance = DagsterInstance.from_config(str(deployment.settings.dagster_home))
+
+    def launch(self) -> str:
+        """Launch a run, and return its id."""
+        selector = {
+            "repositoryLocationName": "leasehold",
+            "repositoryName": "__repository__",
+            "pipelineName": "prices_of_today",
+        }
+        launched = self._deployment.graphql(LAUNCH, selector=selector)["launchRun"]
+        return launched["run"]["runId"]
+
+    def told(self, run: str) -> dict[str, object]:
+        """Return what a run has told."""
+        text = wait_for("a run's price", lambda: self._text(run), RUN_S)
+        return json.loads(text)
+
+    def ended(self, run: str) -> DagsterRun:
+        """Return a run when it has ended."""
+
+        def finished() -> DagsterRun | None:
+            stored = self._instance.get_run_by_id(run)
+            return stored if stored and stored.is_finished else None
+
+        return wait_for("the end of a run", finished, RUN_S)
+
+    def _text(self, run: str) -> str:
+        path = self.folder / run
+        return path.read_text() if path.exists() else ""
+
+
+def test_runs_are_forked_with_the_code_of_today_and_outlive_what_forked_them(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "shop.py").write_text(DEFINITIONS)
+    (tmp_path / "prices.py").write_text("PRICE = 1\n")
+    path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    settings = Settings(home=tmp_path / "home")
+    with dagster_deployment(settings, module="shop", environment=path) as deployment:
+        shop = Shop(tmp_path, deployment)
+        (tmp_path / "hold").touch()
+        first = shop.launch()
+        told = shop.told(first)
+        assert told["price"] == 1
+        forking = psutil.Process(int(str(told["process"]))).parent()
+        assert forking is not None
+        server = forking.parent()
+        assert server is not None
+        assert "--port" in server.cmdline()
+        assert forking.num_threads() < server.num_threads()
+
+        # Longer, so that it is another file for Python even within the same second.
+        (tmp_path / "prices.py").write_text("PRICE = 1 + 1\n")
+        second = shop.launch()
+        assert shop.told(second)["price"] == 2, "the server was not started again"
+
+        forking.kill()
+        wait_for("the end of the server", lambda: has_ended(server), RUN_S)
+        (tmp_path / "hold").unlink()
+        for run in (first, second):
+            assert shop.ended(run).status is DagsterRunStatus.SUCCESS
