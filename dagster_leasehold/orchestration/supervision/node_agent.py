@@ -9,6 +9,7 @@ stops its child processes.
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from dagster import DagsterInstance
 
 LOOK_S = 1.0
+ENDED_S = 0.1
+"""How late the end of a run's process is noticed, in seconds."""
 KEEP_S = 0.5
 RUNS_LOOK_S = 5.0
 LOOKED, BEATEN, PLANNED = "looked at its code server", "tried to beat", "tried to plan"
@@ -125,7 +128,7 @@ class NodeAgent:
         """
         self._incarnation = self._succeed()
         try:
-            while not stop.wait(LOOK_S):
+            while not self._stopped_before_look(stop):
                 self._look()
                 if self._problem is not None:
                     raise self._problem
@@ -138,6 +141,15 @@ class NodeAgent:
                 self._spark.stop()
             self._mark.unlink(missing_ok=True)
         AgentState.forget(self._folder)
+
+    def _stopped_before_look(self, stop: threading.Event) -> bool:
+        """Wait for the next look, which is due when a run's process has ended."""
+        for _ in range(math.ceil(LOOK_S / ENDED_S)):
+            if stop.wait(min(LOOK_S, ENDED_S)):
+                return True
+            if self._runs.ended:
+                break
+        return False
 
     def _stop_threads(self) -> None:
         self._left.set()

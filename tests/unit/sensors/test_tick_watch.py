@@ -18,7 +18,14 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.sensors.launch_choice import LOOK_S
 from dagster_leasehold.sensors.rebalance import rebalance_step
-from dagster_leasehold.sensors.tick_watch import POLL_S, WATCH_S, QuietShard, Served, TickWatch
+from dagster_leasehold.sensors.tick_watch import (
+    ENDED_S,
+    POLL_S,
+    WATCH_S,
+    QuietShard,
+    Served,
+    TickWatch,
+)
 from dagster_leasehold.shard_sources.source import ShardBounds
 from tests.unit.sensors.streams import ScriptedSource
 from tests.unit.sensors.test_rebalance import Scene, served
@@ -128,7 +135,7 @@ def test_a_run_whose_process_ends_is_news(instance: dg.DagsterInstance) -> None:
         watched.served = Served({}, [str(ProcessIdentity.of(run.pid))])
         watched.happens = [(1.2, lambda: (run.kill(), run.wait()))]
         assert watched.news()
-    assert watched.now_s <= 1.2 + POLL_S
+    assert watched.now_s <= 1.2 + ENDED_S
 
 
 def test_a_shard_that_a_run_lets_go_is_news(instance: dg.DagsterInstance) -> None:
@@ -165,7 +172,7 @@ def test_a_tick_replaces_a_run_that_dies_while_it_waits(instance: dg.DagsterInst
         now_s[0] = 5.0
         (again,) = launched(die)
     assert served(again) == ("a", {"2"})
-    assert now_s[0] == 5.0 + POLL_S
+    assert now_s[0] == 5.0 + ENDED_S
     stored = instance.get_run_by_id(dead)
     assert stored is not None
     assert stored.status is DagsterRunStatus.FAILURE
