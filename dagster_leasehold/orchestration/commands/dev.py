@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import string
 import sys
 import threading
-from collections.abc import Generator, Mapping
+import traceback
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated
+from typing import Annotated, Self, TypeVar
 
 import typer
 
@@ -29,10 +33,78 @@ from dagster_leasehold.orchestration.supervision.child_processes import (
 from dagster_leasehold.orchestration.supervision.interrupts import stop_event
 from dagster_leasehold.orchestration.supervision.leftovers import end_leftovers, running_alone
 
+T = TypeVar("T")
 POLL_S = 0.5
 RUNS_PER_NODE = 2
 MISTAKE = 2
 """The exit code of a command that one sentence explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The outcome of a look at the declared streams.
+
+    Attributes:
+        module: of the definitions that Dagster's processes load.
+        missing: the streams on local logs that do not exist yet.
+    """
+
+    module: str
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def at(cls, target: Target) -> Self:
+        """Look at all streams.
+
+        Raises:
+            LeaseholdError: the module or a source cannot be used, or no stream is declared.
+        """
+        from dagster_leasehold.shard_sources.local_log import LocalLog
+
+        missing = (
+            stream.name
+            for stream in target.streams.all()
+            if isinstance(stream.source, LocalLog) and not stream.source.exists
+        )
+        return cls(target.streams.definitions_module, tuple(missing))
+
+    def say_what_is_missing(self, home: Path) -> None:
+        """Name the streams without a log: their sensors would wait without a visible reason.
+
+        The logs of services are not made by us, and their sensors report the service's answers.
+        """
+        for name in self.missing:
+            say(
+                f"Stream {name} has no log yet. To make it: leasehold load {name} FILE "
+                f"--home {home}"
+            )
+
+
+def apart(work: Callable[[], T]) -> T:
+    """Return what some work returns, done in a process of its own.
+
+    It loads Dagster and the user's module, a hundred megabytes that this process would keep.
+
+    Raises:
+        Exception: that the work raises.
+    """
+    received, sent = multiprocessing.Pipe(duplex=False)
+    if (child := os.fork()) == 0:
+        try:
+            try:
+                sent.send((work(), None))
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                sent.send((None, error))
+            sys.stdout.flush()
+        finally:
+            os._exit(0)
+    sent.close()
+    value, error = received.recv()
+    os.waitpid(child, 0)
+    if error is not None:
+        raise error
+    return value
 
 
 @contextmanager
@@ -112,15 +184,15 @@ def dev(
         nodes = 1
     preflight.check_folder()
     # Before anything is started: a module or a source that cannot be used is one sentence.
-    target.streams.all()
+    look = apart(partial(Look.at, target))
     preflight.require_room(settings.home)
     target.make_home()
     with stop_event() as stop, preflight.held_port(port) as web_port, running_alone(settings.home):
         preflight.check_spark(settings)
-        _run(target, nodes or 0, web_port, stop)
+        _run(target, look, nodes or 0, web_port, stop)
 
 
-def _run(target: Target, nodes: int, port: int, stop: threading.Event) -> None:
+def _run(target: Target, look: Look, nodes: int, port: int, stop: threading.Event) -> None:
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
     settings = target.settings
@@ -136,19 +208,18 @@ def _run(target: Target, nodes: int, port: int, stop: threading.Event) -> None:
         keeper.look()
         say(described(settings, dagster_elsewhere=_dagster_elsewhere()))
         served_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-")))
-        module = target.streams.definitions_module
         background = dagster_processes.daemon(
-            settings, environment, module=module, served_in=served_in
+            settings, environment, module=look.module, served_in=served_in
         )
         pages = dagster_processes.webserver(settings, environment, port, served_in)
         stack.callback(pages.stop)
         # The code server opens the instance at once, and two processes cannot both make its tables.
-        _make_instance(settings, nodes, mysql=_dagster_elsewhere())
+        apart(partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere()))
         stack.enter_context(background)
         agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
         # Ended first: while the nodes leave, nothing new shall be launched.
         stack.callback(background.stop)
-        say_what_is_missing(target)
+        look.say_what_is_missing(settings.home)
         dagster_processes.wait_for_code(served_in, background, stop)
         if not stop.is_set():
             pages.__enter__()
@@ -177,21 +248,6 @@ def _say_how_to_add_a_node(settings: Settings, nodes: int) -> None:
             f"To add a node: LEASEHOLD_SPARK_STATE={settings.spark_folder} leasehold node "
             f"--name node-{string.ascii_lowercase[nodes % 26]} --home {settings.home}"
         )
-
-
-def say_what_is_missing(target: Target) -> None:
-    """Name the streams that have no log yet: their sensors would wait without a visible reason.
-
-    The logs of services are not made by us, and their sensors report the service's answers.
-    """
-    from dagster_leasehold.shard_sources.local_log import LocalLog
-
-    for stream in target.streams.all():
-        if isinstance(stream.source, LocalLog) and not stream.source.exists:
-            say(
-                f"Stream {stream.name} has no log yet. To make it: leasehold load {stream.name} "
-                f"FILE --home {target.settings.home}"
-            )
 
 
 def _dagster_elsewhere() -> bool:

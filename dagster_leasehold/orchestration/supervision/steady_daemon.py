@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 from dagster_leasehold.lease_store.errors import LeaseholdError
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.orchestration.presentation import say
-from dagster_leasehold.orchestration.settings import location_of
+from dagster_leasehold.orchestration.settings import load_settings, location_of
 from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
 from dagster_leasehold.orchestration.supervision.daemon_health import SERVER, daemon_pages
@@ -48,6 +48,17 @@ POLL_S = 0.1
 STEP_S = 1.0
 """A clock that is corrected slowly loses less than this between two looks, in seconds."""
 SOCKET_FILE, WORKSPACE_FILE = "code.sock", "workspace.yaml"
+
+
+def _server_program() -> str:
+    """Return the program of the server: its runs are forked, unless agents have servers for them.
+
+    To fork, a process of a hundred megabytes has to wait for work.
+    """
+    with suppress(LeaseholdError):
+        if load_settings().agents:
+            return "dagster"
+    return forking_server.PROGRAM
 
 
 class SteadyServer:
@@ -80,14 +91,7 @@ class SteadyServer:
         self._started_at = self._answered_at = steady_clock()
         self._process = subprocess.Popen(
             [
-                *(
-                    sys.executable,
-                    "-m",
-                    forking_server.PROGRAM,
-                    "api",
-                    "grpc",
-                    "--lazy-load-user-code",
-                ),
+                *(sys.executable, "-m", _server_program(), "api", "grpc", "--lazy-load-user-code"),
                 *("-m", self._module, "--location-name", location_of(self._module)),
                 *("--socket", str(self._socket), "--heartbeat"),
                 *("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
