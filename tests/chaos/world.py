@@ -198,9 +198,9 @@ def _is_run(process: psutil.Process) -> bool:
     words = process.cmdline()
     if PROGRAM not in words:
         return any("spawn_main" in word for word in words)
-    # Our server leads its session, and its child forks the runs, which outlive both.
-    server = os.getsid(process.pid)
-    return server not in (process.pid, process.ppid())
+    # Our server leads its session, and a child or grandchild forks the runs, which outlive it.
+    family = [process, *process.parents()[:2]]
+    return os.getsid(process.pid) not in [each.pid for each in family]
 
 
 def _sign_of(node: str) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """Dagster's code server, whose run processes are forked instead of starting Python anew.
 
 As a program (`python -m` this module, with the arguments of `dagster api grpc`), it loads Dagster,
-forks a process that loads all that runs need and does nothing but fork, and becomes the code
-server. Run processes share that memory, and begin sooner. Modules of users are not loaded before
-the fork: each run loads them as they are then.
+forks a process that does nothing but fork, and becomes the code server. While there are runs, a
+copy of that process has loaded what they need besides. They share its memory, and begin sooner.
+Modules of users are not loaded before the fork: each run loads them as they are then.
 
 The forking process has one thread: a fork in the server itself would break the threads of gRPC. If
 the server dies, runs continue, as they do when Dagster starts them. If the forking process dies,
@@ -32,6 +32,8 @@ from dagster_leasehold.orchestration.presentation import say
 
 SHARED = ("dagster_leasehold.orchestration.build", "dagster_leasehold.lease_store.sql_store")
 OF_RUNS = ("pyarrow.parquet", "pyspark.sql.connect.session")
+IDLE_S = 600.0
+"""How long the modules of runs stay loaded without a run, as long as Spark stays."""
 REAP_S = 0.2
 """How late the end of a run's process is noticed while a process of its own holds its pipe."""
 PROGRAM = "dagster_leasehold.orchestration.supervision.forking_server"
@@ -151,12 +153,26 @@ class Forker:
 def fork_runs(server: Connection) -> Callable[[], object]:
     """Fork a process for each work that the server sends; return the work in each of these.
 
-    Ends the process when the server is gone: the runs continue.
+    Ends the process when the server is gone, and its runs continue.
     """
-    runs: dict[int, tuple[int, Connection]] = {}
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     while True:
-        ready = wait([server, *(pipe for _, pipe in runs.values())], REAP_S if runs else None)
+        if (loaded := os.fork()) == 0:
+            _load(OF_RUNS)
+            return _fork_runs(server)
+        # The modules that runs need go with the process that has loaded them, for lack of runs.
+        _, status = os.waitpid(loaded, 0)
+        if status or not server.poll(None):
+            os._exit(0)
+
+
+def _fork_runs(server: Connection) -> Callable[[], object]:
+    """As `fork_runs`, until no run has been at work for `IDLE_S`."""
+    runs: dict[int, tuple[int, Connection]] = {}
+    while True:
+        ready = wait([server, *(pipe for _, pipe in runs.values())], REAP_S if runs else IDLE_S)
+        if not (ready or runs):
+            os._exit(0)
         try:
             if server in ready:
                 number, work = server.recv()
@@ -176,17 +192,22 @@ def fork_runs(server: Connection) -> Callable[[], object]:
                     return _work_of(*work, end)
                 end.close()
                 runs[number] = pid, pipe
-            for number, (pid, pipe) in [*runs.items()]:
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                with suppress(EOFError):
-                    while pipe.poll():
-                        server.send((number, pipe.recv(), None))
-                if ended:
-                    del runs[number]
-                    pipe.close()
-                    server.send((number, None, os.waitstatus_to_exitcode(status)))
+            _pass_on(runs, server)
         except (EOFError, OSError):
-            os._exit(0)
+            os._exit(1)
+
+
+def _pass_on(runs: dict[int, tuple[int, Connection]], server: Connection) -> None:
+    """Tell the server what runs have told, and which have ended."""
+    for number, (pid, pipe) in [*runs.items()]:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        with suppress(EOFError):
+            while pipe.poll():
+                server.send((number, pipe.recv(), None))
+        if ended:
+            del runs[number]
+            pipe.close()
+            server.send((number, None, os.waitstatus_to_exitcode(status)))
 
 
 def _work_of(
@@ -224,7 +245,6 @@ def main() -> None:
         own, other = multiprocessing.Pipe()
         if os.fork() == 0:
             own.close()
-            _load(OF_RUNS)
             fork_runs(other)()
             return
         other.close()

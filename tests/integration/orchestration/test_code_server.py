@@ -176,7 +176,7 @@ def test_a_server_that_was_left_for_long_or_started_otherwise_is_not_adopted(
     unlike.succeed([process])
     assert unlike.sessions == []
     assert process.existence() is Existence.GONE
-    assert "Ended 2 processes" in capsys.readouterr().out
+    assert "Ended 3 processes" in capsys.readouterr().out
 
 
 def test_another_server_on_its_port_is_not_taken_for_it(server: CodeServer, home: Path) -> None:

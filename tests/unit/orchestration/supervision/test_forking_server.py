@@ -8,13 +8,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
+import psutil
 import pytest
 
+from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.forking_server import (
     Forker,
     Messages,
@@ -25,11 +26,31 @@ from dagster_leasehold.orchestration.supervision.forking_server import (
 END_S = 20.0
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, modules: tuple[str, ...] = ("numpy",), idle_s: float = END_S) -> None:
     """Fork runs; in a run, do its work."""
-    import numpy  # noqa: F401
-
+    forking_server.OF_RUNS, forking_server.IDLE_S = modules, idle_s
     fork_runs(pipe)()
+
+
+class Forking:
+    """The processes that fork runs, and the server's end of the pipe to them."""
+
+    def __init__(self, **given: object) -> None:
+        processes = multiprocessing.get_context("spawn")
+        self.pipe, other = processes.Pipe()
+        self.process = processes.Process(target=serve, args=(other,), kwargs=given)
+        self.process.start()
+        other.close()
+
+    @property
+    def loaded(self) -> list[psutil.Process]:
+        """The copy that has loaded the modules of runs, if it has not ended."""
+        return psutil.Process(self.process.pid).children()
+
+    def end(self) -> None:
+        for each in self.loaded:
+            each.kill()
+        until(lambda: not self.process.is_alive())
 
 
 def until(reached: Callable[[], object]) -> None:
@@ -48,15 +69,12 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture
-def forking(ended: list[int]) -> Iterator[tuple[Connection, BaseProcess]]:
-    processes = multiprocessing.get_context("spawn")
-    own, other = processes.Pipe()
-    process = processes.Process(target=serve, args=(other,))
-    process.start()
-    other.close()
-    yield own, process
-    process.kill()
-    until(lambda: ended)
+def forking(ended: list[int]) -> Iterator[Forking]:
+    started = Forking()
+    yield started
+    if not ended:
+        started.end()
+        until(lambda: ended)
 
 
 class Run:
@@ -113,25 +131,23 @@ def continue_after(file: str, messages: Any, _stop: object) -> None:
     Path(file).write_text("continued")
 
 
-def test_a_run_is_forked_and_tells_that_it_began_and_how_it_ended(forking: Any) -> None:
-    pipe, process = forking
-    forker = Forker(pipe)
+def test_a_run_is_forked_and_tells_that_it_began_and_how_it_ended(forking: Forking) -> None:
+    forker = Forker(forking.pipe)
     first, second = (Run(forker, tell, what) for what in ("first", "second"))
-    assert first.message() == ("first", process.pid)
-    assert second.message() == ("second", process.pid)
+    heard = [first.message(), second.message()]
+    [loaded] = forking.loaded
+    assert heard == [("first", loaded.pid), ("second", loaded.pid)]
     assert (first.end(), second.end()) == (0, 0)
 
 
-def test_a_killed_run_ends_with_its_signal(forking: Any) -> None:
-    pipe, _ = forking
-    run = Run(Forker(pipe), wait_for_stop)
+def test_a_killed_run_ends_with_its_signal(forking: Forking) -> None:
+    run = Run(Forker(forking.pipe), wait_for_stop)
     os.kill(run.message(), signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
 
 
-def test_a_run_is_interrupted_and_only_this_one(forking: Any) -> None:
-    pipe, _ = forking
-    forker = Forker(pipe)
+def test_a_run_is_interrupted_and_only_this_one(forking: Forking) -> None:
+    forker = Forker(forking.pipe)
     stopped, other = Run(forker, wait_for_stop), Run(forker, wait_for_stop)
     assert stopped.message() != other.message()
     stopped.stop.set()
@@ -142,47 +158,50 @@ def test_a_run_is_interrupted_and_only_this_one(forking: Any) -> None:
     other.stop.set()  # Dagster's server might, a moment after the end
 
 
-def test_a_signal_to_the_whole_group_ends_runs_and_not_what_forks_them(forking: Any) -> None:
-    pipe, process = forking
-    forker = Forker(pipe)
+def test_a_signal_to_the_whole_group_ends_runs_and_not_what_forks_them(forking: Forking) -> None:
+    forker = Forker(forking.pipe)
     run = Run(forker, wait_for_stop)
     pid = run.message()
-    for each in (process.pid, pid):
+    for each in (forking.process.pid, *(loaded.pid for loaded in forking.loaded), pid):
         os.kill(each, signal.SIGTERM)
     assert run.end() == -signal.SIGTERM
-    assert Run(forker, tell, "next").message() == ("next", process.pid)
+    assert Run(forker, tell, "next").message()[0] == "next"
 
 
-def test_runs_draw_different_numbers(forking: Any) -> None:
-    pipe, _ = forking
-    forker = Forker(pipe)
+def test_runs_draw_different_numbers(forking: Forking) -> None:
+    forker = Forker(forking.pipe)
     first, second = Run(forker, draw).message(), Run(forker, draw).message()
     assert first[0] != second[0]
     assert first[1] != second[1]
 
 
 def test_a_run_continues_when_what_forked_it_dies_and_the_server_ends(
-    forking: Any, ended: list[int], tmp_path: Path
+    forking: Forking, ended: list[int], tmp_path: Path
 ) -> None:
-    pipe, process = forking
-    run = Run(Forker(pipe), continue_after, str(tmp_path / "go"))
+    run = Run(Forker(forking.pipe), continue_after, str(tmp_path / "go"))
     assert run.message() == "began"
-    process.kill()
+    forking.end()
     until(lambda: ended == [1])
     (tmp_path / "go").touch()
     until(lambda: (tmp_path / "go").read_text() == "continued")
 
 
 def test_what_forks_ends_with_its_server_and_runs_continue(tmp_path: Path) -> None:
-    processes = multiprocessing.get_context("spawn")
-    own, other = processes.Pipe()
-    process = processes.Process(target=serve, args=(other,))
-    process.start()
-    other.close()
-    path = str(tmp_path / "go")
-    own.send((0, (continue_after, [path, Messages(), Stop()])))
-    assert own.recv() == (0, "began", None)
-    own.close()
-    until(lambda: process.exitcode == 0)
+    forking, path = Forking(), str(tmp_path / "go")
+    forking.pipe.send((0, (continue_after, [path, Messages(), Stop()])))
+    assert forking.pipe.recv() == (0, "began", None)
+    forking.pipe.close()
+    until(lambda: forking.process.exitcode == 0)
     (tmp_path / "go").touch()
     until(lambda: (tmp_path / "go").read_text() == "continued")
+
+
+def test_modules_of_runs_are_loaded_anew_after_a_time_without_runs() -> None:
+    forking = Forking(idle_s=0.5)
+    for what in ("first", "second"):
+        forking.pipe.send((0, (tell, [what, Messages(), Stop()])))
+        assert forking.pipe.recv()[1][0] == what
+        assert forking.pipe.recv() == (0, None, 0)
+        until(lambda: not forking.loaded)
+    forking.pipe.close()
+    until(lambda: forking.process.exitcode == 0)
