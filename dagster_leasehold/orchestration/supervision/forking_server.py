@@ -3,7 +3,7 @@
 As a program (`python -m` this module, with the arguments of `dagster api grpc`), it loads Dagster,
 forks a process that does nothing but fork, and becomes the code server. While there are runs, a
 copy of that process has loaded what they need besides. They share its memory, and begin sooner.
-Modules of users are not loaded before the fork: each run loads them as they are then.
+Each run loads the user's modules as they are then.
 
 The forking process has one thread: a fork in the server itself would break the threads of gRPC. If
 the server dies, runs continue, as they do when Dagster starts them. If the forking process dies,
@@ -236,16 +236,23 @@ def main() -> None:
     from dagster import DagsterInstance
 
     from dagster_leasehold.assets.dagster_internals import start_runs_with
+    from dagster_leasehold.assets.spark.users_modules import UsersModules
 
     if sys.platform == "linux":
+        # The configuration of Dagster's instance can name classes of the user's.
+        modules = UsersModules()
+        sys.meta_path.insert(0, modules)
         # It loads half of Dagster. The server and each run say what keeps it from being opened.
         with suppress(Exception), DagsterInstance.get():
             pass
+        sys.meta_path.remove(modules)
         _load(SHARED)
         own, other = multiprocessing.Pipe()
         if os.fork() == 0:
             own.close()
-            fork_runs(other)()
+            work = fork_runs(other)
+            modules.forget_changed()
+            work()
             return
         other.close()
         start_runs_with(Forker(own))

@@ -10,6 +10,7 @@ import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 
 from dagster_leasehold.lease_store.process_sessions import has_ended
+from dagster_leasehold.orchestration.instance import embedded_text
 from dagster_leasehold.orchestration.settings import Settings
 from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment, wait_for
 
@@ -42,6 +43,20 @@ def prices_of_today():
 
 
 definitions = dg.Definitions(jobs=[prices_of_today])
+"""
+LAUNCHING = """
+import dagster as dg
+
+import prices
+
+
+class Launcher(dg.DefaultRunLauncher):
+    pass
+"""
+CONFIGURED = """
+run_launcher:
+  module: launching
+  class: Launcher
 """
 LAUNCH = """mutation ($selector: JobOrPipelineSelector!) {
     launchRun(executionParams: {selector: $selector, runConfigData: {}}) {
@@ -86,13 +101,22 @@ class Shop:
 
 
 def test_runs_are_forked_with_the_code_of_today_and_outlive_what_forked_them(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The configuration of Dagster's instance names a class of the user's, which loads the prices.
+
+    So they are loaded before the fork.
+    """
     (tmp_path / "shop.py").write_text(DEFINITIONS)
     (tmp_path / "prices.py").write_text("PRICE = 1\n")
+    (tmp_path / "launching.py").write_text(LAUNCHING)
+    monkeypatch.syspath_prepend(str(tmp_path))
     path = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     settings = Settings(home=tmp_path / "home")
-    with dagster_deployment(settings, module="shop", environment=path) as deployment:
+    text = f"{embedded_text()}{CONFIGURED}"
+    with dagster_deployment(
+        settings, module="shop", environment=path, dagster_yaml=text
+    ) as deployment:
         shop = Shop(tmp_path, deployment)
         (tmp_path / "hold").touch()
         first = shop.launch()
