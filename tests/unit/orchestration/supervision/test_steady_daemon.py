@@ -21,6 +21,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_leasehold.orchestration.settings import DEFINITIONS_MODULE
 from dagster_leasehold.orchestration.supervision import steady_daemon
+from dagster_leasehold.orchestration.supervision.forking_server import PROGRAM
 from dagster_leasehold.orchestration.supervision.steady_daemon import (
     HUNG_S,
     ClockWatch,
@@ -72,6 +73,15 @@ class Scene:
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("agents", "program"), [("false", PROGRAM), ("true", "dagster")])
+def test_runs_are_forked_where_the_server_gets_them(
+    agents: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEASEHOLD_AGENTS", agents)
+    [process] = Scene(tmp_path, monkeypatch).started
+    assert process.command[1:5] == ["-m", program, "api", "grpc"]
 
 
 def test_the_workspace_leads_to_the_socket_of_the_server(scene: Scene, tmp_path: Path) -> None:
