@@ -150,6 +150,12 @@ class Forker:
         os._exit(1)
 
 
+def _pipe(*, duplex: bool = True) -> tuple[Connection, Connection]:
+    # Types know of Windows, too, where its ends are of another class.
+    ends: Any = multiprocessing.Pipe(duplex)
+    return ends
+
+
 def fork_runs(server: Connection) -> Callable[[], object]:
     """Fork a process for each work that the server sends; return the work in each of these.
 
@@ -180,7 +186,7 @@ def _fork_runs(server: Connection) -> Callable[[], object]:
                     if number in runs:
                         os.kill(runs[number][0], signal.SIGINT)
                     continue
-                pipe, end = multiprocessing.Pipe(duplex=False)
+                pipe, end = _pipe(duplex=False)
                 try:
                     pid = os.fork()
                 except OSError:
@@ -189,7 +195,8 @@ def _fork_runs(server: Connection) -> Callable[[], object]:
                 if pid == 0:
                     for each in (server, pipe, *(other for _, other in runs.values())):
                         each.close()
-                    return _work_of(*work, end)
+                    target, args = work
+                    return _work_of(target, args, end)
                 end.close()
                 runs[number] = pid, pipe
             _pass_on(runs, server)
@@ -247,7 +254,7 @@ def main() -> None:
             pass
         sys.meta_path.remove(modules)
         _load(SHARED)
-        own, other = multiprocessing.Pipe()
+        own, other = _pipe()
         if os.fork() == 0:
             own.close()
             work = fork_runs(other)
