@@ -63,12 +63,12 @@ class Outlet:
 class Stop(threading.Event):
     """The event that asks a run's process to end."""
 
-    told: Callable[[], object] = staticmethod(lambda: None)
+    interrupt: Callable[[], object] = staticmethod(lambda: None)
 
     def set(self) -> None:
         """Interrupt the process, as it interrupts itself on the event of `multiprocessing`."""
         super().set()
-        self.told()
+        self.interrupt()
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
         return multiprocessing.get_context("fork").Event, ()
@@ -95,7 +95,7 @@ class ForkedProcess:
         number = self._forker.begin(self)
         for each in self.work[1]:
             if isinstance(each, Stop):
-                each.told = partial(self._forker.tell, number, None)
+                each.interrupt = partial(self._forker.tell, number, None)
 
     def is_alive(self) -> bool:
         """Return False once it has ended."""
