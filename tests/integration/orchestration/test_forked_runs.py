@@ -31,8 +31,8 @@ HERE = Path(__file__).parent
 
 @dg.op
 def tell(context):
-    told = {"price": prices.PRICE, "process": os.getpid()}
-    (HERE / context.run_id).write_text(json.dumps(told))
+    answer = {"price": prices.PRICE, "process": os.getpid()}
+    (HERE / context.run_id).write_text(json.dumps(answer))
     while (HERE / "hold").exists():
         time.sleep(0.1)
 
@@ -120,9 +120,9 @@ def test_runs_are_forked_with_the_code_of_today_and_outlive_what_forked_them(
         shop = Shop(tmp_path, deployment)
         (tmp_path / "hold").touch()
         first = shop.launch()
-        told = shop.told(first)
-        assert told["price"] == 1
-        forking = psutil.Process(int(str(told["process"]))).parent()
+        answer = shop.told(first)
+        assert answer["price"] == 1
+        forking = psutil.Process(int(str(answer["process"]))).parent()
         assert forking is not None
         *_, server = forking.parents()[:2]
         assert "--port" in server.cmdline()
