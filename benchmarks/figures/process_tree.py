@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from dagster_leasehold.orchestration.supervision.forking_server import PROGRAM
+
 SAMPLE_S = 0.5
 MEBIBYTE = 2**20
 PARTS = {
@@ -24,7 +26,6 @@ PARTS = {
     "grpc": "code servers",
     " node ": "agents",
     " dev ": "leasehold dev",
-    "multiprocessing": "runs",
     "mariadbd": "database",
     "mysqld": "database",
 }
@@ -36,6 +37,9 @@ def part_of(process: psutil.Process) -> str:
     """Return the part that a process is of."""
     try:
         line = " ".join(process.cmdline())
+        # A run has the command line of its code server, whose grandchild has forked it.
+        if PROGRAM in line and all(PROGRAM in each.cmdline() for each in process.parents()[:3]):
+            return "runs"
     except psutil.Error:
         return "others"
     return next((part for word, part in PARTS.items() if word in line), "others")
