@@ -81,8 +81,8 @@ class Shop:
         launched = self._deployment.graphql(LAUNCH, selector=selector)["launchRun"]
         return launched["run"]["runId"]
 
-    def told(self, run: str) -> dict[str, object]:
-        """Return what a run has told."""
+    def answer_of(self, run: str) -> dict[str, object]:
+        """Return what a run has written."""
         text = wait_for("a run's price", lambda: self._text(run), RUN_S)
         return json.loads(text)
 
@@ -120,7 +120,7 @@ def test_runs_are_forked_with_the_code_of_today_and_outlive_what_forked_them(
         shop = Shop(tmp_path, deployment)
         (tmp_path / "hold").touch()
         first = shop.launch()
-        answer = shop.told(first)
+        answer = shop.answer_of(first)
         assert answer["price"] == 1
         forking = psutil.Process(int(str(answer["process"]))).parent()
         assert forking is not None
@@ -131,7 +131,7 @@ def test_runs_are_forked_with_the_code_of_today_and_outlive_what_forked_them(
         # Longer, so that it is another file for Python even within the same second.
         (tmp_path / "prices.py").write_text("PRICE = 1 + 1\n")
         second = shop.launch()
-        assert shop.told(second)["price"] == 2, "the server was not started again"
+        assert shop.answer_of(second)["price"] == 2, "the server was not started again"
 
         forking.kill()
         wait_for("the end of the server", lambda: has_ended(server), RUN_S)
