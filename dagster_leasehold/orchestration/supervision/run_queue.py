@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from dagster import DagsterRun, DagsterRunStatus, QueuedRunCoordinator, RunsFilter, SubmitRunContext
 
 from dagster_leasehold.assets.partitions import NODE_TAG, STREAM_TAG
-from dagster_leasehold.lease_store.rules.liveness import steady_clock
 
 AHEAD = [
     DagsterRunStatus.QUEUED,
@@ -18,10 +17,8 @@ AHEAD = [
     DagsterRunStatus.STARTED,
     DagsterRunStatus.CANCELING,
 ]
-LATE_S = 5.0
-QUEUED_S = 60.0
-"""How long runs are queued after a launch that took longer than `LATE_S`: from the queue, several
-threads launch, so that a node that answers late does not keep the runs of others waiting."""
+LAUNCH_S = 1.0
+"""The longest time that a sensor waits for a launch, in seconds."""
 
 
 class PromptRunCoordinator(QueuedRunCoordinator):
@@ -34,35 +31,37 @@ class PromptRunCoordinator(QueuedRunCoordinator):
     def __init__(self, *args: Any, **config: Any) -> None:
         super().__init__(*args, **config)
         self._launching = threading.Lock()
-        self._queued_until = float("-inf")
 
     def submit_run(self, context: SubmitRunContext) -> DagsterRun:
-        """Launch a run, or queue it."""
+        """Launch a run, or queue it.
+
+        1. A node's server hangs, and a launch waits for it for a minute.
+        2. The sensor waits for a second: late ticks would make all nodes give their shards away.
+        3. Meanwhile runs of other nodes are queued, and launched by several threads.
+        """
         run = context.dagster_run
-        # Two that look at once would see the same room.
-        if not self._may_launch(run) or not self._launching.acquire(blocking=False):
+        # Two launches that look at once would see the same room.
+        if not _of_sensor(run) or not self._launching.acquire(blocking=False):
             return super().submit_run(context)
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._launching.release)
             if not self._has_room(run):
                 return super().submit_run(context)
-            began_s = steady_clock()
-            # Dagster fails a run that cannot be launched, and stores why.
-            with suppress(Exception):
-                self._instance.launch_run(run.run_id, context.workspace)
-            if (now := steady_clock()) - began_s > LATE_S:
-                self._queued_until = now + QUEUED_S
-        finally:
-            self._launching.release()
-        return self._instance.get_run_by_id(run.run_id) or run
+            stack.pop_all()
+        launch = threading.Thread(target=self._launch, args=(run, context), daemon=True)
+        launch.start()
+        while True:
+            launch.join(LAUNCH_S)
+            run = self._instance.get_run_by_id(run.run_id) or run
+            # A run that this process left behind as not started would count as active for ever.
+            if run.status is not DagsterRunStatus.NOT_STARTED or not launch.is_alive():
+                return run
 
-    def _may_launch(self, run: DagsterRun) -> bool:
-        pools = run.run_op_concurrency
-        return (
-            run.status is DagsterRunStatus.NOT_STARTED
-            and {NODE_TAG, STREAM_TAG} <= run.tags.keys()
-            and not (pools and pools.all_pools)
-            and steady_clock() >= self._queued_until
-        )
+    def _launch(self, run: DagsterRun, context: SubmitRunContext) -> None:
+        # Dagster fails a run that cannot be launched, and stores why.
+        with suppress(Exception):
+            self._instance.launch_run(run.run_id, context.workspace)
+        self._launching.release()
 
     def _has_room(self, run: DagsterRun) -> bool:
         """Return True if no run waits, and one more could begin beside this one."""
@@ -77,6 +76,16 @@ class PromptRunCoordinator(QueuedRunCoordinator):
             return False
         fits = most < 0 or len(ahead) + 1 < most
         return fits and not near_limits(run, ahead, queue.tag_concurrency_limits or ())
+
+
+def _of_sensor(run: DagsterRun) -> bool:
+    """Return True for a new run of a sensor for a node, which takes no place in a pool."""
+    pools = run.run_op_concurrency
+    return (
+        run.status is DagsterRunStatus.NOT_STARTED
+        and {NODE_TAG, STREAM_TAG} <= run.tags.keys()
+        and not (pools and pools.all_pools)
+    )
 
 
 def near_limits(

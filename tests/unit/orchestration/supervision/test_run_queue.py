@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,11 @@ class Deployment:
     def at_work(self, number: int, tags: dict[str, str]) -> None:
         for _ in range(number):
             self.create(DagsterRunStatus.STARTED, tags)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_queue, "LAUNCH_S", 20.0)
 
 
 @pytest.fixture
@@ -153,20 +159,22 @@ def test_a_run_that_cannot_be_launched_fails_and_its_sensor_does_not(
     assert any("takes no runs" in message for message in messages)
 
 
-def test_after_a_launch_that_took_long_runs_are_queued_for_a_while(
+def test_a_node_that_does_not_answer_keeps_neither_its_sensor_nor_others_waiting(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(run_queue, "steady_clock", lambda: now[0])
-    launch = deployment.instance.run_launcher.launch_run
+    monkeypatch.setattr(run_queue, "LAUNCH_S", 0.2)
+    launch, answers = deployment.instance.run_launcher.launch_run, threading.Event()
 
-    def slow(context: Any) -> None:
+    def hang(context: Any) -> None:
         launch(context)
-        now[0] += 6.0
+        assert answers.wait(20.0)
 
-    deployment.instance.run_launcher.launch_run = slow
-    assert deployment.submit().status is DagsterRunStatus.STARTING
-    assert deployment.submit().status is DagsterRunStatus.QUEUED
-    deployment.instance.delete_run(deployment.instance.get_runs()[0].run_id)
-    now[0] += 61.0
-    assert deployment.submit().status is DagsterRunStatus.STARTING
+    deployment.instance.run_launcher.launch_run = hang
+    hanging = deployment.submit()
+    assert hanging.status is DagsterRunStatus.STARTING
+    queued = deployment.submit()
+    assert queued.status is DagsterRunStatus.QUEUED
+    answers.set()
+    deployment.instance.delete_run(queued.run_id)
+    while deployment.submit().status is not DagsterRunStatus.STARTING:
+        deployment.instance.delete_run(deployment.instance.get_runs()[0].run_id)
