@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 from typing_extensions import Unpack
 
 from dagster_leasehold.assets.declared import declared
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.committed_output import (
-    Chosen,
-    committed_dataset,
-    read_committed,
-)
+from dagster_leasehold.assets.output.committed_output import Chosen, CommittedOutput
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
 from dagster_leasehold.assets.shard_stream import ShardStream
@@ -28,8 +24,6 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
     from pyiceberg.table import Table
     from pyspark.sql import DataFrame, SparkSession
-
-T = TypeVar("T")
 
 
 @declared
@@ -92,8 +86,9 @@ class DeployedStream(ShardStream):
             TableUnavailable: the table cannot be reached, or waiting was in vain.
             OutputUnreadable: there is no such time column, or no such snapshot.
         """
-        read = partial(committed_dataset, span=span, time_column=time_column)
-        return self._read(read, options)
+        with self._output() as output:
+            whole: Chosen = {"wait": True, **options}
+            return output.dataset(span=span, time_column=time_column, **whole)
 
     def frame(
         self,
@@ -116,21 +111,17 @@ class DeployedStream(ShardStream):
         Raises:
             UnknownGroup, TableUnavailable, OutputUnreadable: as `dataset`.
         """
-        read = partial(read_committed, spark, span=span, time_column=time_column)
-        return self._read(read, options)
+        with self._output() as output:
+            whole: Chosen = {"wait": True, **options}
+            return output.frame(spark, span=span, time_column=time_column, **whole)
 
-    def _read(self, read: Callable[..., T], options: Chosen) -> T:
+    @contextmanager
+    def _output(self) -> Generator[CommittedOutput]:
         store = open_store(self.settings.store_url)
-        whole: Chosen = {"wait": True, **options}
         try:
-            return read(
-                store,
-                self.key,
-                self.settings.output_folder(self.key.stream, self.key.group),
-                table=self.iceberg,
-                catalog=self.settings.catalog_settings,
-                **whole,
-            )
+            folder = self.settings.output_folder(self.key.stream, self.key.group)
+            catalog = self.settings.catalog_settings
+            yield CommittedOutput(store, self.key, folder, self.iceberg, catalog)
         finally:
             store.close()
 

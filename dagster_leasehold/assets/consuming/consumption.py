@@ -52,7 +52,7 @@ from dagster_leasehold.assets.errors import (
     SweepInterrupted,
     TransformError,
 )
-from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
+from dagster_leasehold.assets.output.table.columns import ColumnAgreement
 from dagster_leasehold.assets.shard_stream import ShardStream, WatermarkOf
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import CursorExpired, LeaseholdError

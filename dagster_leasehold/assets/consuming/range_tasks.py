@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked
 from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import TransformError, TransformUnusable
-from dagster_leasehold.assets.output.file_names import FileNames, file_name
+from dagster_leasehold.assets.output.attempts import file_name
 from dagster_leasehold.assets.output.shard_files import RangeFiles, unwritable
 from dagster_leasehold.assets.output.worker_results import RangeStatistics, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
@@ -78,7 +78,7 @@ class RangeTasks:
             self.folder.sync_folder()
         return rows
 
-    def _names(self, range_: ReadRange) -> FileNames:
+    def _names(self, range_: ReadRange) -> Callable[..., str]:
         """Return the names of the files of one try of a range."""
         shard, rest = range_.shard, f"{self.positions[range_]:04d}-{uuid.uuid4().hex}"
         return partial(file_name, shard, self.numbers[shard], rest)
@@ -107,7 +107,7 @@ class _Task:
         self._folder = folder
         self._moving = MovingRecords(folder)
 
-    def make(self, range_: ReadRange, names: FileNames) -> tuple[RangeRow, RangeFiles]:
+    def make(self, range_: ReadRange, names: Callable[..., str]) -> tuple[RangeRow, RangeFiles]:
         """Read, transform and write one range; return what became of it, and its files."""
         files = RangeFiles(self._folder, names, range_.shard, self._name)
         try:

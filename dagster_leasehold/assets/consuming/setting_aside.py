@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, Try
-from dagster_leasehold.assets.output.file_names import file_name
+from dagster_leasehold.assets.output.attempts import file_name
 from dagster_leasehold.assets.output.shard_files import RangeFiles
 from dagster_leasehold.assets.output.worker_results import RangeStatistics
 from dagster_leasehold.shard_sources.source import record_schema

@@ -1,5 +1,5 @@
-"""Waiting under guard: a call has to make progress, or its jobs are interrupted.
+"""Waiting under guard: a call that makes no progress is given up, and its jobs are interrupted.
 
-Called by all that works on Spark: `consuming`, `rewriting` and `windows`. It knows Spark and
-sources, and nothing of output.
+Called by everything that uses Spark: `consuming`, `rewriting` and `windows`. It knows Spark and
+sources, and nothing about output.
 """

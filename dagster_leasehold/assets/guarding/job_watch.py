@@ -1,15 +1,14 @@
-"""The watch over a run's Spark jobs: their tag, their progress, a lack of cores, and their end."""
+"""Watches the Spark jobs of a run: tags, progress, a lack of cores, and interruption."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import SparkFeatureMissing, SparkUnavailable, SweepInterrupted
-from dagster_leasehold.assets.guarding.running_tasks import Tasks, running_tasks
 from dagster_leasehold.assets.places.place import OutputPlace
 
 if TYPE_CHECKING:
@@ -21,16 +20,16 @@ STARVED_AFTER_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class JobWatch:
-    """The watch of a run over its Spark jobs.
+    """How a run watches its Spark jobs.
 
     Attributes:
         tag: marks the jobs of this run, so that they can be interrupted.
-        within: a tag that the jobs bear besides, such as that of their run; empty for none.
         work: the work of the jobs, as part of a sentence: `stream orders`.
-        doomed: asked while a job runs; once it is true, the job is interrupted.
-        progressed: called while a job makes progress, and when one begins.
-        starved: called with True when no task has run for a while, and with False once one does.
-        starved_after_s: how long that while is, in seconds.
+        within: a second tag of the jobs, such as the tag of their run; empty for none.
+        doomed: polled while a job runs; the job is interrupted once it returns True.
+        progressed: called when a job starts, and while it makes progress.
+        starved: called with True once no task has run for `starved_after_s` seconds, and with False
+            once a task runs.
     """
 
     tag: str
@@ -42,23 +41,80 @@ class JobWatch:
     starved_after_s: float = STARVED_AFTER_S
 
     def interrupted(self) -> SweepInterrupted:
-        """Return the error of a job that ended because the run is doomed."""
+        """Return the error of a job that was interrupted."""
         return SweepInterrupted(
             f"The Spark job of {self.work} was interrupted: this run no longer holds its leases "
             "for certain, or it is ending."
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """The tasks of a job as Spark last reported them.
+
+    Attributes:
+        running: True if a task was running.
+        done: the number of completed tasks of each stage.
+    """
+
+    running: bool = False
+    done: frozenset[tuple[int, int]] = frozenset()
+
+
+@contextmanager
+def running_tasks(spark: SparkSession) -> Generator[Callable[[], Tasks]]:
+    """Yield a function that returns the tasks of the work inside.
+
+    Spark waits for a free core without a message and without an end. A Connect server reports
+    changes to its clients, at most every two seconds; a driver can be asked at any time.
+    """
+    session: Any = spark
+    if not type(session).__module__.startswith("pyspark.sql.connect"):
+        tracker = session.sparkContext.statusTracker()
+        yield lambda: _of_driver(tracker)
+        return
+    progress = _Progress()
+    session.registerProgressHandler(progress)
+    try:
+        yield lambda: progress.tasks
+    finally:
+        session.removeProgressHandler(progress)
+
+
+class _Progress:
+    """Keeps the last report of a Connect server on the tasks of a job."""
+
+    def __init__(self) -> None:
+        self.tasks = Tasks()
+
+    def __call__(
+        self,
+        stages: Iterable[Any] | None,
+        inflight_tasks: int,
+        operation_id: str | None,
+        done: bool,
+    ) -> None:
+        del operation_id, done
+        completed = ((stage.stage_id, stage.num_completed_tasks) for stage in stages or ())
+        self.tasks = Tasks(inflight_tasks > 0, frozenset(completed))
+
+
+def _of_driver(tracker: Any) -> Tasks:
+    # This process is the driver, so all stages belong to this run.
+    stages = [*filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))]
+    return Tasks(
+        any(stage.numActiveTasks > 0 for stage in stages),
+        frozenset((stage.stageId, stage.numCompletedTasks) for stage in stages),
+    )
+
+
 @contextmanager
 def explained(
     watch: JobWatch, folder: OutputPlace, explain: Callable[[Exception], Exception]
 ) -> Generator[None]:
-    """Raise the failure of the job inside in our own words, and remove its files.
+    """Turn an error of the job inside into one for people, and remove the files of the attempt.
 
-    Args:
-        watch: over the job; an interruption is told from a failure by its `doomed`.
-        folder: of the attempt.
-        explain: returns the error to raise for one of Spark's.
+    `explain` returns the error to raise for an error of Spark.
     """
     try:
         yield
@@ -67,7 +123,7 @@ def explained(
             raise watch.interrupted() from error
         failure = explain(error)
         if not isinstance(failure, SparkUnavailable) or isinstance(failure, SparkFeatureMissing):
-            # Spark has ended the job. Where it has not, a task can still write into the folder.
+            # Spark has ended the job; otherwise a task could still write into the folder.
             folder.remove_folder()
         if failure is error:
             raise
@@ -78,29 +134,27 @@ def explained(
 def watched(
     spark: SparkSession, watch: JobWatch, folder: OutputPlace, *, by_tasks: bool = False
 ) -> Generator[None]:
-    """Tag the work inside, note its progress and a lack of cores, and interrupt it when doomed.
+    """Tag the work inside, report its progress and a lack of cores, and interrupt it when doomed.
 
-    Killing a client does not stop its job on a Connect server, so leaving early must say so.
+    Killing a client does not stop its job on a Connect server, so an early exit interrupts it.
 
     Args:
-        spark: the session of the work.
-        watch: of the run.
         folder: of the attempt, where tasks leave signs of their work.
-        by_tasks: True where tasks leave few: one that has ended is a sign as well.
+        by_tasks: True if a completed task counts as progress, too.
     """
     tags = [tag for tag in (watch.tag, watch.within) if tag]
     for tag in tags:
         spark.addTag(tag)
     with running_tasks(spark) as tasks:
         watcher = _Watcher(spark, watch, folder, tasks, by_tasks)
-        thread = threading.Thread(target=watcher.look, name=f"watch {watch.tag}", daemon=True)
+        thread = threading.Thread(target=watcher.poll, name=f"watch {watch.tag}", daemon=True)
         thread.start()
         try:
             yield
         except Exception:
             raise
         except BaseException:
-            # This process is on its way out, even if Spark can no longer be told.
+            # This process ends, even if Spark does not answer.
             with suppress(Exception):
                 spark.interruptTag(watch.tag)
             raise
@@ -113,7 +167,7 @@ def watched(
 
 @dataclass
 class _Watcher:
-    """Looks at the work of a session until it is done."""
+    """Polls the work of a session until it is done."""
 
     spark: SparkSession
     watch: JobWatch
@@ -123,7 +177,7 @@ class _Watcher:
     done: threading.Event = field(default_factory=threading.Event)
     _last: Tasks = field(default_factory=Tasks)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         signs = self._signs()
         waited_s = idle_s = 0.0
         starved = False
@@ -134,14 +188,13 @@ class _Watcher:
                 starved = not starved
                 self.watch.starved(starved)
             if self.watch.doomed():
-                # Again and again: it can come before the job, or not get through.
+                # Repeated, since it can come before the job starts, or get lost.
                 with suppress(Exception):
                     self.spark.interruptTag(self.watch.tag)
             elif waited_s >= self.folder.watch_every_s:
                 waited_s = 0.0
-                now = self._signs()
-                if now != signs:
-                    signs = now
+                signs, before = self._signs(), signs
+                if signs != before:
                     self.watch.progressed()
         if starved:
             self.watch.starved(False)
@@ -150,7 +203,7 @@ class _Watcher:
         try:
             self._last = self.tasks()
         except Exception:
-            # The job itself fails as well then, and says why.
+            # The job fails as well, with the reason.
             return True
         return self._last.running
 

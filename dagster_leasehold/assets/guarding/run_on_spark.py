@@ -1,4 +1,4 @@
-"""Spark as one run uses it: its session, the watch over its jobs, and the jobs left at work."""
+"""How one run uses Spark: its session, the watch over its jobs, and their interruption."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S, JobWatch
@@ -31,125 +32,117 @@ def run_tag(run: str) -> str:
     return f"leasehold-{run.replace(',', '-')}"
 
 
+@dataclass(kw_only=True, eq=False)
 class RunOnSpark:
     """The sessions and jobs of one run.
 
-    Args:
-        session: gives the Spark session; called whenever one is opened.
-        renewed: gives another one in place of a session that is gone, or None where there can be
-            none in this process.
+    Attributes:
+        session: returns the Spark session.
+        renewed: returns a new session after a session was lost, or None if this process cannot
+            have one.
         run: the id of the run, for the tag of its jobs.
         work: the work of the run, as part of a sentence: `stream orders`.
         where: the mode or address of Spark, for messages.
-        doomed: asked while a job runs; once it is true, the job is interrupted.
+        doomed: polled while a job runs; the job is interrupted once it returns True.
         progressed: called while a job makes progress.
-        starved_after_s: the seconds without a running task after which the run says so.
-        tell: takes a sentence for readers of the run's log.
-        ended: tells if another run is known to have ended.
-
-    Attributes:
-        hung: True once a job was given up that Spark can still be at work on.
+        starved_after_s: the seconds without a running task after which the run reports it.
+        tell: takes a sentence for the log of the run.
+        ended: returns True if another run has certainly ended.
+        hung: True once a job was given up that Spark can still execute.
+        starved: True while no task of the jobs runs, as if Spark had no free core.
     """
 
-    def __init__(
-        self,
-        *,
-        session: Callable[[], SparkSession],
-        run: str,
-        work: str,
-        renewed: Callable[[], SparkSession | None] = lambda: None,
-        where: str = "",
-        doomed: Callable[[], bool] = lambda: False,
-        progressed: Callable[[], None] = lambda: None,
-        starved_after_s: float = STARVED_AFTER_S,
-        tell: Callable[[str], None] = _LOG.warning,
-        ended: Callable[[str], bool] = lambda _: False,
-    ) -> None:
-        self.run = run
+    session: Callable[[], SparkSession]
+    run: str
+    work: str
+    renewed: Callable[[], SparkSession | None] = lambda: None
+    where: str = ""
+    doomed: Callable[[], bool] = lambda: False
+    progressed: Callable[[], None] = lambda: None
+    starved_after_s: float = STARVED_AFTER_S
+    tell: Callable[[str], None] = _LOG.warning
+    ended: Callable[[str], bool] = lambda _: False
+    hung: bool = field(default=False, init=False)
+    starved: bool = field(default=False, init=False)
+    watch: JobWatch = field(init=False)
+    _opened: SparkSession | None = field(default=None, init=False)
+    _predecessors: set[str] = field(default_factory=set[str], init=False)
+
+    def __post_init__(self) -> None:
         self.watch = JobWatch(
-            tag=run_tag(run),
-            work=work,
-            doomed=doomed,
-            progressed=progressed,
+            tag=run_tag(self.run),
+            work=self.work,
+            doomed=self.doomed,
+            progressed=self.progressed,
             starved=self._note_starved,
-            starved_after_s=starved_after_s,
+            starved_after_s=self.starved_after_s,
         )
-        self._session = session
-        self._renewed = renewed
-        self._opened: SparkSession | None = None
-        self._where = f"Spark ({where})" if where else "Spark"
-        self._starved = False
-        self.hung = False
-        self._tell = tell
-        self._ended = ended
-        self._predecessors: set[str] = set()
 
     def open(self) -> SparkSession:
-        """Return the session, after interrupting what predecessors left at work."""
+        """Return the session, after interrupting the jobs of earlier runs."""
         with span("session"):
-            session = self._opened = self._session()
+            session = self._opened = self.session()
         self._interrupt_predecessors(session)
         return session
 
     def renew(self) -> SparkSession | None:
-        """Return a session in place of one that is gone, or None where there can be none."""
+        """Return a new session after a session was lost, or None if there can be none."""
         with span("session"):
-            session = self._renewed()
+            session = self.renewed()
         self._opened = session or self._opened
         return session
 
     @property
-    def starved(self) -> bool:
-        """True while no task of the jobs runs, as if Spark had no free core."""
-        return self._starved
-
-    @property
     def awaited(self) -> str:
         """The answer that a job waits for, as part of a sentence."""
-        return f"a free core of {self._where}" if self._starved else "Spark"
+        return f"a free core of {self._spark}" if self.starved else "Spark"
+
+    @property
+    def _spark(self) -> str:
+        return f"Spark ({self.where})" if self.where else "Spark"
 
     def succeed(self, run: str) -> None:
-        """Take note of an earlier run that left work unfinished.
+        """Record an earlier run that can have left a job running.
 
         1. A run is killed, or its host dies, in the middle of a Spark job.
-        2. The Connect server continues with the job: it holds cores, and writes files that nothing
+        2. The Connect server continues the job, which uses cores and writes files that nothing
            names.
-        3. This run takes the work up, and finds whose it was.
-        4. If the other run is known to have ended, its job is interrupted, in the session that
-           runs share. In a session of its own, a Connect server ends what no client asks for.
+        3. This run continues the work of the earlier run, and learns its id.
+        4. If the earlier run has certainly ended, its job is interrupted, in the session that runs
+           share. In a session of its own, a Connect server ends a job without a client by itself.
         """
         self._predecessors.add(run)
 
     def _interrupt_predecessors(self, session: SparkSession) -> None:
         while self._predecessors:
             run = self._predecessors.pop()
-            # It only frees cores sooner.
+            # An interruption only frees cores sooner.
             with suppress(Exception):
-                if self._ended(run):
+                if self.ended(run):
                     session.interruptTag(run_tag(run))
 
     def note_hung(self) -> None:
-        """Take note of a job that was given up."""
+        """Record that a job was given up."""
         self.hung = True
 
     def _note_starved(self, starved: bool) -> None:
-        self._starved = starved
+        self.starved = starved
         if not starved:
             return
         sentence = (
-            f"{self._where} has run no task of {self.watch.work} for "
+            f"{self._spark} has run no task of {self.watch.work} for "
             f"{self.watch.starved_after_s:g} s, as if it had no free core: add workers, or give "
             "other applications fewer cores. The run waits, for stall_limit_s at most."
         )
-        # On a thread of its own: the receiver can hang, and the job must be watched.
-        threading.Thread(target=self._tell, args=(sentence,), name="tell", daemon=True).start()
+        # On a thread of its own: the receiver can hang, and the watch must continue.
+        threading.Thread(target=self.tell, args=(sentence,), name="tell", daemon=True).start()
 
     def abandon(self, *, ours: bool = True) -> bool:
         """Interrupt the jobs that still run; return True if Spark answers and works.
 
-        If the server is `ours`, it is asked for a small job of its own, because a Spark whose
-        Python workers stall takes an interruption like any other. A busy one can take a
-        while. From another Spark nothing is expected but to take the interruption.
+        If the server is `ours`, it must complete a small job, because a server also accepts an
+        interruption when its Python workers stall. A busy server can take a while. Another Spark
+        only has to accept the interruption.
         """
         session = self._opened
         if session is None:
@@ -160,7 +153,7 @@ class RunOnSpark:
             with suppress(Exception):
                 session.interruptTag(self.watch.tag)
                 if ours:
-                    # Under no tag: a watch over the given-up job keeps interrupting its tag.
+                    # Without a tag: the watch over the given-up job keeps interrupting its tag.
                     session.range(1).mapInArrow(_as_they_are, "id bigint").collect()
                 answered.set()
 
@@ -181,8 +174,8 @@ def guarded_run(
 ) -> Generator[RunOnSpark]:
     """Use Spark for the work of a run as long as its guard waits.
 
-    At the end of the block all that the run held is free again: only then what it leaves at work is
-    interrupted, if it was given up, so that the next run finds no stalled Spark.
+    If the work was given up, its jobs are interrupted at the end of the block, when the run has
+    released everything: the next run then finds no stalled Spark.
     """
     on_spark = RunOnSpark(
         session=lambda: spark.spark_session,

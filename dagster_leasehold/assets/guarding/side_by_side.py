@@ -1,94 +1,76 @@
-"""Works that are carried out side by side, so that one that hangs keeps no other one waiting."""
+"""Tasks that run side by side, so that one that hangs delays no other."""
 
 from __future__ import annotations
 
 import contextvars
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 AT_ONCE = 4
-IDLE_S = 5.0
-"""The time after which a thread without work ends, in seconds."""
 
 T = TypeVar("T")
 
 
 class SideBySide(Generic[T]):
-    """Carries out works on threads of its own, which no process waits for when it ends.
+    """Runs tasks on daemon threads, which no process waits for when it ends.
+
+    It belongs to one thread, which starts the tasks and takes their results.
 
     Args:
-        at_once: the most works at the same time.
+        at_once: the most tasks at the same time.
     """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
-        self._waiting: SimpleQueue[Callable[[], T]] = SimpleQueue()
-        self._done: SimpleQueue[T | BaseException] = SimpleQueue()
-        self._threads = 0
-        self._under_way = 0
-        self._lock = threading.Lock()
+        self._waiting = deque[Callable[[], T]]()
+        self._running = 0
+        self._results: SimpleQueue[T | BaseException] = SimpleQueue()
 
     @property
     def under_way(self) -> int:
-        """The number of works that were begun or wait, without a result taken."""
-        return self._under_way
+        """The number of tasks without a result taken."""
+        return self._running + len(self._waiting)
 
-    def start(self, works: Iterable[Callable[[], T]]) -> None:
-        """Begin some works, as soon as there is room for each."""
-        for work in works:
-            self._under_way += 1
-            with self._lock:
-                self._waiting.put(work)
-                if self._threads >= min(self._at_once, self._under_way):
-                    continue
-                self._threads += 1
-            context = contextvars.copy_context()
+    def start(self, tasks: Iterable[Callable[[], T]]) -> None:
+        """Start some tasks; those beyond `at_once` start as results are taken."""
+        self._waiting.extend(tasks)
+        while self._waiting and self._running < self._at_once:
+            self._running += 1
+            context, task = contextvars.copy_context(), self._waiting.popleft()
             threading.Thread(
-                target=context.run, args=(self._work_off,), name="apart", daemon=True
+                target=context.run, args=(self._run, task), name="apart", daemon=True
             ).start()
 
     def done(self, wait_s: float | None = 0.0) -> list[T]:
-        """Return the results that have come in; wait for the first of them, None for any time.
+        """Return the results so far; wait for the first result for so long, None for any time.
 
-        Errors of a work are raised here.
+        An error of a task is raised here.
         """
         results: list[T] = []
-        while self._under_way:
+        while self._running:
             try:
                 if wait_s == 0.0 or results:
-                    result = self._done.get_nowait()
+                    result = self._results.get_nowait()
                 else:
-                    result = self._done.get(timeout=wait_s)
+                    result = self._results.get(timeout=wait_s)
             except Empty:
                 break
-            self._under_way -= 1
+            self._running -= 1
+            self.start(())
             if isinstance(result, BaseException):
                 raise result
             results.append(result)
         return results
 
     def drop(self) -> None:
-        """Forget the works that were not begun."""
-        while True:
-            try:
-                self._waiting.get_nowait()
-            except Empty:
-                return
-            self._under_way -= 1
+        """Forget the tasks that have not started."""
+        self._waiting.clear()
 
-    def _work_off(self) -> None:
-        while True:
-            try:
-                work = self._waiting.get(timeout=IDLE_S)
-            except Empty:
-                with self._lock:
-                    if self._waiting.empty():
-                        self._threads -= 1
-                        return
-                continue
-            try:
-                self._done.put(work())
-            except BaseException as error:
-                self._done.put(error)
+    def _run(self, task: Callable[[], T]) -> None:
+        try:
+            self._results.put(task())
+        except BaseException as error:
+            self._results.put(error)

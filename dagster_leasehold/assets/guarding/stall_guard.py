@@ -1,15 +1,15 @@
-"""A run's own watch over its progress: a call that makes none for too long is given up.
+"""Gives up calls that make no progress for too long.
 
-A node beats while its run hangs, so that its lease says nothing about the run's work. So all that
-a run waits for (its source, Spark, Dagster's storage) runs on a thread of its own, and the run
-waits for it only as long as there is progress:
+A node beats while its run hangs, so its lease says nothing about the progress of the run. Therefore
+each call that a run waits for (the source, Spark, Dagster's storage) runs on a separate thread, and
+the run waits only as long as there is progress:
 
-1. A source's read hangs in a socket, or Spark's worker stalls. The node keeps beating.
-2. Nothing of the work has moved for `limit_s`: the run stops waiting, and leaves the thread.
-3. It releases its shards, tenures at their last checkpoints, and fails with a sentence.
-4. The thread wakes after all. The run holds nothing, and nothing that is still done is committed.
+1. A read of the source hangs in a socket, or a Spark worker stalls. The node keeps beating.
+2. There is no progress for `limit_s`: the run stops waiting, and abandons the thread.
+3. The run releases its shards at their last checkpoints, and fails with a sentence.
+4. The thread wakes up. The run holds no tenure, so nothing that the thread does is committed.
 
-Progress is that a call returns, or that it says so itself: a Spark job does while records move.
+A call makes progress when it returns, or reports progress: a Spark job does while records move.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 SEARCHING_FRACTION = 0.1
 SEARCHING_MIN_S = 60.0
-"""A part of a batch can take this long at least: a worker may have to load a library first."""
+"""The shortest limit for a part of a batch: a worker can have to load a library first."""
 POLL_S = 0.2
 UNWIND_S = 10.0
-"""How long a call can take to end that the run itself interrupts, in seconds."""
+"""The longest wait for a call that the run has interrupted, in seconds."""
 
 T = TypeVar("T")
 
@@ -59,13 +59,13 @@ T = TypeVar("T")
 def searching_limit_s(limit_s: float) -> float:
     """Return the limit of a part of a searched batch, in seconds.
 
-    A part that is given up too soon costs another try, and says nothing false of any record.
+    A part that is given up too soon costs another try, and blames no record.
     """
     return min(limit_s, max(SEARCHING_MIN_S, limit_s * SEARCHING_FRACTION))
 
 
 class _Call:
-    """Work for the thread, and its outcome."""
+    """Work for the thread, and its result or error."""
 
     def __init__(self, work: Callable[[], Any]) -> None:
         self._work = work
@@ -78,7 +78,7 @@ class _Call:
         try:
             self._result = self._context.run(self._work)
         except BaseException as error:
-            # Raised again where the result is awaited, an interruption included.
+            # The waiting thread raises it again, also an interruption.
             self._error = error
         finally:
             self.done.set()
@@ -92,12 +92,11 @@ class _Call:
 class StallGuard:
     """Waits for the calls of one run, and gives the run up when they make no progress.
 
-    A context manager. Once a call was given up, every later one fails at once with the same error.
+    A context manager. Once a call was given up, every later call fails at once with its error.
 
     Args:
-        limit_s: for how long a call can make no progress, in seconds.
-        clock: monotonic seconds.
-        given_up: how the run ends then, as the end of a sentence that begins with "so that it".
+        limit_s: the longest time without progress, in seconds.
+        given_up: what the run does then, as the end of a sentence after "so that it".
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class StallGuard:
         self._ending = threading.Event()
 
     def beside(self, *, searching: bool) -> StallGuard:
-        """Return a guard for one batch that is made beside the run's other work.
+        """Return a guard for one batch that is read beside the other work of the run.
 
         Args:
             searching: True for a part of a batch that is searched for a bad record.
@@ -125,29 +124,28 @@ class StallGuard:
         return StallGuard(limit_s, self._clock, "gave this shard up at its checkpoint")
 
     def interrupt(self) -> None:
-        """Ask the calls at work to end, because no caller waits for them."""
+        """Ask the running call to end, because no caller waits for it."""
         self._ending.set()
 
     @property
     def stalled(self) -> RunStalled | None:
-        """The error of the run that was given up, or None."""
+        """The error of a run that was given up, or None."""
         return self._stalled
 
     @property
     def ending(self) -> bool:
-        """True if no caller waits for the call at work, which should end."""
+        """True if the running call should end, because no caller waits for it."""
         return self._ending.is_set()
 
     def progressed(self) -> None:
-        """Take note that the call at work has moved on."""
+        """Record that the running call has made progress."""
         self._progress_at = self._clock()
 
     def call(self, what: str | Callable[[], str], work: Callable[[], T]) -> T:
-        """Carry out some work, and wait for its result while it makes progress.
+        """Do some work, and wait for its result while it makes progress; its errors are raised.
 
         Args:
-            what: the awaited answer, as part of a sentence, or what gives that once it is needed.
-            work: the call; its errors are raised here.
+            what: what the run waits for, as part of a sentence, or a function that returns it.
 
         Raises:
             RunStalled: there was no progress for the limit, now or in an earlier call.
@@ -174,7 +172,7 @@ class StallGuard:
         except RunStalled:
             raise
         except BaseException:
-            # The run is interrupted: the call is asked to end, as Spark's jobs outlive a client.
+            # The run is interrupted. The call has to end too, since Spark jobs outlive a client.
             self._ending.set()
             call.done.wait(UNWIND_S)
             raise
@@ -198,7 +196,7 @@ class StallGuard:
 
 
 class GuardedSource(ShardSource):
-    """A source whose calls are waited for no longer than the guard allows."""
+    """A source whose calls are under guard."""
 
     def __init__(self, source: ShardSource, guard: StallGuard) -> None:
         self._source = source
@@ -232,13 +230,13 @@ class GuardedSource(ShardSource):
         return self._source.lag(shard, cursor, bounds)
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """Return the times of the records at these cursors, as far as the source tells them."""
+        """Return the times of the records at these cursors, as far as the source knows them."""
         return self._guard.call(
             "the source's times of unread records", lambda: times_for(self._source, cursors)
         )
 
     def log_identity(self) -> str | None:
-        """Return the identity of the source's log, where the source knows it."""
+        """Return the identity of the log, if the source knows it."""
         return self._guard.call("the identity of the log", lambda: identity_of_log(self._source))
 
     @override
@@ -247,26 +245,26 @@ class GuardedSource(ShardSource):
 
     @override
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        # Not under guard: a run reads in Spark's workers alone.
+        # Not under guard: only Spark's workers read.
         return self._source.read(range_)
 
 
 class _GuardedCursorsSource(GuardedSource):
-    """A guarded source that finds its bounds from its readers' cursors."""
+    """A guarded source that finds bounds from the cursors of its readers."""
 
     def __init__(self, source: BoundedFromCursors, inner: ShardSource, guard: StallGuard) -> None:
         super().__init__(inner, guard)
         self._from_cursors = source
 
     def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
-        """Return the bounds of shards that are read at these cursors."""
+        """Return the bounds of shards with readers at these cursors."""
         return self._guard.call(
             "the source's bounds of its shards", lambda: self._from_cursors.bounds_after(cursors)
         )
 
 
 class _GuardedOffsetsSource(GuardedSource):
-    """A guarded source whose ranges can be cut, which asks no service."""
+    """A guarded source that can divide ranges, which needs no request."""
 
     def __init__(self, source: DivisibleRanges, inner: ShardSource, guard: StallGuard) -> None:
         super().__init__(inner, guard)

@@ -1,31 +1,38 @@
-"""Folders of attempts: each is written by one try of one run, under a name that was never used.
+"""Names of committed files: the folder of an attempt, and the files in it.
 
-Nothing in them is renamed or overwritten. A file counts if the ledger names it; vacuum removes the
-others, once they are old enough.
+Each try of a run writes into a new folder. Nothing in it is renamed or overwritten. A file counts
+if the ledger names it; vacuum removes the others once they are old enough.
+
+The name of a data file says which batches it holds, for readers without the ledger:
+`<shard>.<first batch>-<last batch>.<rest>[.quarantine].parquet`. The rest orders the files of one
+batch, and is unique.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 from dagster_leasehold.assets.errors import OutputUnwritable, SparkUnavailable
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.errors import LogCorrupt, one_line
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 
 ATTEMPTS_FOLDER = "attempts"
 RUN_LENGTH_MAX = 40
+_NUMBERED = re.compile(r"(.+)\.([0-9]+)-([0-9]+)\.[^.]+(?:\.quarantine)?\.parquet")
 
 
 def attempt_label(run: str) -> str:
-    """Return the beginning of the names of a run's attempts: for people and for vacuum."""
+    """Return the beginning of the names of a run's attempts, which people and vacuum read."""
     return re.sub(r"[^A-Za-z0-9-]", "-", run)[:RUN_LENGTH_MAX].lstrip("-") or "run"
 
 
 def attempt_name(run: str) -> str:
-    """Return a name for an attempt of a run that was never used."""
+    """Return a new name for an attempt of a run."""
     return f"{attempt_label(run)}-{uuid.uuid4().hex}"
 
 
@@ -36,17 +43,16 @@ def attempts_of(runs: Collection[str], attempts: Collection[str]) -> set[str]:
 
 
 def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]]]) -> None:
-    """Refuse files that this process does not see as Spark's workers wrote them.
+    """Check that this process sees the files that Spark's workers wrote.
 
-    An object store keeps every file that it has acknowledged. There, one file of each task tells
-    whether the task wrote to the store that this process reads.
+    An object store keeps every file that it has acknowledged. There, one file of each task is
+    enough to see that the task wrote to the store that this process reads.
 
     Args:
-        folder: the attempt's folder.
-        by_task: the name and the bytes of each file, task by task.
+        by_task: the name and the size of each file, task by task.
 
     Raises:
-        SparkUnavailable: one is missing or shorter.
+        SparkUnavailable: a file is missing or has another size.
     """
     files = [file for own in by_task for file in (own if folder.is_local else own[:1])]
     sizes = folder.sizes([name for name, _ in files])
@@ -59,13 +65,13 @@ def check_shared(folder: OutputPlace, by_task: Iterable[Sequence[tuple[str, int]
 
 
 def touch_replaced(output_root: OutputPlace, files: Iterable[DataFile]) -> None:
-    """Make files look new when they are swapped out: before, lest a crash forgets it, and after.
+    """Date files that are swapped out by the swap, so that vacuum counts their age from there.
 
-    A reader might have listed them a moment ago. What vacuum removes is as old as it is unnamed
-    only if the age counts from the swap, not from when the file was written.
+    A reader can have listed them a moment ago. It is called before the swap, as a crash after the
+    swap could prevent it, and after the swap.
 
     Raises:
-        OutputUnwritable: that cannot be noted; a swap that was not made yet must wait.
+        OutputUnwritable: the files cannot be dated. A swap has to wait then.
     """
     try:
         output_root.note_replaced([file.path for file in files])
@@ -76,10 +82,32 @@ def touch_replaced(output_root: OutputPlace, files: Iterable[DataFile]) -> None:
         ) from error
 
 
-def unreadable(path: OutputPlace, error: Exception, batch: str = "") -> LogCorrupt:
-    """Return the error of a committed file that is missing or damaged."""
-    of_batch = f" of batch {batch}" if batch else ""
-    return LogCorrupt(
-        f"The committed file {path}{of_batch} cannot be read ({one_line(str(error))}): restore it "
-        "from a backup, or replay its batch."
-    )
+@contextmanager
+def reading(path: OutputPlace, batch: str = "") -> Generator[None]:
+    """Read a committed Parquet file in the block.
+
+    Raises:
+        LogCorrupt: it is missing or damaged.
+    """
+    import pyarrow as pa
+
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        of_batch = f" of batch {batch}" if batch else ""
+        raise LogCorrupt(
+            f"The committed file {path}{of_batch} cannot be read ({one_line(str(error))}): restore "
+            "it from a backup, or replay its batch."
+        ) from error
+
+
+def file_name(shard: ShardId, numbers: range, rest: str, *, quarantine: bool = False) -> str:
+    """Return the name of a file of records of some batches; `rest` has no dots."""
+    kind = ".quarantine" if quarantine else ""
+    return f"{shard}.{numbers.start}-{numbers.stop - 1}.{rest}{kind}.parquet"
+
+
+def shard_and_batches(name: str) -> tuple[ShardId, range] | None:
+    """Return the shard and the batch numbers in the name of a file; None if it has none."""
+    match = _NUMBERED.fullmatch(name)
+    return (ShardId(match[1]), range(int(match[2]), int(match[3]) + 1)) if match else None

@@ -1,7 +1,7 @@
-"""The IO manager that gives committed output to downstream assets, by the type they ask for.
+"""The IO manager that loads committed output for downstream assets, in the type they ask for.
 
-It reads the published table, once that shows all that was committed when the input is loaded. It
-stores no value: a stream's output is committed long before Dagster could store it.
+It waits until the table shows everything that was committed when the input is loaded. It stores no
+values, because the output of a stream is committed without Dagster.
 """
 
 from __future__ import annotations
@@ -13,11 +13,7 @@ import dagster as dg
 
 from dagster_leasehold.assets.deployment import LEASEHOLD, Deployment, deployment_in
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.committed_output import (
-    Choice,
-    committed_dataset,
-    read_committed,
-)
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.output.output_file import TIME_COLUMN
 from dagster_leasehold.assets.output.table.reading import ALWAYS, EventSpan
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
 TIME_COLUMN_KEY = "event_time_column"
-"""Key in an input's metadata: the column that a time window means, if not `event_time`."""
+"""The key in an input's metadata for the column of its time window, by default `event_time`."""
 KINDS = {
     ("pyarrow", "Table"): "table",
     ("pyarrow", "Dataset"): "dataset",
@@ -49,15 +45,15 @@ def kind_of(annotation: object) -> str | None:
 
 
 class CommittedInput(dg.IOManager):
-    """Loads a stream's committed output as a Spark, pandas or Polars frame, or as Arrow data.
+    """Loads the committed output of a stream as a Spark, pandas or Polars frame, or as Arrow data.
 
-    A downstream asset with the stream's own partitions gets the shards of its run; one with
-    partitions of time gets the records of its time window, of all shards; any other gets what its
-    partition mapping names, and one without partitions the whole stream.
+    A downstream asset with the partitions of the stream gets the shards of its run. One with time
+    partitions gets the records of its time window, of all shards. With other partitions it gets the
+    shards of its partition mapping, and without partitions the whole stream.
 
     Args:
         stream: the stream whose output it loads.
-        deployment: gives the lease store, the catalog and the files.
+        deployment: has the lease store, the catalog and the files.
     """
 
     def __init__(self, stream: ShardStream, deployment: Deployment) -> None:
@@ -65,11 +61,7 @@ class CommittedInput(dg.IOManager):
         self._deployment = deployment
 
     def handle_output(self, context: dg.OutputContext, obj: object) -> None:
-        """Refuse values.
-
-        Raises:
-            Failure: always; one sentence says what to do instead.
-        """
+        """Refuse the value, and say in a Failure what to do instead."""
         del obj
         raise dg.Failure(
             f"{output_key(self._stream)} stores no values, and "
@@ -82,7 +74,7 @@ class CommittedInput(dg.IOManager):
         """Return the committed output that an input asks for.
 
         Raises:
-            Failure: the input has no type that can be loaded, or the output cannot be read.
+            Failure: the type of the input is not supported, or the output cannot be read.
         """
         try:
             return self._load(context)
@@ -104,29 +96,29 @@ class CommittedInput(dg.IOManager):
                 "pyspark.sql.DataFrame, pyarrow.dataset.Dataset, pyarrow.Table, pandas.DataFrame, "
                 "polars.DataFrame or polars.LazyFrame."
             )
-        shards, span = chosen(context)
+        shards, span = selection(context)
         if not span.everything:
             refuse_expired_times(self._deployment.store(), stream.key, span.since, span.until)
         column = str((context.definition_metadata or {}).get(TIME_COLUMN_KEY, TIME_COLUMN))
-        store, root = self._deployment.store(), self._deployment.output_folder(stream.key)
-        choice = Choice(
-            shards=shards, wait=True, table=stream.iceberg, catalog=self._deployment.catalog
+        deployment = self._deployment
+        output = CommittedOutput(
+            deployment.store(),
+            stream.key,
+            deployment.output_folder(stream.key),
+            stream.iceberg,
+            deployment.catalog,
         )
         if kind == "spark":
-            spark = spark_of_run(self._deployment.spark).spark_session
-            return read_committed(
-                spark, store, stream.key, root, span=span, time_column=column, **choice
-            )
-        dataset = committed_dataset(
-            store, stream.key, root, span=span, time_column=column, **choice
-        )
+            spark = spark_of_run(deployment.spark).spark_session
+            return output.frame(spark, span=span, time_column=column, shards=shards, wait=True)
+        dataset = output.dataset(span=span, time_column=column, shards=shards, wait=True)
         if kind == "dataset":
             return dataset
         return _in_memory(dataset, kind)
 
 
 def _in_memory(dataset: ds.Dataset, kind: str) -> Any:
-    """Return a dataset's records as an input of a kind; a lazy frame reads on demand."""
+    """Return the records of a dataset as an input of a kind; a lazy frame reads on demand."""
     if kind in ("polars", "lazy"):
         import polars
 
@@ -136,8 +128,8 @@ def _in_memory(dataset: ds.Dataset, kind: str) -> Any:
     return table if kind == "table" else table.to_pandas()
 
 
-def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventSpan]:
-    """Return the shards and event times that a run's input asks for; None is all shards."""
+def selection(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventSpan]:
+    """Return the shards (None for all) and the event times that an input asks for."""
     partitions = context.step_context.run_partitions_def
     if partitions is None or not context.has_asset_partitions:
         return None, ALWAYS
@@ -148,11 +140,11 @@ def chosen(context: dg.InputContext) -> tuple[Collection[ShardId] | None, EventS
 
 
 def committed_input(stream: ShardStream) -> dg.IOManagerDefinition:
-    """Return the IO manager of a stream's output; Spark is only started if needed."""
+    """Return the IO manager of a stream's output, which starts Spark only if needed."""
 
     @dg.io_manager(
         required_resource_keys={LEASEHOLD},
-        description=f"Gives committed output of {stream.name} to the assets that depend on it.",
+        description=f"Loads committed output of {stream.name} for the assets that depend on it.",
     )
     def committed_output(context: dg.InitResourceContext) -> CommittedInput:
         return CommittedInput(stream, deployment_in(context.resources))

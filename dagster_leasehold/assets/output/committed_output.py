@@ -1,12 +1,13 @@
-"""Committed output, read through the group's published table: Arrow, Spark, plain files, records.
+"""Committed output, read through the published table of the group: with Arrow or Spark.
 
-What was committed is in the table some seconds later; who cannot be content with that waits for it.
+Committed output appears in the table some seconds later. A reader can wait for it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -29,19 +30,18 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
 
 class Chosen(TypedDict, total=False):
-    """Options that select the records to read; without any, all of the newest snapshot are read.
+    """Options that select records; by default all records of the newest snapshot.
 
     Attributes:
-        shards: only these shards.
-        snapshot_id: of an earlier snapshot, instead of the newest.
-        wait: True to see all that was committed before the call: it returns once the table shows
-            it, and raises `TableUnavailable` if nothing was published for a minute.
+        shards: read only these shards.
+        snapshot_id: read an earlier snapshot instead of the newest.
+        wait: True to read everything that was committed before the call. The call waits until the
+            table shows it, and raises `TableUnavailable` if nothing is published for a minute.
     """
 
     shards: Collection[ShardId] | None
@@ -49,116 +49,71 @@ class Chosen(TypedDict, total=False):
     wait: bool
 
 
-class Choice(Chosen, total=False):
-    """The records to read, and the table that they are read from.
+@dataclass(frozen=True, slots=True)
+class CommittedOutput:
+    """The committed output of one group.
+
+    All methods raise `TableUnavailable` if the table or its catalog cannot be reached or a wait has
+    timed out, and `OutputUnreadable` if there is no such snapshot or time column.
 
     Attributes:
-        table: the stream's settings of its table. With them, who waits publishes by itself what
+        output_root: the folder of the output, or its URI.
+        table: the settings of the table. With them, a reader that waits publishes by itself what
             no other process is publishing; without them, it waits for the deployment.
-        catalog: of the table, if it is not the lease database.
+        catalog: the catalog of the table.
     """
 
-    table: TableSettings | None
-    catalog: CatalogSettings
+    store: LedgerAndRewrites
+    key: GroupKey
+    output_root: Output
+    table: TableSettings | None = None
+    catalog: CatalogSettings = THE_LEASE_DATABASE
 
+    def plan(self, *, span: EventSpan = ALWAYS, **options: Unpack[Chosen]) -> TablePlan:
+        """Return the files that can hold the selected records, without files outside of `span`."""
+        place = output_place(self.output_root)
+        if options.get("wait"):
+            catch_up(self.store, self.key, place, table=self.table, catalog=self.catalog)
+        return plan_table(
+            self.store,
+            self.key,
+            place,
+            shards=options.get("shards"),
+            span=span,
+            snapshot_id=options.get("snapshot_id"),
+            catalog=self.catalog,
+        )
 
-def plan_committed(
-    store: LedgerAndRewrites,
-    key: GroupKey,
-    output_root: Output,
-    *,
-    span: EventSpan = ALWAYS,
-    **choice: Unpack[Choice],
-) -> TablePlan:
-    """Return the files of committed output that can hold the chosen records.
+    def dataset(
+        self, *, span: EventSpan = ALWAYS, time_column: str = TIME_COLUMN, **options: Unpack[Chosen]
+    ) -> ds.Dataset:
+        """Return the records as an Arrow dataset, in order of shard and batch.
 
-    Args:
-        store: the lease store.
-        key: the consumer group.
-        output_root: the folder of the group's output, or its URI.
-        span: files that hold no record of it are left out.
-        choice: the rest, as `Choice` explains it.
+        Each shard begins where its output has not expired. A column that a transform added later is
+        null before. `span` selects event times, in `time_column`.
+        """
+        plan = self.plan(span=span if time_column == TIME_COLUMN else ALWAYS, **options)
+        expression = span.expression(time_column)
+        if expression is None:
+            return plan.dataset()
+        _check_time_column(self.key, time_column, plan.schema.names)
+        return plan.dataset().filter(expression)
 
-    Raises:
-        TableUnavailable: the table or its catalog cannot be reached, or waiting was in vain.
-        OutputUnreadable: there is no such snapshot.
-    """
-    place, catalog = output_place(output_root), choice.get("catalog", THE_LEASE_DATABASE)
-    if choice.get("wait"):
-        catch_up(store, key, place, table=choice.get("table"), catalog=catalog)
-    shards, snapshot = choice.get("shards"), choice.get("snapshot_id")
-    return plan_table(
-        store, key, place, shards=shards, span=span, snapshot_id=snapshot, catalog=catalog
-    )
-
-
-def committed_dataset(
-    store: LedgerAndRewrites,
-    key: GroupKey,
-    output_root: Output,
-    *,
-    span: EventSpan = ALWAYS,
-    time_column: str = TIME_COLUMN,
-    **choice: Unpack[Choice],
-) -> ds.Dataset:
-    """Return committed output as an Arrow dataset, in order of shard and batch.
-
-    It begins, in each shard, where output has not expired. Its columns are the table's; one that a
-    transform added later is null before. DuckDB reads it as a table.
-
-    Args:
-        store: the lease store.
-        key: the consumer group.
-        output_root: the folder of the group's output, or its URI.
-        span: only records whose event time lies in it.
-        time_column: the column that `span` means, if the transform calls it otherwise.
-        choice: `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
-
-    Raises:
-        TableUnavailable: the table or its catalog cannot be reached, or waiting was in vain.
-        OutputUnreadable: there is no such time column, or no such snapshot.
-    """
-    pruned = span if time_column == TIME_COLUMN else ALWAYS
-    plan = plan_committed(store, key, output_root, span=pruned, **choice)
-    expression = span.expression(time_column)
-    if expression is None:
-        return plan.dataset()
-    _check_time_column(key, time_column, plan.schema.names)
-    return plan.dataset().filter(expression)
-
-
-def read_committed(
-    spark: SparkSession,
-    store: LedgerAndRewrites,
-    key: GroupKey,
-    output_root: Output,
-    *,
-    span: EventSpan = ALWAYS,
-    time_column: str = TIME_COLUMN,
-    **choice: Unpack[Choice],
-) -> DataFrame:
-    """Return committed output as a Spark DataFrame, read from the files of the table.
-
-    Args:
-        spark: the session; its workers reach the output.
-        store: the lease store.
-        key: the consumer group.
-        output_root: the folder of the group's output, or its URI.
-        span: only records whose event time lies in it.
-        time_column: the column that `span` means, if the transform calls it otherwise.
-        choice: `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
-
-    Raises:
-        TableUnavailable: the table or its catalog cannot be reached, or waiting was in vain.
-        OutputUnreadable: there is no such time column, or no such snapshot.
-    """
-    pruned = span if time_column == TIME_COLUMN else ALWAYS
-    plan = plan_committed(store, key, output_root, span=pruned, **choice)
-    return parquet_frame(spark, plan, key, span, time_column)
+    def frame(
+        self,
+        spark: SparkSession,
+        *,
+        span: EventSpan = ALWAYS,
+        time_column: str = TIME_COLUMN,
+        **options: Unpack[Chosen],
+    ) -> DataFrame:
+        """Return the records as a Spark DataFrame; the workers need access to the output."""
+        plan = self.plan(span=span if time_column == TIME_COLUMN else ALWAYS, **options)
+        return parquet_frame(spark, plan, self.key, span, time_column)
 
 
 def _literal(path: str) -> str:
-    """Return a path as Spark reads it: it would take `{a,b}` or `[x]` for a pattern."""
+    """Escape a path for Spark, which would read `{a,b}` or `[x]` as a pattern."""
     return re.sub(r"[\\*?{}\[\]]", r"\\\g<0>", path)
 
 
@@ -199,44 +154,16 @@ def _check_time_column(key: GroupKey, column: str, columns: Sequence[str]) -> No
         )
 
 
-def committed_paths(
-    store: LedgerAndRewrites, key: GroupKey, output_root: Output, **choice: Unpack[Choice]
-) -> list[str]:
-    """Return the paths or URIs of committed output, for DuckDB's `read_parquet` and the like.
-
-    `choice` is `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
-    """
-    return [str(file.path) for file in plan_committed(store, key, output_root, **choice).files]
-
-
-def iter_records(
-    store: LedgerAndRewrites, key: GroupKey, output_root: Output, **choice: Unpack[Choice]
-) -> Iterator[pa.RecordBatch]:
-    """Yield committed records as Arrow batches, shard after shard, each shard's in order.
-
-    `choice` is `shards`, `snapshot_id`, `wait`, `table`, `catalog`, as `Choice` explains them.
-
-    Raises:
-        LogCorrupt: a file that the table names is missing or damaged.
-    """
-    yield from plan_committed(store, key, output_root, **choice).batches()
-
-
 def write_parquet(
     plan: TablePlan, file: Path, progress: Callable[[int], None] = lambda _: None
 ) -> int:
-    """Write all records of planned files, in their order, into a new file; return their number.
+    """Write all records of planned files, in order, into a new file; return their number.
 
-    The file appears under its name when it is whole and on the disk; memory holds a few batches.
-
-    Args:
-        plan: the files.
-        file: the new file, in a folder that exists.
-        progress: called with the number of records written so far.
+    The file appears when it is complete and durable. Memory holds a few batches. `progress` is
+    called with the number of records written so far.
 
     Raises:
         LogCorrupt: a file that the table names is missing or damaged.
-        OSError: the file cannot be written.
     """
     import pyarrow.parquet as pq
 

@@ -1,4 +1,4 @@
-"""Expired output: where a shard's output begins, and what can no longer be read."""
+"""Expired output: where the output of a shard begins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARDS_NAMED_MAX = 8
 def expired_output(
     store: Ledger, key: GroupKey, shards: Collection[ShardId] | None = None
 ) -> dict[ShardId, Expired]:
-    """Return the expired output of some shards, or of all that have lost any."""
+    """Return the expired output of some shards, or of all shards with expired output."""
     alone = next(iter(shards)) if shards is not None and len(shards) == 1 else None
     return {
         summary.shard: summary.expired
@@ -29,7 +29,7 @@ def expired_output(
 
 
 def output_begins(key: GroupKey, shard: ShardId, expired: Expired) -> str:
-    """Return the sentence that says where committed output of a shard begins."""
+    """Return a sentence on where committed output of a shard begins."""
     return (
         f"Committed output of shard {shard} of {key} begins at cursor {expired.begin} "
         f"(batch {expired.first_number}): {expired.batches:,} batches before it, with "
@@ -38,7 +38,7 @@ def output_begins(key: GroupKey, shard: ShardId, expired: Expired) -> str:
 
 
 def where_output_begins(key: GroupKey, expired: Mapping[ShardId, Expired]) -> list[str]:
-    """Return a sentence for each shard that has lost output, by rank; of many, the first ones."""
+    """Return a sentence for each shard with expired output, in order, up to a limit."""
     shards = sorted(expired, key=rank_key)
     lines = [output_begins(key, shard, expired[shard]) for shard in shards[:SHARDS_NAMED_MAX]]
     more = len(shards) - len(lines)
@@ -48,10 +48,10 @@ def where_output_begins(key: GroupKey, expired: Mapping[ShardId, Expired]) -> li
 def refuse_expired_times(
     store: Ledger, key: GroupKey, since: datetime | None, until: datetime | None
 ) -> None:
-    """Raise if records of these event times might have expired.
+    """Check that no records of these event times can have expired.
 
     Raises:
-        OutputUnreadable: they may have.
+        OutputUnreadable: some can have expired.
     """
     for shard, expired in expired_output(store, key).items():
         if expired.may_hold(since, until):

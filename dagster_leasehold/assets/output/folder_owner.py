@@ -1,17 +1,17 @@
-"""The lease store that owns a folder of output: it alone writes there, and removes files.
+"""The owner of a folder of output: only one lease store writes there and removes files.
 
-Each store removes files that its own ledger does not name. Two of them in one folder would remove
-each other's output, so the first one that writes leaves a mark there, before anything else, and
-every other one is refused.
+A lease store removes files that its ledger does not name. Two stores with one folder would remove
+each other's output. So the first store that writes leaves a mark before anything else, and every
+other store is refused:
 
-1. A and B, two stores, look into a folder without a mark.
-2. Both try to write theirs. A place lets one of two different contents through.
-3. The store that was refused reads the mark of the other one.
+1. Two stores, A and B, read a folder without a mark.
+2. Both try to write their mark. Only one of two different contents is written.
+3. The other store reads the mark and refuses the folder.
 
-A copy of a store has the identity of the original. An embedded one is told from its copy by the
-file that it is in, which the mark names relative to the folder: a home can be moved as a whole, and
-of two copies whose output lies elsewhere one is refused. A store that was moved into a database
-server takes the folder over from the file that it was copied from.
+A copy of a store has the identity of the original. An embedded store differs from its copy in the
+file of its database, whose path the mark has relative to the folder. So a home can be moved as a
+whole, and one of two copies with a common folder is refused. A store that was moved into a database
+server takes the folder over from its former file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from dagster_leasehold.lease_store.errors import one_line
 from dagster_leasehold.lease_store.roles.identity import Identity, StoreIdentity
 
 MARK = "_owner.json"
-"""The mark's name; Spark and Arrow take a file with this first letter for none of the data's."""
+"""The name of the mark; Spark and Arrow ignore names that begin with an underscore."""
 
 _own_folders: set[tuple[str, FolderOwner]] = set()
-"""The folders that this process has found to be a store's own."""
+"""The folders whose marks this process has checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class FolderOwner:
 
     Attributes:
         store: the identity of a lease store.
-        file: the file of an embedded one, from the folder on a disk; empty for a database server.
+        file: the path of an embedded store, relative to the folder on a disk; empty for a server.
     """
 
     store: str
@@ -58,7 +58,7 @@ class FolderOwner:
 
     @classmethod
     def parse(cls, content: bytes) -> Self | None:
-        """Return the mark that `content` was made of; None if it is none."""
+        """Return the mark in a content, or None if it has no mark."""
         try:
             return cls(**json.loads(content))
         except (ValueError, TypeError):
@@ -72,20 +72,16 @@ class FolderOwner:
 def owned(
     store: Identity, folder: OutputPlace, *, again: bool = False, claim: bool = True
 ) -> OutputPlace:
-    """Return a folder of output that the store can write to and remove files from.
-
-    A folder without a mark becomes the store's.
+    """Return a folder after checking that it belongs to a store.
 
     Args:
-        store: of the group whose output it is.
-        folder: of one group.
-        again: look at the mark although this process has seen it.
-        claim: give a folder without a mark to the store; otherwise it stays as it is.
+        folder: of the output of one group.
+        again: read the mark also if this process has read it before.
+        claim: write the mark of the store into a folder without a mark.
 
     Raises:
-        OutputNotOwned: it is another store's.
+        OutputNotOwned: it belongs to another store.
         OutputUnwritable: the mark cannot be read or written.
-        StoreError: the lease store does not answer.
     """
     own, mark = FolderOwner.of(store.identity(), folder), folder / MARK
     if not again and (str(folder), own) in _own_folders:
@@ -96,23 +92,13 @@ def owned(
             # The slower of two stores reads the mark of the other.
             content = own.content() if mark.put_first(own.content()) else mark.content()
         if content is not None:
-            _agree(own, content, folder)
+            other = FolderOwner.parse(content)
+            if other is None or other.store != own.store or (own.file and other != own):
+                raise OutputNotOwned(_refusal(own, other, folder))
+            if other != own:
+                mark.put(own.content())
             _own_folders.add((str(folder), own))
     return folder
-
-
-def _agree(own: FolderOwner, content: bytes, folder: OutputPlace) -> None:
-    """Refuse a folder with the mark of another store.
-
-    Raises:
-        OutputNotOwned: it is.
-    """
-    other = FolderOwner.parse(content)
-    if other == own:
-        return
-    if other is None or other.store != own.store or own.file:
-        raise OutputNotOwned(_refusal(own, other, folder))
-    (folder / MARK).put(own.content())
 
 
 def _refusal(own: FolderOwner, other: FolderOwner | None, folder: OutputPlace) -> str:
@@ -130,11 +116,10 @@ def _refusal(own: FolderOwner, other: FolderOwner | None, folder: OutputPlace) -
 
 
 def take_over(store: Identity, folder: OutputPlace) -> tuple[FolderOwner | None, FolderOwner]:
-    """Make a folder the store's, and no other's; return the former mark and the new one.
+    """Make a store the owner of a folder; return the former mark and the new one.
 
     Raises:
         OutputUnwritable: the mark cannot be read or written.
-        StoreError: the lease store does not answer.
     """
     own, mark = FolderOwner.of(store.identity(), folder), folder / MARK
     with _reached(mark):

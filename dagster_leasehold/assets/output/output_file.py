@@ -1,14 +1,15 @@
-"""One Parquet file of rows, written as they come, in row groups of a bounded size.
+"""One Parquet file of rows, written in row groups of a bounded size.
 
-The commit that names a file is durable: so must the file be. Its content is once it was settled;
-its name is once its folder was synced, which is for its owner to do. It counts if the ledger names
-it.
+A commit is durable, so its files have to be durable before: the content of a file after `settle`,
+its name after its folder was synced by the caller.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -31,34 +32,33 @@ from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 RECORD_DDL = (
     "shard_id string, cursor string, event_time timestamp, key binary, value binary, "
     "attributes map<string, string>"
 )
-"""The columns of records as Spark knows them, as in `shard_sources.source.record_schema`."""
+"""The columns of `shard_sources.source.record_schema` in Spark."""
 TIME_COLUMN, CURSOR_COLUMN = "event_time", "cursor"
 COMPRESSION = "zstd"
 SETTLED_AT_ONCE = 8
-"""So many files are made durable at the same moment: file systems do that in one go, and a store
-takes its uploads side by side."""
+"""The most files that are made durable at once: that costs a file system as much as one file, and
+an object store receives uploads in parallel."""
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 _REPEATED = (SHARD_COLUMN, TIME_COLUMN, "attributes.key_value.key", "attributes.key_value.value")
-"""Columns of records whose values repeat. For the others a dictionary would be built, only to be
-thrown away; the sizes of a transform's rows are unknown."""
+"""The columns of records whose values repeat. A dictionary of other columns would be dropped again.
+"""
 
 
 class OutputFile:
-    """A file of one shard, and the rows that wait to become its next row group.
+    """A file of one shard, and the rows of its next row group.
 
     Args:
-        shard: the shard that every row belongs to.
-        place: a name that no other process writes.
-        schema: of all rows.
-        quarantine: True if its rows are records that could not be parsed.
+        place: the file, whose name is unique.
+        quarantine: True for records that could not be parsed.
 
     Raises:
-        FileExistsError: the name is taken.
+        FileExistsError: the file exists.
         TransformError: no table can have one of the columns.
     """
 
@@ -93,10 +93,10 @@ class OutputFile:
             raise self._not_parquet(error) from error
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Append rows; a full row group is written.
+        """Append rows, and write full row groups.
 
         Raises:
-            TransformError: a value does not fit the type that a table has for it.
+            TransformError: a value does not fit the type of its column in a table.
         """
         rows = self._in_calendar(rows)
         if not self._quarantine:
@@ -109,7 +109,7 @@ class OutputFile:
             self.flush()
 
     def _in_calendar(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows with null for event times outside the years 1 to 9999."""
+        """Replace event times outside the years 1 to 9999 by null."""
         at = rows.schema.get_field_index(TIME_COLUMN)
         times = rows.column(at) if at >= 0 else None
         outside = None if times is None else outside_calendar(times)
@@ -121,7 +121,7 @@ class OutputFile:
         return rows.set_column(at, rows.schema.field(at), without(times, outside))
 
     def flush(self) -> None:
-        """Write the waiting rows as one row group."""
+        """Write the rows in memory as one row group."""
         import pyarrow as pa
 
         if not self._buffered:
@@ -136,7 +136,7 @@ class OutputFile:
             raise self._not_parquet(error) from error
 
     def finish(self) -> WrittenFile:
-        """Write all that is left; the file is durable once `settle` was called, too."""
+        """Complete the file, which `settle` makes durable."""
         self.flush()
         self._writer.close()
         return WrittenFile(
@@ -154,7 +154,7 @@ class OutputFile:
         )
 
     def settle(self) -> None:
-        """Make the content of a finished file durable, and close it."""
+        """Make the content of a complete file durable, and close it."""
         self._file.settle()
 
     def _not_parquet(self, error: Exception) -> TransformError:
@@ -165,7 +165,7 @@ class OutputFile:
 
     def abandon(self) -> None:
         """Close and delete the unfinished file."""
-        # A full disk can be why; what cannot be finished is deleted all the same.
+        # It is also deleted if it cannot be closed, for example because the disk is full.
         with contextlib.suppress(Exception):
             self._writer.close()
         self._file.abandon()
@@ -173,7 +173,7 @@ class OutputFile:
 
 @lru_cache(maxsize=64)
 def _stored(schema: pa.Schema) -> tuple[pa.Schema, tuple[Column, ...]]:
-    """Return the schema that rows are written with, and its columns."""
+    """Return the schema for writing rows, and its columns."""
     stored = stored_schema(schema)
     return stored, tuple(columns_of(stored))
 
@@ -182,23 +182,48 @@ def _stored(schema: pa.Schema) -> tuple[pa.Schema, tuple[Column, ...]]:
 def settling() -> Executor:
     """Return the threads of this process that make files durable.
 
-    They stay from task to task, since a small task takes longer to start them than to use them.
+    They are kept, since starting them takes longer than a small task needs them.
     """
     return ThreadPoolExecutor(SETTLED_AT_ONCE, thread_name_prefix="settling")
 
 
-def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, pa.RecordBatch]:
-    """Return the rows with an error, in the columns of quarantine, and the rows without one.
+@dataclass
+class NewParquet:
+    """A new Parquet file, and its size once it is complete."""
 
-    A row with a value that some reader of tables cannot read has one. The first is None where no
-    row can have an error.
+    writer: pq.ParquetWriter
+    bytes: int = 0
+
+
+@contextlib.contextmanager
+def new_parquet(place: OutputPlace, schema: pa.Schema) -> Generator[NewParquet]:
+    """Write a new Parquet file, which is durable after the block and deleted after an error."""
+    import pyarrow.parquet as pq
+
+    file = place.create()
+    try:
+        with pq.ParquetWriter(file.sink, schema, compression=COMPRESSION) as writer:
+            new = NewParquet(writer)
+            yield new
+        new.bytes = file.written()
+        file.settle()
+    except BaseException:
+        file.abandon()
+        raise
+
+
+def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, pa.RecordBatch]:
+    """Return the rows with an error (None for none), and the rows without one.
+
+    A value that some reader of tables cannot read is an error, too. Rows with an error have the
+    columns of quarantine.
 
     Raises:
-        TransformError: a row has such a value, and the columns that quarantine needs are not there.
+        TransformError: a row has such a value, and lacks a column that quarantine needs.
     """
     import pyarrow.compute
 
-    # Its functions are made when it is imported, where a type checker cannot see them.
+    # Its functions are defined at run time, which a type checker cannot see.
     pc: Any = pyarrow.compute
 
     rows = _with_unreadable(rows)
@@ -214,7 +239,7 @@ def quarantined_and_good(rows: pa.RecordBatch) -> tuple[pa.RecordBatch | None, p
 
 
 def _with_moments(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with the event times of records; null where a transform made none of them."""
+    """Return rows with event times of the type of records; null if a transform changed the type."""
     import pyarrow as pa
 
     at, kind = rows.schema.get_field_index(TIME_COLUMN), record_schema().field(TIME_COLUMN).type
@@ -229,14 +254,14 @@ def _with_moments(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _with_unreadable(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows with an error for values that not every reader can read."""
+    """Add an error to rows with a value that some reader cannot read."""
     import pyarrow as pa
     import pyarrow.compute
 
     pc: Any = pyarrow.compute
 
     for field, column in zip(rows.schema, rows.columns, strict=True):
-        # A time of the record itself is stored as null.
+        # An event time is stored as null instead.
         own_time = field.name == TIME_COLUMN and pa.types.is_timestamp(field.type)
         bad = None if own_time else unreadable(column)
         if bad is None:
@@ -267,7 +292,7 @@ def untimed(rows: pa.RecordBatch | pa.Table) -> int:
 
 
 def event_times(rows: pa.RecordBatch | pa.Table) -> tuple[datetime | None, datetime | None]:
-    """Return the smallest and largest event time of rows; None if the column has no moments."""
+    """Return the smallest and largest event time of rows; None without times with a zone."""
     import pyarrow as pa
     import pyarrow.compute
 

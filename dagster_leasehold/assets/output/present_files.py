@@ -1,20 +1,16 @@
-"""Committed files are where the ledger says: each is looked for in its folder.
+"""Checks that all files that the ledger names exist.
 
-Folders are listed, which takes a store one request for all files of an attempt, and a disk less
-than a look at each file. Of each name that was found, eight bytes are kept, so that memory is
-bounded by them. Consumption, rewriting and vacuum continue meanwhile, which must not look like a
-loss:
+The folders are listed, which costs less than a look at each file. Memory holds eight bytes for each
+name. Consumption, rewriting and vacuum continue meanwhile, which must not look like a loss:
 
-1. The folders are listed first: a file that was committed and is not listed might have come later.
-2. Each such file is looked for by its name.
-3. One that is not there might have been replaced and removed: it is missing if the ledger still has
-   it after that look.
+1. The folders are listed first. A file that is not listed can have been committed later.
+2. Each such file is looked up by its name.
+3. If it does not exist, it can have been replaced and removed. It counts as missing only if the
+   ledger still names it after the lookup.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,12 +31,12 @@ MISSING_NAMED_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class FilePresence:
-    """The outcome of looking for all committed files.
+    """The result of looking for all committed files.
 
     Attributes:
         files: the number of files that the ledger names.
         missing: the number of missing files.
-        sentences: one for each of the first of them.
+        sentences: one for each missing file, up to a limit.
     """
 
     files: int
@@ -51,17 +47,12 @@ class FilePresence:
 def look_for_files(
     store: Ledger, key: GroupKey, folder: OutputPlace, progress: Report = lambda *_: None
 ) -> FilePresence:
-    """Look for every file that the ledger of a group names.
+    """Look for every file that the ledger of a group names, below the folder of its output.
 
-    Args:
-        store: has the ledger.
-        key: the group.
-        folder: of the group's output.
-        progress: called with the number of ledger rows whose files are looked for, and of all.
+    `progress` is called with the number of ledger rows so far, and of all rows.
 
     Raises:
         OutputUnreadable: the folder cannot be listed.
-        StoreError: the lease store does not answer.
     """
     files, missing = 0, 0
     sentences: list[str] = []
@@ -73,7 +64,7 @@ def look_for_files(
                 files += 1
                 if file.path in listed or _is_there(folder / file.path):
                     continue
-                if not _named_still(store, key, batch, file.path):
+                if not _still_named(store, key, batch, file.path):
                     continue
                 missing += 1
                 if len(sentences) < MISSING_NAMED_MAX:
@@ -99,33 +90,21 @@ def _is_there(place: OutputPlace) -> bool:
     return True
 
 
-def _named_still(store: Ledger, key: GroupKey, batch: Batch, path: str) -> bool:
+def _still_named(store: Ledger, key: GroupKey, batch: Batch, path: str) -> bool:
     numbers = range(batch.sequence, batch.sequence + 1)
     rows = store.each_batch(key, batch.shard, numbers=numbers)
     return any(file.path == path for row in rows for file in row.files)
 
 
 class _Names:
-    """Names that were found, as hashes: two names with one hash are as rare as damaged memory."""
+    """A set of names that keeps only their hashes; a collision is as rare as damaged memory."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self._hashes = _sorted(array("q", map(hash, names)))
+        import numpy as np
+
+        self._hashes: Any = np.fromiter(map(hash, names), np.int64)
+        self._hashes.sort()
 
     def __contains__(self, name: str) -> bool:
-        hashed = hash(name)
-        at = bisect_left(self._hashes, hashed)
-        return at < len(self._hashes) and self._hashes[at] == hashed
-
-
-def _sorted(numbers: array[int]) -> memoryview[int]:
-    """Return numbers in order, with no object for each."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    # Its functions are made when it is imported, where a type checker cannot see them.
-    pc: Any = pyarrow.compute
-
-    column: Any = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
-    ordered: Any = pc.take(column, pc.array_sort_indices(column))
-    values: memoryview[int] = memoryview(ordered.buffers()[1]).cast("b").cast("q")
-    return values[: len(numbers)]
+        at = int(self._hashes.searchsorted(hash(name)))
+        return at < len(self._hashes) and self._hashes[at] == hash(name)

@@ -1,13 +1,12 @@
-"""Records in quarantine, in files that the ledger names: they are in no table."""
+"""Records in quarantine: the ledger names their files, and no table has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from dagster_leasehold.assets.output.attempts import unreadable
+from dagster_leasehold.assets.output.attempts import reading
 from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -15,16 +14,15 @@ from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 ROWS_PER_READ = 256
+_COLUMNS = ["cursor", "event_time", "key", "value", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedRecord:
-    """A record that could not be parsed, as it came.
+    """A record that could not be parsed, with its raw bytes and the reason.
 
     Attributes:
         batch_id: the batch that holds it.
-        value: its raw bytes; None where the source has none.
-        error: why it could not be parsed.
     """
 
     shard: ShardId
@@ -44,10 +42,9 @@ def quarantined_records(
     *,
     since: datetime | None = None,
 ) -> Iterator[QuarantinedRecord]:
-    """Yield records in quarantine, shard by shard, each shard's in order.
+    """Yield records in quarantine, shard by shard, each shard in order.
 
-    With `since`, the records whose event time is not before it; one without an event time is
-    included.
+    With `since`, only records with an event time from then on, or without an event time.
 
     Raises:
         LogCorrupt: a file that the ledger names is missing or damaged.
@@ -64,26 +61,10 @@ def quarantined_records(
 
 
 def _records(batch: Batch, path: OutputPlace) -> Iterator[QuarantinedRecord]:
-    import pyarrow as pa
-
-    try:
-        with path.parquet() as file:
-            for rows in file.iter_batches(batch_size=ROWS_PER_READ):
-                yield from (_record(batch, row) for row in rows.to_pylist())
-    except (OSError, pa.ArrowInvalid) as error:
-        raise unreadable(path, error, batch.batch_id) from error
-
-
-def _record(batch: Batch, row: dict[str, Any]) -> QuarantinedRecord:
-    return QuarantinedRecord(
-        shard=batch.shard,
-        batch_id=batch.batch_id,
-        cursor=row["cursor"],
-        event_time=row["event_time"],
-        key=row["key"],
-        value=row["value"],
-        error=row["error"],
-    )
+    with reading(path, batch.batch_id), path.parquet() as file:
+        for rows in file.iter_batches(batch_size=ROWS_PER_READ):
+            for row in rows.select(_COLUMNS).to_pylist():
+                yield QuarantinedRecord(batch.shard, batch.batch_id, **row)
 
 
 def quarantined_count(store: Ledger, key: GroupKey, shard: ShardId | None = None) -> int:

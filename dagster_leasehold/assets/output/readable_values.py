@@ -1,28 +1,27 @@
-"""Values that every reader of a table can read: times of the years 1 to 9999, keys that differ.
+"""Values that every reader of a table can read: times of the years 1 to 9999, unique map keys.
 
-Arrow and Parquet hold more. A time beyond these years is none in Python, and a map where a key
-comes twice makes DuckDB refuse the whole column.
+Arrow and Parquet allow others. Python has no time outside these years, and DuckDB refuses a whole
+column because of a map that repeats a key.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _DAYS = -719_162, 2_932_896
-"""The first day of the year 1 and the last one of the year 9999, counted from 1970."""
+"""The first day of the year 1 and the last day of the year 9999, counted from 1970."""
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
-"""The units of moments that lie outside of these years; nanoseconds cannot."""
+"""The units that can express times outside these years; nanoseconds cannot."""
 
 
 def unreadable(values: Any) -> Any | None:
     """Return a mask of the values that some reader cannot read; None if there are none.
 
-    Args:
-        values: an Arrow array of any type; nested values count as well.
+    `values` is an Arrow array of any type, also a nested one.
     """
     import pyarrow.compute
 
@@ -50,7 +49,7 @@ def _can_be_unreadable(kind: pa.DataType) -> bool:
 
 
 def _unreadable(values: Any) -> Any | None:
-    """Return the mask of values, without nulls, or None if there are certainly none."""
+    """Return a mask without nulls, or None if all values can be read."""
     import pyarrow as pa
 
     kind = values.type
@@ -100,7 +99,7 @@ def _unreadable_lists(values: Any) -> Any | None:
 
 
 def _rows_of_repeated(keys: Any, rows: Any) -> Any:
-    """Return the rows where a key comes more than once."""
+    """Return the rows that repeat a key."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute
@@ -121,7 +120,7 @@ def _rows_of_repeated(keys: Any, rows: Any) -> Any:
 
 
 def _among(values: Any, rows: Any) -> Any:
-    """Return a mask of these rows; one that is null holds nothing."""
+    """Return a mask of these rows, except nulls."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute
@@ -138,8 +137,5 @@ def _either(masks: list[Any]) -> Any | None:
 
     pc: Any = pyarrow.compute
 
-    result = None
-    for mask in masks:
-        if mask is not None:
-            result = mask if result is None else pc.or_(result, mask)
-    return result
+    masks = [mask for mask in masks if mask is not None]
+    return reduce(pc.or_, masks) if masks else None

@@ -1,9 +1,7 @@
-"""Read and write DataFrames as Parquet files of a place; Spark needs no client for object stores.
+"""DataFrames as Parquet files of a place, without a Spark client for object stores.
 
-Spark's Python workers read and write the files through Arrow, as they do for batches, so that an
-object store needs neither jars nor settings of Spark's. From a disk Spark reads by itself.
-
-Spark's workers import this module by name.
+Spark's Python workers read and write the files through Arrow, so an object store needs neither
+jars nor Spark settings. Files on a disk are read by Spark itself. The workers import this module.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.output.attempts import check_shared
-from dagster_leasehold.assets.output.output_file import COMPRESSION
+from dagster_leasehold.assets.output.output_file import new_parquet
 from dagster_leasehold.assets.output.worker_results import rows_of, sent_back
 from dagster_leasehold.assets.places.place import MovingRecords, OutputPlace
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -30,7 +28,7 @@ TASKS_MAX = 64
 
 @dataclass(frozen=True)
 class _FilesRead:
-    """Reads the files whose numbers come in, in the columns of all of them."""
+    """Reads files by their numbers, with the columns of a schema."""
 
     files: tuple[OutputPlace, ...]
     schema: pa.Schema
@@ -50,34 +48,26 @@ class _FilesRead:
 
 @dataclass(frozen=True)
 class _FileWritten:
-    """Writes the rows of a task into a file of its own; yields its name, records and bytes."""
+    """Writes the rows of a task into a new file; yields its name, records and bytes."""
 
     folder: OutputPlace
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow.parquet as pq
-
         first = next((batch for batch in batches if batch.num_rows), None)
         if first is None:
             return
         name, records = f"part-{uuid.uuid4().hex}.parquet", 0
-        file, moving = (self.folder / name).create(), MovingRecords(self.folder)
-        try:
-            with pq.ParquetWriter(file.sink, first.schema, compression=COMPRESSION) as out:
-                for batch in chain((first,), batches):
-                    out.write_batch(batch)
-                    records += batch.num_rows
-                    moving.moved()
-            bytes_ = file.written()
-            file.settle()
-        except BaseException:
-            file.abandon()
-            raise
-        yield sent_back([json.dumps([name, records, bytes_])])
+        moving = MovingRecords(self.folder)
+        with new_parquet(self.folder / name, first.schema) as out:
+            for batch in chain((first,), batches):
+                out.writer.write_batch(batch)
+                records += batch.num_rows
+                moving.moved()
+        yield sent_back([json.dumps([name, records, out.bytes])])
 
 
 def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schema) -> DataFrame:
-    """Return the rows of files, in some order, with the columns of a schema that fits them all."""
+    """Return the rows of files, in any order, with the columns of a schema that fits them all."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     count = len(files)
@@ -86,7 +76,7 @@ def frame_of(spark: SparkSession, files: Sequence[OutputPlace], schema: pa.Schem
 
 
 def write_frame(frame: DataFrame, folder: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
-    """Write a DataFrame into new files of an attempt's folder, durable when this returns.
+    """Write a DataFrame into new files of an attempt's folder, and make them durable.
 
     Raises:
         SparkUnavailable: its workers do not share the folder.

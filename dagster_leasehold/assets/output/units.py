@@ -1,7 +1,7 @@
-"""Units of output, claims on a shard, and swaps of files: shared by replay and compaction.
+"""Units of output, claims on a shard, and swaps of files, for replay and compaction.
 
-A unit is the smallest part that a rewrite can replace: a batch, or the consecutive batches whose
-records lie together in merged files.
+A unit is the smallest part of output that can be replaced: a batch, or the consecutive batches that
+share merged files.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def units(batches: Iterable[Batch]) -> list[Unit]:
 def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
     """Yield the committed batches of one shard, in order, unit by unit."""
     unit: list[Batch] = []
-    left = 0
+    remaining = 0
     for batch in batches:
         if not unit:
-            left = max((file.batches for file in batch.files), default=1)
+            remaining = max((file.batches for file in batch.files), default=1)
         unit.append(batch)
-        # The last row can stand for batches without output behind the file's own, too.
-        left -= batch.batches
-        if left <= 0:
+        # The last row can also stand for batches without output behind those of the file.
+        remaining -= batch.batches
+        if remaining <= 0:
             yield tuple(unit)
             unit = []
     if unit:
@@ -51,10 +51,9 @@ def each_unit(batches: Iterable[Batch]) -> Iterator[Unit]:
 
 
 def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> Iterator[Unit]:
-    """Yield the units of a shard that hold any of some committed batches, by number.
+    """Yield the units of a shard that contain committed batches with these numbers.
 
-    A unit that begins before the first of them is looked for backwards, no further than to the
-    next file of output.
+    The ledger is searched backwards for the beginning of the first unit, up to the next file.
     """
     before = _carrier(store, key, shard, numbers.start)
     first = before.sequence if before is not None else numbers.start
@@ -66,7 +65,7 @@ def units_of(store: Ledger, key: GroupKey, shard: ShardId, numbers: range) -> It
 
 
 def _carrier(store: Ledger, key: GroupKey, shard: ShardId, number: int) -> Batch | None:
-    """Return the row before a number that holds that batch, itself or in its file, or None."""
+    """Return the row before a number whose range or file has this batch, or None."""
     first = next(store.each_batch(key, shard, numbers=range(number, number + 1)), None)
     if number == 0 or (first is not None and _lists_output(first)):
         return None
@@ -89,14 +88,14 @@ def _lists_output(batch: Batch) -> bool:
 
 
 def unit_files(unit: Unit, *, quarantine: bool) -> list[DataFile]:
-    """Return the files of a unit, in order: of records, or of quarantined ones."""
+    """Return the files of a unit, in order: of records, or of records in quarantine."""
     return [file for batch in unit for file in batch.files if file.quarantine == quarantine]
 
 
 def rewritable_until(store: Publications, key: GroupKey, shard: ShardId, end: int) -> int:
-    """Return the number, `end` at most, before which batches of a shard can be rewritten.
+    """Return the number, at most `end`, before which batches of a shard can be rewritten.
 
-    If the group's output is published, these are the ones that are in its table.
+    If the output of the group is published, these batches are in its table.
     """
     cursors = store.published_until(key, [shard])
     return end if cursors is None else min(end, cursors.get(shard, 0))
@@ -113,7 +112,7 @@ def swap(
     output_root: OutputPlace,
     reason: str,
 ) -> bool:
-    """Put new output into the ledger; return False if the claim or a batch is not as it was."""
+    """Put new output into the ledger; return False if the claim or a batch has changed."""
     files = list(replaced)
     touch_replaced(output_root, files)
     failpoints.reach("before_swap")
@@ -121,7 +120,7 @@ def swap(
     failpoints.reach("after_swap")
     if not isinstance(outcome, Changed):
         return False
-    # Again: the store might have kept the swap waiting, and a reader listed them until it happened.
+    # Again: the swap can have waited for the store, while readers still listed these files.
     touch_replaced(output_root, files)
     return True
 
@@ -130,9 +129,9 @@ def swap(
 def rewriting(
     store: Rewrites, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, ended: Ended
 ) -> Generator[None]:
-    """Hold the claim on a shard's output; given back at the end, also after an error.
+    """Hold the claim on the output of a shard, and release it at the end of the block.
 
-    `ended` returns True for a run that has certainly ended: its claim is then taken over.
+    `ended` returns True if a run has certainly ended: its claim is then taken over.
 
     Raises:
         RewriteRefused: another run is rewriting the shard.
@@ -152,6 +151,6 @@ def rewriting(
     try:
         yield
     finally:
-        # A store that does not answer keeps the claim: the next one replaces this run by name.
+        # If the store does not answer, the next run takes the claim over.
         with suppress(StoreError):
             store.release_rewrite(key, shard, run)

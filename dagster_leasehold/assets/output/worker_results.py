@@ -1,7 +1,7 @@
-"""Results of Spark's workers in a form that travels: statistics, written files, and errors.
+"""Results of Spark's workers as JSON: statistics, written files, and errors.
 
-A worker is a process of Spark's own, where neither a variable nor an exception's type finds its
-way back to the run. So results become plain values there and are built again here.
+A worker is a process of Spark. It can return neither objects nor the types of exceptions to the
+run, so it sends plain values, from which the run builds them again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,34 @@ _ERRORS_MARK = "leasehold's errors: "
 _TIMES = ("first_event_time", "last_event_time")
 
 
+@dataclass(frozen=True)
+class _Plainly:
+    """A value that travels as JSON."""
+
+    def plain(self) -> Plain:
+        """Return the fields for JSON."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {name: time.isoformat() for name in _TIMES if (time := values[name])}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the value with these fields, as `plain` returned them."""
+        times = {name: datetime.fromisoformat(text) for name in _TIMES if (text := values[name])}
+        lists = {name: tuple(each) for name, each in values.items() if isinstance(each, list)}
+        return cls(**{**values, **times, **lists})
+
+
 @dataclass(frozen=True, slots=True)
-class RangeStatistics:
+class RangeStatistics(_Plainly):
     """Statistics of one range that was read to its end.
 
     Attributes:
         records: the number of records.
-        bytes: the bytes of their keys and values.
+        bytes: the size of their keys and values.
         first_event_time: the smallest event time, or None.
         last_event_time: the largest event time, or None.
-        mistimed: the number of records that came with a time outside the years 1 to 9999.
-        mistimed_at: the cursor of the first of them; empty where there is none.
+        mistimed: the number of records with a time outside the years 1 to 9999 in the source.
+        mistimed_at: the cursor of the first of them, or empty.
     """
 
     records: int = 0
@@ -48,7 +65,7 @@ class RangeStatistics:
     mistimed_at: str = ""
 
     def plus(self, other: RangeStatistics) -> RangeStatistics:
-        """Return the statistics of both ranges together."""
+        """Add the statistics of another range."""
         return RangeStatistics(
             self.records + other.records,
             self.bytes + other.bytes,
@@ -58,24 +75,19 @@ class RangeStatistics:
             self.mistimed_at or other.mistimed_at,
         )
 
-    def plain(self) -> Plain:
-        """Return the values for JSON."""
-        return _plain(self)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return what `plain` was made of."""
-        return cls(**_times(values))
-
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile:
-    """A file that a worker wrote and made durable, and the shard it belongs to.
+class WrittenFile(_Plainly):
+    """A durable file that a worker wrote, and its shard.
 
-    The event times bound its records'; None if unknown. `untimed` is the number
-    of records without one, and `mistimed` of those among them that a transform gave a time outside
-    the years 1 to 9999; `mistimed_at` is the first one's cursor, where it has one. `columns` are
-    the file's columns as `table.columns` describes them; none of a file of quarantined records.
+    Attributes:
+        first_event_time: the smallest event time of its records; None if unknown.
+        last_event_time: the largest event time of its records; None if unknown.
+        untimed: the number of records without an event time.
+        columns: see `table.columns`; empty for a file in quarantine.
+        mistimed: the number of records to which a transform gave a time outside the years 1 to
+            9999, which are untimed.
+        mistimed_at: the cursor of the first of them, if it has one.
     """
 
     shard: str
@@ -91,7 +103,7 @@ class WrittenFile:
     mistimed_at: str = ""
 
     def data_file(self, attempt: str) -> DataFile:
-        """Return the file as the ledger keeps it, relative to the stream's output folder."""
+        """Return the file for the ledger, with its path below the output folder."""
         return DataFile(
             f"{attempt}/{self.path}",
             self.records,
@@ -102,25 +114,15 @@ class WrittenFile:
             untimed=None if self.quarantine else self.untimed,
         )
 
-    def plain(self) -> Plain:
-        """Return the values for JSON."""
-        return _plain(self)
-
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return what `plain` was made of."""
-        plain: Plain = {**_times(values), "columns": tuple(values.get("columns", ()))}
-        return cls(**plain)
-
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the smaller of two times, either of which can be unknown."""
+    """Return the smaller of two times; None is unknown."""
     times = [time for time in (one, other) if time is not None]
     return min(times, default=None)
 
 
 def latest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Return the larger of two times, either of which can be unknown."""
+    """Return the larger of two times; None is unknown."""
     times = [time for time in (one, other) if time is not None]
     return max(times, default=None)
 
@@ -133,9 +135,9 @@ def sent_back(texts: Sequence[str]) -> pa.RecordBatch:
 
 
 def rows_of(tasks: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Any]) -> list[str]:
-    """Run a job that carries out `task` on rows; return what `sent_back` sent.
+    """Run `task` on the rows of a DataFrame; return the texts that it sends back.
 
-    The schema is no text, which a Connect server would be asked to parse.
+    The schema is an object, since a Connect server would have to parse a text.
     """
     from pyspark.sql.types import StringType, StructType
 
@@ -144,9 +146,9 @@ def rows_of(tasks: DataFrame, task: Callable[[Iterator[pa.RecordBatch]], Any]) -
 
 
 class WorkerFailed(Exception):
-    """Errors in a worker, by shard; empty for one that belongs to no shard.
+    """Errors in a worker, by shard; an error of no shard has an empty key.
 
-    Spark passes on only the text of an exception, so this text holds the errors as JSON.
+    Spark returns only the text of an exception, so this text has the errors as JSON.
     """
 
     def __init__(self, errors: Mapping[str, BaseException]) -> None:
@@ -155,7 +157,7 @@ class WorkerFailed(Exception):
 
 
 def worker_errors(error: Exception) -> dict[str, LeaseholdError]:
-    """Return the errors of a `WorkerFailed` that Spark reports; none where it reports another."""
+    """Return the errors of a `WorkerFailed` that Spark reports; none for another exception."""
     text = str(error)
     at = text.rfind(_ERRORS_MARK)
     if at < 0:
@@ -163,26 +165,27 @@ def worker_errors(error: Exception) -> dict[str, LeaseholdError]:
     try:
         plain, _ = json.JSONDecoder().raw_decode(text, at + len(_ERRORS_MARK))
     except ValueError:
-        return {}  # Spark has cut it
+        return {}  # Spark has cut the text
     return {shard: error_of(values) for shard, values in plain.items()}
 
 
 def plain_error(error: BaseException) -> Plain:
-    """Return an error's kind, sentence and fields, as far as JSON can hold them."""
+    """Return the kind, sentence and fields of an error, except fields that JSON cannot hold."""
     fields = {name: value for name, value in vars(error).items() if _travels(value)}
     return {"kind": type(error).__name__, "message": str(error), "fields": fields}
 
 
 def error_of(values: Mapping[str, Any]) -> LeaseholdError:
-    """Return the error that `plain_error` was made of, in its own type if it is this project's.
+    """Return the error for which `plain_error` returned these values.
 
-    Anybody else's comes from reading: a transform's is a `TransformError` before it travels.
+    It has its own type if it is an error of this project. An error of another type comes from
+    reading: a worker turns errors of a transform into a `TransformError`.
     """
     kind, message = values["kind"], values["message"]
     for candidate in _kinds(LeaseholdError):
         if candidate.__name__ == kind:
             error = candidate.__new__(candidate)
-            # Some errors take other arguments than their message; the sentence is what counts.
+            # Some errors take other arguments than their message, which cannot be restored.
             Exception.__init__(error, message)
             vars(error).update(values["fields"])
             return error
@@ -190,7 +193,7 @@ def error_of(values: Mapping[str, Any]) -> LeaseholdError:
 
 
 def _kinds(root: type[LeaseholdError]) -> Iterator[type[LeaseholdError]]:
-    """Yield a class of errors and all below it, in whichever room they are declared."""
+    """Yield a class of errors and all its subclasses."""
     yield root
     for kind in root.__subclasses__():
         yield from _kinds(kind)
@@ -201,13 +204,3 @@ def _travels(value: object) -> bool:
         return json.loads(json.dumps(value)) == value
     except (TypeError, ValueError):
         return False
-
-
-def _plain(each: RangeStatistics | WrittenFile) -> Plain:
-    values = {field.name: getattr(each, field.name) for field in fields(each)}
-    return values | {name: time.isoformat() for name in _TIMES if (time := values[name])}
-
-
-def _times(values: Mapping[str, Any]) -> Plain:
-    times = {name: datetime.fromisoformat(text) for name in _TIMES if (text := values[name])}
-    return {**values, **times}

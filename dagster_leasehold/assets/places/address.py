@@ -1,4 +1,4 @@
-"""The address of output, parsed at the door: a folder, or the URI of an object store."""
+"""The address of output: a folder, or the URI of an object store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 STORES = ("s3", "gs", "abfss", "hdfs")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _SLASHES_MISSING = re.compile(rf"(?i)({'|'.join((*STORES, 'file'))}):(?!//)")
-# Azure writes the container before the account's host, with an @ between them.
+# In Azure's URIs, an @ separates the container and the host of the account.
 _ROOTS = {
     "s3": r"[A-Za-z0-9][A-Za-z0-9._-]+",
     "gs": r"[A-Za-z0-9][A-Za-z0-9._-]+",
@@ -36,15 +36,15 @@ def output_place(address: Output) -> OutputPlace:
     """Return the place of an address; a place stays as it is.
 
     Raises:
-        InvalidSetting: it is of no form that is supported, or holds what only the environment may,
-            such as a password. The message does not repeat it.
+        InvalidSetting: its form is not supported, or it has a password or another part that belongs
+            into the environment. The message does not repeat it.
     """
     if isinstance(address, OutputPlace):
         return address
     if isinstance(address, str) and (begun := _SLASHES_MISSING.match(address)):
         raise InvalidSetting(
-            f"The output begins with {begun[0]} and no two slashes: write {begun[0]}// for a URI, "
-            f"or ./{begun[0]} for a folder of that name."
+            f"The output begins with {begun[0]} without two slashes: write {begun[0]}// for a "
+            f"URI, or ./{begun[0]} for a folder of that name."
         )
     if isinstance(address, Path) or not _SCHEME.match(address):
         return _folder(Path(address))
@@ -83,9 +83,9 @@ def _folder(path: Path) -> OutputPlace:
 
 
 def unaddressable(path: Path) -> str:
-    """Return why a folder's path cannot be the address of a table, as half a sentence, or nothing.
+    """Return why a folder's path cannot be the address of a table, as a clause; empty if it can.
 
-    Tables name their files by URIs that engines do not unescape: a path stands in them as it is.
+    A table names its files by URIs that engines do not unescape.
     """
     text = str(path.absolute())
     try:
@@ -99,6 +99,6 @@ def unaddressable(path: Path) -> str:
 
 
 def location_of(place: OutputPlace) -> str:
-    """Return the URI of a place; a folder's path is one of `file`."""
+    """Return the URI of a place; the one of a folder begins with `file://`."""
     text = str(place).rstrip("/")
     return text if "://" in text else f"file://{text}"

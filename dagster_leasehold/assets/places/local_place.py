@@ -1,8 +1,8 @@
 """Output on a disk: a local one, or one that every host mounts.
 
-A commit is durable, so the files that it names must be: their content once it was synced, which
-takes a disk some milliseconds a file and hardly more for several at once, and their names once
-their folder was synced. Ages come from the file system, by its own clock.
+A commit is durable, so its files have to be durable before. Their content is once they were synced,
+which takes some milliseconds for one file and hardly more for several at once; their names are once
+their folder was synced. Ages come from the clock of the file system.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -69,6 +69,7 @@ class LocalFile(NewFile):
 class LocalPlace(OutputPlace):
     """A folder or file on a disk, by its absolute path."""
 
+    is_local = True
     signs_every_s = 1.0
     watch_every_s = 0.25
 
@@ -91,11 +92,6 @@ class LocalPlace(OutputPlace):
     @override
     def address(self) -> Path:
         return self.path
-
-    @property
-    @override
-    def is_local(self) -> bool:
-        return True
 
     @override
     def make_folder(self, *, exist_ok: bool = False) -> None:
@@ -140,7 +136,7 @@ class LocalPlace(OutputPlace):
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            # This file system has no links, so that who looks now can see a file without content.
+            # This file system has no links, so a reader can see the file without content now.
             return self._create_whole(content)
         finally:
             draft.unlink(missing_ok=True)
@@ -201,28 +197,21 @@ class LocalPlace(OutputPlace):
 
     @override
     def entries(self, below: str) -> Iterator[Entry]:
-        for at, names, files in os.walk(self.path / below, followlinks=False):
+        def refuse(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError):
+                raise error
+
+        for at, names, files in os.walk(self.path / below, onerror=refuse):
             for name in (*names, *files):
                 path = Path(at) / name
                 try:
                     status = path.lstat()
                 except FileNotFoundError:
-                    continue  # its attempt has tidied up meanwhile
+                    continue  # its attempt has removed it meanwhile
                 if path.is_symlink():
                     continue
                 relative = path.relative_to(self.path).as_posix()
                 yield Entry(relative, status.st_mtime_ns, status.st_size, folder=name in names)
-
-    @override
-    def names(self, below: str) -> Iterator[str]:
-        def refuse(error: OSError) -> None:
-            if not isinstance(error, FileNotFoundError):
-                raise error
-
-        root = os.path.join(self.path, "")
-        for at, _, files in os.walk(self.path / below, onerror=refuse):
-            for name in files:
-                yield os.path.join(at, name).removeprefix(root)
 
     @override
     def modified_ns(self) -> int:
@@ -231,17 +220,9 @@ class LocalPlace(OutputPlace):
     @override
     def note_replaced(self, files: Iterable[str]) -> None:
         for file in files:
-            # What is missing cannot be read either; a replay is how it is made again.
+            # A missing file cannot be read either; a replay writes its records again.
             with contextlib.suppress(FileNotFoundError):
                 os.utime(self.path / file)
-
-    @override
-    def replaced_ns(self) -> Mapping[str, int]:
-        return {}
-
-    @override
-    def forget_replaced(self, before_ns: int) -> None:
-        del before_ns  # the files themselves bear the time
 
     @override
     def remove_empty_folders(self, folders: Collection[str]) -> None:
@@ -250,7 +231,7 @@ class LocalPlace(OutputPlace):
 
 
 def _size(path: Path) -> int | None:
-    # Opened first, which makes a network file system ask its server.
+    # To open it makes a network file system ask its server.
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size

@@ -1,8 +1,8 @@
-"""The seam between output and what holds it: a folder on a disk, or a prefix in an object store.
+"""A place of output: a folder on a disk or a prefix in an object store, behind one interface.
 
-Everything that writes, reads, replaces or removes output goes through a place. No promise rests on
-renaming or listing, which object stores lack or charge for: names are made once and never reused, a
-file counts if the ledger names it, and only vacuum lists.
+Everything that writes, reads, replaces or removes output goes through a place. No promise depends
+on renaming or listing, which object stores lack or charge for: a name is never reused, a file
+counts if the ledger names it, and only vacuum and `verify` list.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
     from pyarrow.fs import FileSystem
 
-MOVING_SIGN = "moving"
-"""The beginning of the names of signs that records move through an attempt."""
-# Spark and Arrow take a folder with this first letter for none of the data's.
+# Spark and Arrow ignore files and folders whose names begin with an underscore.
 SIGNS_FOLDER = "_signs"
+MOVING_SIGN = "moving"
+"""The beginning of the names of files that show progress of an attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file or folder below a place, when it was looked at.
+    """A file or folder below a place, as it was listed.
 
     Attributes:
         path: relative to the place.
-        modified_ns: the time of its last change by the clock of what holds it, in nanoseconds.
+        modified_ns: the time of its last change, by the clock of the disk or store, in nanoseconds.
         bytes: its size.
         folder: True for a folder.
     """
@@ -55,32 +55,30 @@ class NewFile(ABC):
 
     @abstractmethod
     def written(self) -> int:
-        """Hand over the file; return its size in bytes."""
+        """Flush the file, and return its size in bytes."""
 
     @abstractmethod
     def settle(self) -> None:
-        """Make the content durable, and close the file; on a store it appears now, as a whole.
-
-        Raises:
-            OSError: it cannot be made durable.
-        """
+        """Make the content durable, and close the file; in an object store it appears now."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close and delete the unfinished file; if that fails, no row names the file."""
+        """Close and delete the unfinished file, as far as that works."""
 
 
 class OutputPlace(ABC):
-    """A folder or file of output. Cheap to make, and the same in every process that it travels to.
+    """A folder or file of output: a small value that can be sent to other processes.
 
-    `str` gives the path or URI that people, Spark and engines use; `place / "relative"` what lies
-    below it.
+    `str` returns its path or URI for people, Spark and engines; `place / "relative"` is a place
+    below it. All methods raise OSError if the disk or store fails.
     """
 
+    is_local: bool
+    """True for a disk of this host, or a mounted one."""
     signs_every_s: float
-    """The shortest time between two signs of work of one task, in seconds."""
+    """The shortest time between two signs of progress of one task, in seconds."""
     watch_every_s: float
-    """The time between two looks at the signs of work, in seconds."""
+    """The interval between two reads of the signs of progress, in seconds."""
 
     @abstractmethod
     def __truediv__(self, relative: str) -> Self: ...
@@ -91,20 +89,15 @@ class OutputPlace(ABC):
         """The last part of the path."""
 
     @property
-    @abstractmethod
     def address(self) -> Path | str:
         """The path on a local disk, or the URI."""
+        return str(self)
 
-    @property
-    @abstractmethod
-    def is_local(self) -> bool:
-        """True for a disk of this host, or one that is mounted there."""
-
-    # -- folders: a store has none, and its names are durable with their content --------------
+    # -- folders: an object store has none, and its names are durable with their content ----
 
     @abstractmethod
     def make_folder(self, *, exist_ok: bool = False) -> None:
-        """Make the folder and the parents that are missing, durably."""
+        """Make the folder and its missing parents, durably."""
 
     @abstractmethod
     def sync_folder(self) -> None:
@@ -112,63 +105,41 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def remove_folder(self) -> None:
-        """Delete the folder with all it holds, as far as that works; what stays is vacuum's."""
+        """Delete the folder with its content, as far as that works; vacuum removes the rest."""
 
     @abstractmethod
     def remove_empty_folder(self) -> None:
-        """Delete the folder if nothing is in it."""
+        """Delete the folder if it is empty."""
 
     # -- files --------------------------------------------------------------------------------
 
     @abstractmethod
     def create(self) -> NewFile:
-        """Open a new file of this name, which no other process writes.
-
-        Raises:
-            OSError: it cannot be written, or, on a disk, is there already.
-        """
+        """Open a new file, which no other process writes; on a disk, its name must be free."""
 
     @abstractmethod
     def put(self, content: bytes) -> None:
-        """Write a small file whole: who looks sees all of it, or none.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        """Write a small file; readers see all of it or nothing."""
 
     @abstractmethod
     def put_first(self, content: bytes) -> bool:
-        """Write a small file whole, if there is none of the name; return False if there is one.
+        """Write a small file like `put`, unless it exists; return False if it does.
 
-        Of several processes with different contents, one succeeds.
-
-        Raises:
-            OSError: it cannot be written, or another process was writing it at this moment.
+        Of several processes with different contents, one succeeds. Raises OSError also if another
+        process is writing the file at this moment.
         """
 
     @abstractmethod
     def content(self) -> bytes | None:
-        """Return the content of a small file; None if it is not there.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Return the content of a small file, or None if it does not exist."""
 
     @abstractmethod
     def sizes(self, files: Sequence[str]) -> list[int | None]:
-        """Return the sizes in bytes of files of this place, as a reader sees them.
-
-        None for one that is not there.
-        """
+        """Return the sizes in bytes of files of this place; None for a file that cannot be read."""
 
     @abstractmethod
     def remove(self, *, missing_ok: bool = False) -> None:
-        """Delete the file.
-
-        Raises:
-            FileNotFoundError: it is not there, and `missing_ok` is false.
-            OSError: it cannot be deleted.
-        """
+        """Delete the file; raises FileNotFoundError if it does not exist, unless `missing_ok`."""
 
     # -- Arrow --------------------------------------------------------------------------------
 
@@ -177,11 +148,10 @@ class OutputPlace(ABC):
         """Return Arrow's file system, and the path in it."""
 
     def parquet(self) -> pq.ParquetFile:
-        """Open the file as Parquet, to be closed by its reader.
+        """Open the file as Parquet; the caller closes it.
 
         Raises:
-            OSError: it cannot be read.
-            pyarrow.ArrowInvalid: it is no Parquet.
+            pyarrow.ArrowInvalid: it is not a Parquet file.
         """
         import pyarrow.parquet as pq
 
@@ -189,25 +159,21 @@ class OutputPlace(ABC):
         return pq.ParquetFile(path, filesystem=system)
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the file, which is Parquet; it raises as `parquet` does."""
+        """Return the schema of a Parquet file; raises what `parquet` raises."""
         with self.parquet() as file:
             return file.schema_arrow
 
-    # -- signs of work, for processes that wait ----------------------------------------------------
+    # -- signs of progress, for processes that wait ------------------------------------------------
 
     @abstractmethod
     def note_work(self, task: str) -> None:
-        """Leave a sign in this attempt's folder that records move through a task.
-
-        Raises:
-            OSError: it cannot be left.
-        """
+        """Leave a sign in this attempt's folder that a task makes progress."""
 
     @abstractmethod
     def signs_of_work(self) -> Hashable:
-        """Return what changes while tasks leave signs in this attempt's folder."""
+        """Return a value that changes while tasks leave signs in this attempt's folder."""
 
-    # -- vacuum, and what concerns it ---------------------------------------------------------
+    # -- listing and vacuum -------------------------------------------------------------------
 
     @abstractmethod
     def now_ns(self) -> int:
@@ -215,65 +181,45 @@ class OutputPlace(ABC):
 
     @abstractmethod
     def entries(self, below: str) -> Iterator[Entry]:
-        """Yield all files below a folder of this place, and folders; links are not followed.
+        """Yield all files and folders below a folder of this place, without following links.
 
-        A store has folders only where nothing else is left of them.
-
-        Raises:
-            OSError: they cannot be listed.
+        An object store has folders only where they are empty.
         """
 
-    @abstractmethod
     def names(self, below: str) -> Iterator[str]:
         """Yield the paths of all files below a folder of this place, relative to the place.
 
-        Memory is bounded by the files of one folder of it, and the number of such folders.
-
-        Raises:
-            OSError: they cannot be listed.
+        Memory is bounded by the files of one of its folders, and the number of these folders.
         """
+        return (entry.path for entry in self.entries(below) if not entry.folder)
 
     @abstractmethod
     def modified_ns(self) -> int:
         """Return when the file was changed, by the clock that dates files, in nanoseconds.
 
         Raises:
-            FileNotFoundError: it is not there.
+            FileNotFoundError: it does not exist.
         """
 
     @abstractmethod
     def note_replaced(self, files: Iterable[str]) -> None:
-        """Note, by the clock that dates files, that these files of this place are being replaced.
+        """Record that these files are being replaced now, by the clock that dates files."""
 
-        Raises:
-            OSError: it cannot be noted.
-        """
-
-    @abstractmethod
     def replaced_ns(self) -> Mapping[str, int]:
-        """Return when files were last noted as replaced, where their own age does not say it."""
+        """Return when files were recorded as replaced, unless `modified_ns` says so."""
+        return {}
 
-    @abstractmethod
     def forget_replaced(self, before_ns: int) -> None:
-        """Delete notes of files that were replaced before a moment."""
+        """Delete the records of files that were replaced before a moment."""
+        del before_ns
 
     @abstractmethod
     def remove_empty_folders(self, folders: Collection[str]) -> None:
-        """Delete the empty ones of these folders of this place, the deepest first.
-
-        Nothing writes into them, and nothing in them was committed.
-        """
+        """Delete empty folders among these, which nothing writes into."""
 
 
 class MovingRecords:
-    """Leaves signs of progress while records move through a task, now and then.
-
-    A task that is done before its first sign is due leaves no sign.
-
-    Args:
-        folder: the attempt's folder.
-        clock: gives monotonic seconds.
-    """
+    """Leaves signs of progress while records move through a task, at most every `signs_every_s`."""
 
     def __init__(self, folder: OutputPlace, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder = folder
@@ -282,7 +228,7 @@ class MovingRecords:
         self._noted_at = clock()
 
     def moved(self) -> None:
-        """Show that records move; if the disk refuses the sign, the work goes on."""
+        """Show that records move; the task continues if the sign cannot be written."""
         now = self._clock()
         if now - self._noted_at < self._folder.signs_every_s:
             return

@@ -1,10 +1,10 @@
-"""Output in an object store: S3, Google Cloud Storage, Azure; and in Hadoop's file system.
+"""Output in an object store (S3, Google Cloud Storage, Azure) or in Hadoop's file system.
 
 An object appears whole when its writer closes it, and is durable then. There are no folders to make
-or to sync, and nothing can be made to look new: what is replaced is noted in an object of its own,
-whose age is the time that counts for vacuum.
+or to sync. The age of an object cannot be changed: a separate object lists the files that are being
+replaced, and its age is the time that counts for vacuum.
 
-Credentials come from the environment or the platform, as the store's own tools look for them.
+Credentials come from the environment or the platform, like those of the store's own tools.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 REPLACED_FOLDER = "replaced"
-"""The folder of notes of replaced files, beside the attempts."""
+"""The folder with lists of replaced files, beside the attempts."""
 REQUESTS_AT_ONCE = 16
 NOTED_AT_ONCE = 10_000
-"""So many files are named in one note."""
+"""The most files in one list."""
 
 
 class StoreFile(NewFile):
@@ -61,7 +61,7 @@ class StoreFile(NewFile):
 
     @override
     def abandon(self) -> None:
-        # To close is the only way to release an object; an object written so is deleted.
+        # Only closing it releases the writer. It also writes the object, which is deleted then.
         with contextlib.suppress(OSError):
             self.sink.close()
         with contextlib.suppress(OSError):
@@ -73,11 +73,12 @@ class StorePlace(OutputPlace):
     """A prefix or an object.
 
     Attributes:
-        scheme: the kind of store: `s3`, `gs`, `abfss` or `hdfs`.
-        root: the bucket; Azure's `container@account…`; the name node of Hadoop.
-        path: the key within it, without a slash at either end.
+        scheme: `s3`, `gs`, `abfss` or `hdfs`.
+        root: the bucket, Azure's `container@account…`, or Hadoop's name node.
+        path: the key, without a slash at either end.
     """
 
+    is_local = False
     signs_every_s = 10.0
     watch_every_s = 5.0
 
@@ -97,16 +98,6 @@ class StorePlace(OutputPlace):
     @override
     def name(self) -> str:
         return posixpath.basename(self.path)
-
-    @property
-    @override
-    def address(self) -> str:
-        return str(self)
-
-    @property
-    @override
-    def is_local(self) -> bool:
-        return False
 
     @override
     def make_folder(self, *, exist_ok: bool = False) -> None:
@@ -136,14 +127,14 @@ class StorePlace(OutputPlace):
 
     @override
     def put_first(self, content: bytes) -> bool:
-        """Write an object if there is none of the name; stores show a new object at once.
+        """Write an object unless it exists; stores show a new object at once.
 
-        Arrow writes no object on a condition. So each writer announces itself beside it first:
+        Arrow has no conditional write. So each writer first announces itself beside the object:
 
         1. A and B find no object, and each puts its own announcement.
-        2. Each lists the announcements. At least one of them sees both, and gives way.
-        3. A saw its own alone, looks once more, and writes. Had B withdrawn its announcement by
-           then because it has written, A would find the object at this second look.
+        2. Each lists the announcements. At least one of them sees both, and gives up.
+        3. A saw only its own. It reads the object again before it writes: if B had written and
+           withdrawn its announcement before step 2, A finds the object now.
         """
         if self.content() is not None:
             return False
@@ -151,8 +142,7 @@ class StorePlace(OutputPlace):
         own = hashlib.sha256(content).hexdigest()
         (announced / own).put(b"")
         try:
-            files = [entry.path for entry in announced.entries("") if not entry.folder]
-            if files != [own]:
+            if [*announced.names("")] != [own]:
                 raise OSError("another process is writing it at this moment")
             if self.content() is not None:
                 return False
@@ -193,7 +183,7 @@ class StorePlace(OutputPlace):
 
     @override
     def note_work(self, task: str) -> None:
-        # One name for all tasks: who looks need not list, and any change is a sign.
+        # One name for all tasks: a reader needs no listing, and any change is a sign.
         (self / f"{SIGNS_FOLDER}/{MOVING_SIGN}").put(f"{task} {uuid.uuid4().hex}".encode())
 
     @override
@@ -222,7 +212,7 @@ class StorePlace(OutputPlace):
         occupied = {posixpath.dirname(info.path) for info in infos}
         for info in infos:
             folder = info.type == FileType.Directory
-            # The others are no more than parts of their objects' names.
+            # Other folders are only prefixes of the names of objects.
             if not folder or info.path not in occupied:
                 relative = info.path.removeprefix(f"{own}/")
                 yield Entry(relative, info.mtime_ns or 0, info.size or 0, folder=folder)
@@ -272,7 +262,7 @@ class StorePlace(OutputPlace):
     @override
     def replaced_ns(self) -> Mapping[str, int]:
         newest: dict[str, int] = {}
-        for note in self._notes():
+        for note in self.entries(REPLACED_FOLDER):
             content = (self / note.path).content()
             for path in json.loads(content) if content is not None else ():
                 newest[path] = max(newest.get(path, 0), note.modified_ns)
@@ -280,18 +270,15 @@ class StorePlace(OutputPlace):
 
     @override
     def forget_replaced(self, before_ns: int) -> None:
-        for note in list(self._notes()):
-            if note.modified_ns < before_ns:
+        for note in list(self.entries(REPLACED_FOLDER)):
+            if not note.folder and note.modified_ns < before_ns:
                 (self / note.path).remove(missing_ok=True)
 
     @override
     def remove_empty_folders(self, folders: Collection[str]) -> None:
-        # What Arrow leaves in the place of a folder whose last object was deleted.
+        # Arrow leaves an empty object for a folder whose last object was deleted.
         for folder in folders:
             (self / folder).remove_folder()
-
-    def _notes(self) -> Iterator[Entry]:
-        return (entry for entry in self.entries(REPLACED_FOLDER) if not entry.folder)
 
     def _size(self) -> int | None:
         try:
@@ -311,7 +298,7 @@ def _infos(system: FileSystem, selector: Any) -> list[FileInfo]:
 
 @lru_cache
 def _file_system(scheme: str, root: str) -> FileSystem:
-    """Return the client of a store; one for each process."""
+    """Return the client of a store, one for each process."""
     from pyarrow import fs
 
     match scheme:

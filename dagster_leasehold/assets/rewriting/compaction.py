@@ -1,9 +1,9 @@
-"""Compaction: the small files of consecutive committed batches become few, in the same order.
+"""Compaction: the small files of consecutive committed batches are merged, in the same order.
 
-The first of the batches lists the merged file, with the number of batches whose records it holds;
-the others list none. So ranges stay contiguous row by row, and every reader that takes the ledger's
-files in order reads the same records as before. No record is transformed; nothing is read from the
-source.
+The ledger row of the first batch lists the merged file, with the number of batches whose records it
+holds; the other rows list no file. So the ranges of the rows stay contiguous, and a reader that
+takes the files of the ledger in order reads the same records as before. No record is transformed,
+and the source is not read.
 """
 
 from __future__ import annotations
@@ -13,18 +13,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.errors import RewriteRefused, TransformError
 from dagster_leasehold.assets.output import units
-from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, unreadable
-from dagster_leasehold.assets.output.file_names import file_name
-from dagster_leasehold.assets.output.output_file import COMPRESSION, ROW_GROUP_BYTES
+from dagster_leasehold.assets.output.attempts import (
+    ATTEMPTS_FOLDER,
+    attempt_name,
+    file_name,
+    reading,
+)
+from dagster_leasehold.assets.output.output_file import ROW_GROUP_BYTES, new_parquet
 from dagster_leasehold.assets.output.table.columns import (
     arrow_schema,
     columns_of,
     in_stored_types,
     merged,
+    stored_schema,
 )
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting import merges
@@ -44,11 +49,11 @@ class CompactionReport:
     """The results of a compaction for one shard.
 
     Attributes:
-        batches: batches whose records lie in merged files now.
-        files_before: the files of the shard's committed output before, as far as it was read.
-        files_after: the same files afterwards.
-        bytes_before: of these batches' files.
-        bytes_after: of the merged files that took their place.
+        batches: the number of merged batches.
+        files_before: the number of files in the part of the ledger that was read.
+        files_after: the number of files in this part afterwards.
+        bytes_before: the size of the files that were merged.
+        bytes_after: the size of the merged files.
         error: why it ended early, as one sentence; earlier merges stay.
     """
 
@@ -62,15 +67,10 @@ class CompactionReport:
 
 
 @dataclass(slots=True)
-class _Counted:
-    """The files of the rows that were read.
+class _FileCounter:
+    """Counts the files of the rows that are read; `read` gets the number of batches so far."""
 
-    Attributes:
-        looked_at: called with the number of batches up to each row.
-        files: the number of files.
-    """
-
-    looked_at: Callable[[int], None]
+    read: Callable[[int], None]
     files: int = 0
 
 
@@ -79,13 +79,11 @@ class Compactor:
     """Compacts committed output of one group in one run; consumption continues beside it.
 
     Attributes:
-        store: where the ledger is.
-        key: the group.
-        output_root: the folder of the stream's and group's output.
+        output_root: the folder of the group's output.
         run: an id that was never used.
-        new_attempt: gives a name that was never used, for a folder of files; None makes one.
+        new_attempt: returns a name for a folder that was never used; by default a random one.
         target_bytes: the size of a merged file, in bytes.
-        ended: returns True for a run that has certainly ended, whose claims are taken over.
+        ended: returns True if a run has certainly ended: its claims are taken over.
     """
 
     store: LedgerAndRewrites
@@ -101,35 +99,35 @@ class Compactor:
     ) -> dict[ShardId, CompactionReport]:
         """Compact these shards, one after the other; return one report per shard.
 
-        `progress` is called with the number of batches that were looked at, and that of all.
+        `progress` is called with the number of batches that were read, and of all batches.
         """
         reports: dict[ShardId, CompactionReport] = {}
-        named = list(dict.fromkeys(shards))
-        ends = {s: head.next_number for s, head in self.store.heads(self.key, named).items()}
+        unique = list(dict.fromkeys(shards))
+        ends = {s: head.next_number for s, head in self.store.heads(self.key, unique).items()}
         total, before = sum(ends.values()), 0
-        for shard in named:
+        for shard in unique:
 
-            def looked_at(number: int, before: int = before) -> None:
+            def read(number: int, before: int = before) -> None:
                 progress(min(before + number, total), total)
 
-            reports[shard] = self._compact(shard, looked_at)
+            reports[shard] = self._compact(shard, read)
             before += ends.get(shard, 0)
             progress(before, total)
         return reports
 
-    def _compact(self, shard: ShardId, looked_at: Callable[[int], None]) -> CompactionReport:
-        report, counted = CompactionReport(shard), _Counted(looked_at)
+    def _compact(self, shard: ShardId, read: Callable[[int], None]) -> CompactionReport:
+        report, counter = CompactionReport(shard), _FileCounter(read)
         try:
             with self.claimed(shard):
                 for merge in merges.each_merge(
-                    units.each_unit(self._rows(shard, counted)),
+                    units.each_unit(self._rows(shard, counter)),
                     target_bytes=self.target_bytes,
                     columns=self.columns,
                 ):
                     report = self.merged(report, merge)
         except LeaseholdError as error:
             report = replace(report, error=str(error))
-        files = counted.files
+        files = counter.files
         return replace(report, files_before=files, files_after=files + report.files_after)
 
     def claimed(self, shard: ShardId) -> AbstractContextManager[None]:
@@ -137,29 +135,28 @@ class Compactor:
         kind = RewriteKind.COMPACTION
         return units.rewriting(self.store, self.key, shard, self.run, kind, ended=self.ended)
 
-    def _rows(self, shard: ShardId, counted: _Counted) -> Iterator[Batch]:
-        """Yield the committed batches up to now: under the claim no other run merges them."""
+    def _rows(self, shard: ShardId, counter: _FileCounter) -> Iterator[Batch]:
+        """Yield the batches that are committed now; under the claim no other run merges them."""
         head = self.store.heads(self.key, [shard])[shard]
         end = units.rewritable_until(self.store, self.key, shard, head.next_number)
         for row in self.store.each_batch(self.key, shard, numbers=range(end)):
-            counted.files += len(row.files)
-            counted.looked_at(row.last + 1)
+            counter.files += len(row.files)
+            counter.read(row.last + 1)
             yield row
 
-    def columns(self, unit: units.Unit) -> merges.Columns:
-        """Return the changes that make a unit's files one file."""
-        records, quarantined = (
-            [
-                _schema(self.output_root / file.path)
-                for file in units.unit_files(unit, quarantine=quarantine)
-            ]
-            for quarantine in (False, True)
-        )
-        columns = tuple(_columns_or_schema(schema) for schema in records)
-        return merges.joined(merges.NO_COLUMNS, (columns, tuple(quarantined)))
+    def columns(self, unit: units.Unit) -> merges.UnitColumns:
+        """Return the columns of a unit's files, or None if they do not fit into one file."""
+        together = merges.NO_COLUMNS
+        for file in (file for batch in unit for file in batch.files):
+            try:
+                own = columns_of(stored_schema(_schema(self.output_root / file.path)))
+            except TransformError:
+                return None
+            together = merges.joined(together, (None, own) if file.quarantine else (own, None))
+        return together
 
     def merged(self, report: CompactionReport, merge: Sequence[units.Unit]) -> CompactionReport:
-        """Write the merged file of some units, and swap it in; return the report with it.
+        """Merge the files of some units and swap the result in; add that to the report.
 
         The run holds the claim on the shard.
 
@@ -244,16 +241,16 @@ class Compactor:
                     bytes_,
                     quarantine,
                     together,
-                    *time_bounds(parts),
-                    untimed_records(parts),
+                    *_time_bounds(parts),
+                    _untimed_records(parts),
                 )
             )
         folder.sync_folder()
         return tuple(files)
 
 
-def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | None]:
-    """Return the bounds of the files' event times; None if one of them has no bounds."""
+def _time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | None]:
+    """Return the bounds of the files' event times; None if a file has no bounds."""
     firsts = [part.first_event_time for part in parts]
     lasts = [part.last_event_time for part in parts]
     if None in firsts or None in lasts:
@@ -264,53 +261,24 @@ def time_bounds(parts: Sequence[DataFile]) -> tuple[datetime | None, datetime | 
     )
 
 
-def untimed_records(parts: Sequence[DataFile]) -> int | None:
-    """Return the number of the files' records without an event time; None if one is not known."""
+def _untimed_records(parts: Sequence[DataFile]) -> int | None:
+    """Return the number of records without an event time; None if it is unknown for a file."""
     counts = [part.untimed for part in parts if part.untimed is not None]
     return sum(counts) if len(counts) == len(parts) else None
 
 
 def _concatenate(parts: Sequence[tuple[OutputPlace, int]], target: OutputPlace) -> tuple[int, int]:
-    """Write the rows of files, in order, into a new one; return its rows and bytes.
+    """Write the rows of files, in order, into a new file; return its rows and bytes.
 
     Raises:
-        LogCorrupt: a file is missing or damaged, or has another number of rows than in the ledger.
-        OSError: the target cannot be written.
+        LogCorrupt: a file is missing or damaged, or has other rows than the ledger says.
     """
-    schema = _joined_schema([_schema(path) for path, _ in parts])
-    file = target.create()
-    try:
-        records = _copied(parts, file.sink, schema)
-        bytes_ = file.written()
-        file.settle()
-    except BaseException:
-        file.abandon()
-        raise
-    return records, bytes_
-
-
-def _columns_or_schema(schema: pa.Schema) -> object:
-    """Return the columns of a file; its schema where a table has other types for them."""
-    try:
-        return columns_of(schema)
-    except TransformError:
-        return schema
-
-
-def _joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
-    """Return the schema of all rows of files whose columns fit."""
-    if all(schema.equals(schemas[0]) for schema in schemas):
-        return schemas[0]
-    return arrow_schema(reduce(merged, map(columns_of, schemas)))
-
-
-def _copied(parts: Sequence[tuple[OutputPlace, int]], sink: Any, schema: pa.Schema) -> int:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
+    schema = _joined_schema([_schema(path) for path, _ in parts])
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = records = 0
-    with pq.ParquetWriter(sink, schema, compression=COMPRESSION) as out:
+    with new_parquet(target, schema) as out:
         for path, expected in parts:
             rows = 0
             for batch in _batches(path):
@@ -318,7 +286,7 @@ def _copied(parts: Sequence[tuple[OutputPlace, int]], sink: Any, schema: pa.Sche
                 waiting.append(in_stored_types(batch, schema))
                 waiting_bytes += batch.nbytes
                 if waiting_bytes >= ROW_GROUP_BYTES:
-                    out.write_table(pa.Table.from_batches(waiting))
+                    out.writer.write_table(pa.Table.from_batches(waiting))
                     waiting, waiting_bytes = [], 0
             if rows != expected:
                 raise LogCorrupt(
@@ -327,24 +295,22 @@ def _copied(parts: Sequence[tuple[OutputPlace, int]], sink: Any, schema: pa.Sche
                 )
             records += rows
         if waiting:
-            out.write_table(pa.Table.from_batches(waiting))
-    return records
+            out.writer.write_table(pa.Table.from_batches(waiting))
+    return records, out.bytes
+
+
+def _joined_schema(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """Return a schema for the rows of all files, whose columns fit."""
+    if all(schema.equals(schemas[0]) for schema in schemas):
+        return schemas[0]
+    return arrow_schema(reduce(merged, (columns_of(stored_schema(each)) for each in schemas)))
 
 
 def _batches(path: OutputPlace) -> Iterator[pa.RecordBatch]:
-    import pyarrow as pa
-
-    try:
-        with path.parquet() as file:
-            yield from file.iter_batches()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise unreadable(path, error) from error
+    with reading(path), path.parquet() as file:
+        yield from file.iter_batches()
 
 
 def _schema(path: OutputPlace) -> pa.Schema:
-    import pyarrow as pa
-
-    try:
+    with reading(path):
         return path.schema()
-    except (OSError, pa.ArrowInvalid) as error:
-        raise unreadable(path, error) from error

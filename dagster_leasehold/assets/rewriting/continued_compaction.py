@@ -1,9 +1,10 @@
-"""Compaction that continues where the last one ended, and leaves young files alone.
+"""Compaction that continues where the last one ended, and ignores young files.
 
-It reads the ledger from the first file that can still grow, so that its cost follows what was
-committed since, not the age of the stream. The end of each portion is noted under the claim:
+It reads the ledger from the first file that can still grow. So its cost depends on what was
+committed since, and not on the age of the stream. It stores the end of each portion under the
+claim:
 
-1. A portion's merge is swapped in, and the run is killed before it has noted that.
+1. A run swaps in the merged file of a portion, and is killed before it stores the end.
 2. The next run begins at the same batch, finds the merged file there, and continues behind it.
 """
 
@@ -23,9 +24,9 @@ from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 
 
 def old_until(newest: Batch | None, age: timedelta) -> datetime | None:
-    """Return the date before which batches are old, from a shard's newest, or None.
+    """Return the date before which batches of a shard are old; None without a dated batch.
 
-    Ages are differences between dates of one shard's ledger: no clock of a reader is part of them.
+    An age is the difference of two dates in one ledger: no clock of a reader is involved.
     """
     if newest is None or newest.committed_at is None:
         return None
@@ -37,8 +38,8 @@ class ContinuedReport:
     """The results of a compaction of some shards.
 
     Attributes:
-        reports: of the shards that were begun.
-        left: for a shard that was left for later, as a whole or in part, the reason as a clause.
+        reports: by shard.
+        left: for each shard that is not done, the reason as a clause.
     """
 
     reports: dict[ShardId, CompactionReport] = field(
@@ -49,13 +50,13 @@ class ContinuedReport:
 
 @dataclass(frozen=True, slots=True)
 class ContinuedCompaction:
-    """Compaction of the batches committed to some shards since the last time.
+    """Compaction of the batches that were committed to some shards since the last compaction.
 
     Attributes:
-        compactor: of the group; it merges files.
-        age: batches that are younger than this, next to the shard's newest, are left alone.
-        old_until: for some shards, the number below which all batches are old.
-        stopped: returns the reason, as a clause, why a shard is left for later; empty to continue.
+        compactor: merges the files.
+        age: only batches that are older than the newest batch of their shard by this are merged.
+        old_until: for some shards, a number below which all batches are old enough.
+        stopped: returns the reason, as a clause, to leave a shard for later; empty to continue.
     """
 
     compactor: Compactor
@@ -93,14 +94,14 @@ class ContinuedCompaction:
     def _portion(
         self, report: CompactionReport, progress: Compacted
     ) -> tuple[CompactionReport, Compacted, bool]:
-        """Merge one portion; return the report, the progress, and True if more is old enough."""
+        """Merge one portion; return report and progress, and True if old batches remain."""
         shard = report.shard
         units, more = self._old_units(shard, progress.until)
         if not units:
             return report, progress, False
         columns = self.compactor.columns
         plan = next_merges(units, target_bytes=self.compactor.target_bytes, columns=columns)
-        # Those before were counted with the portion that ended there.
+        # The portion before has counted the other units.
         new = [unit for unit in units if unit[0].sequence >= progress.looked_until]
         files = sum(len(batch.files) for unit in new for batch in unit)
         report = replace(
@@ -109,17 +110,17 @@ class ContinuedCompaction:
         for merge in plan.merges:
             report = self.compactor.merged(report, merge)
         looked_until = units[-1][-1].last + 1
-        # A portion without a merge must not be all that later runs ever read again.
+        # Later runs must not read a portion without a merge again and again.
         until = looked_until if more and not plan.merges else plan.until
         noted = Compacted(until, looked_until)
         self.compactor.store.note_compacted(self.compactor.key, shard, self.compactor.run, noted)
         return report, noted, more
 
     def _old_units(self, shard: ShardId, first: int) -> tuple[list[Unit], bool]:
-        """Return whole units that are old enough, and True if there are more behind them."""
+        """Return complete units that are old enough, and True if more follow."""
         store, key = self.compactor.store, self.compactor.key
-        newest = store.each_batch(key, shard, newest_first=True)
-        moment, number = old_until(next(newest, None), self.age), self.old_until.get(shard, 0)
+        newest = next(store.each_batch(key, shard, newest_first=True), None)
+        moment, number = old_until(newest, self.age), self.old_until.get(shard, 0)
         if moment is None:
             return [], False
         units: list[Unit] = []
@@ -137,7 +138,7 @@ class ContinuedCompaction:
 
 
 def _until(rows: Iterator[Batch], moment: datetime, number: int) -> Iterator[Batch]:
-    """Yield rows as long as they were committed by a moment, or have a smaller number."""
+    """Yield rows until one has at least a number and was committed after a moment."""
     for row in rows:
         if row.sequence >= number and (row.committed_at is None or row.committed_at > moment):
             return
@@ -145,6 +146,6 @@ def _until(rows: Iterator[Batch], moment: datetime, number: int) -> Iterator[Bat
 
 
 def _whole(unit: Unit) -> bool:
-    """Return True if no row of a unit is missing at its end."""
+    """Return True if all rows of a unit's batches were read."""
     together = max((file.batches for batch in unit for file in batch.files), default=1)
     return sum(batch.batches for batch in unit) >= together

@@ -1,4 +1,4 @@
-"""Pure rules of compaction: which consecutive units of a shard's output become one file."""
+"""Pure rules of compaction: the consecutive units of a shard's output that become one file."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dagster_leasehold.assets.output.table.columns import joined as joined_columns
+from dagster_leasehold.assets.output.table import columns as table_columns
 from dagster_leasehold.assets.output.units import Unit, unit_files
 from dagster_leasehold.lease_store.ledger_rows import Batch
 
 MERGED_ROWS_MAX = 2_000
-"""The most ledger rows that one swap changes: they are one transaction, and in memory together."""
+"""The most ledger rows that one swap changes, which it keeps in memory for one transaction."""
 UNIT_ROWS_MAX = 20_000
-"""A file of batches of so many rows is left alone, however small: all of them are read with it."""
+"""A file of so many batches is never merged again, however small: a merge reads all their rows."""
 LARGE_ENOUGH = 0.5
-"""A file of this share of the target is left alone: merging it again would cost most of it."""
+"""A file of this share of the target is not merged: that would cost as much as it is worth."""
 
-Columns = tuple[tuple[object, ...], tuple[object, ...]]
-"""The columns of a unit's files of records that do not fit, and of files of quarantined ones.
+UnitColumns = tuple[table_columns.Columns | None, table_columns.Columns | None] | None
+"""The columns of a unit's files of records, and of its files in quarantine; None without files.
 
-More than one of a kind cannot become one file. A list has the columns of a table; anything else is
-the schema of a file of an earlier version, which fits its equals alone.
+None as a whole if the files do not fit into one file of each kind.
 """
-NO_COLUMNS: Columns = ((), ())
+NO_COLUMNS: UnitColumns = (None, None)
 
 
 def each_merge(
     shard_units: Iterable[Unit],
     *,
     target_bytes: int,
-    columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
+    columns: Callable[[Unit], UnitColumns] = lambda _: NO_COLUMNS,
 ) -> Iterator[list[Unit]]:
-    """Yield consecutive units of a shard to merge: each list makes one file of records.
+    """Yield consecutive units of a shard to merge: each list becomes one file of records.
 
-    A merge ends when it has reached the target or very many rows, before a file that is large
-    enough already, and where columns do not fit. One that would leave as many files as there are
-    is left out. Stops reading after the first unit behind a merge.
+    A merge ends at the target size or at very many rows, before a file that is large enough, and
+    before columns that do not fit. Only merges that reduce the number of files are yielded. No unit
+    is read beyond the one that ends a merge.
     """
     for stretch in _each_stretch(shard_units, target_bytes, columns):
         if _saves_files(stretch.units):
@@ -45,11 +44,11 @@ def each_merge(
 
 @dataclass(frozen=True, slots=True)
 class NextMerges:
-    """The merges at the end of a shard's output, and the place where the next ones begin.
+    """Merges at the end of a shard's output.
 
     Attributes:
-        merges: consecutive units; each merge makes one file of records.
-        until: batches with smaller numbers need no further merge.
+        merges: consecutive units; each list becomes one file of records.
+        until: the number of the batch where the next merges begin.
     """
 
     merges: Sequence[list[Unit]]
@@ -60,13 +59,13 @@ def next_merges(
     shard_units: Sequence[Unit],
     *,
     target_bytes: int,
-    columns: Callable[[Unit], Columns] = lambda _: NO_COLUMNS,
+    columns: Callable[[Unit], UnitColumns] = lambda _: NO_COLUMNS,
 ) -> NextMerges:
-    """Return the merges for output that keeps growing behind these units.
+    """Return the merges for output that continues to grow behind these units.
 
-    The last file can be smaller than the target. It is merged again with what comes behind it once
-    that is as large as it is itself: so the bytes that are copied grow with the logarithm of the
-    target, and a reader meets as few files more.
+    The last file can be smaller than the target. It is merged again once the files behind it are as
+    large together as the file itself. So the number of copies of a record grows with the logarithm
+    of the target, and so does the number of small files that a reader opens.
     """
     merges: list[list[Unit]] = []
     until: int | None = None
@@ -84,12 +83,12 @@ def next_merges(
 
 
 def _as_large_behind(shard_units: list[Unit]) -> list[Unit]:
-    """Return the units from the first on that is no larger than all behind it together."""
+    """Drop leading units that are larger than all units behind them together."""
     sizes = [_bytes(unit) for unit in shard_units]
-    left = sum(sizes)
+    remaining = sum(sizes)
     for first, size in enumerate(sizes):
-        left -= size
-        if size <= left:
+        remaining -= size
+        if size <= remaining:
             return shard_units[first:]
     return []
 
@@ -97,9 +96,8 @@ def _as_large_behind(shard_units: list[Unit]) -> list[Unit]:
 class _End(Enum):
     """The reason why a stretch ends.
 
-    `BORDER`: no later unit can join it. `FULL`: its files together have the size of the target; as
-    one file they can be smaller, since each of them has a head and a foot. `OPEN`: nothing is
-    behind it yet.
+    `BORDER`: no later unit can join it. `FULL`: its files have the target size together; merged
+    they can be smaller, since each file has a header and a footer. `OPEN`: it is the last one.
     """
 
     BORDER = 0
@@ -116,37 +114,36 @@ class _Stretch:
 
 
 def _each_stretch(
-    shard_units: Iterable[Unit], target_bytes: int, columns: Callable[[Unit], Columns]
+    shard_units: Iterable[Unit], target_bytes: int, columns: Callable[[Unit], UnitColumns]
 ) -> Iterator[_Stretch]:
     merge: list[Unit] = []
-    size, rows, schemas = 0, 0, NO_COLUMNS
+    size, rows, fitting = 0, 0, NO_COLUMNS
     for unit in shard_units:
         own = columns(unit)
         bytes_, changed = _bytes(unit), len(changed_rows(unit))
         large = bytes_ >= target_bytes * LARGE_ENOUGH or len(unit) >= UNIT_ROWS_MAX
         full = size >= target_bytes or rows + changed > MERGED_ROWS_MAX
-        border = large or not _uniform(joined(schemas, own))
+        border = large or joined(fitting, own) is None
         if merge and (border or full):
             yield _Stretch(merge, _End.BORDER if border else _End.FULL)
             merge = []
-            size, rows, schemas = 0, 0, NO_COLUMNS
-        if not _uniform(own):
-            continue  # an attempt whose tasks wrote different columns cannot become one file
+            size, rows, fitting = 0, 0, NO_COLUMNS
+        if own is None:
+            continue
         merge.append(unit)
-        size, rows, schemas = size + bytes_, rows + changed, joined(schemas, own)
+        size, rows, fitting = size + bytes_, rows + changed, joined(fitting, own)
         if large:
             yield _Stretch(merge)
             merge = []
-            size, rows, schemas = 0, 0, NO_COLUMNS
+            size, rows, fitting = 0, 0, NO_COLUMNS
     if merge:
         yield _Stretch(merge, _End.FULL if size >= target_bytes else _End.OPEN)
 
 
 def changed_rows(unit: Unit) -> list[Batch]:
-    """Return the rows of a unit that a merge has to change, the first one always.
+    """Return the rows of a unit that a merge changes: the first one, and all that list files.
 
-    Those behind the first that list no file stay as they are: a forced checkpoint cannot part them
-    from the file that holds their records.
+    A forced checkpoint cannot separate the other rows from the file with their records.
     """
     return [batch for place, batch in enumerate(unit) if place == 0 or batch.files]
 
@@ -155,26 +152,19 @@ def _bytes(unit: Unit) -> int:
     return sum(file.bytes for file in unit_files(unit, quarantine=False))
 
 
-def joined(one: Columns, other: Columns) -> Columns:
-    """Return the columns of two units together."""
-    records: list[object] = []
-    for schema in (*one[0], *other[0]):
-        both = _joined_schemas(records[-1], schema) if records else schema
-        records = [*records, schema] if both is None else [*records[:-1], both]
-    quarantined = (*one[1], *other[1])
-    return tuple(records), tuple(
-        schema for at, schema in enumerate(quarantined) if schema not in quarantined[:at]
-    )
-
-
-def _joined_schemas(one: object, other: object) -> object | None:
-    if isinstance(one, list) and isinstance(other, list):
-        return joined_columns(one, other)
-    return one if one == other else None
-
-
-def _uniform(columns: Columns) -> bool:
-    return all(len(schemas) <= 1 for schemas in columns)
+def joined(one: UnitColumns, other: UnitColumns) -> UnitColumns:
+    """Return the columns of two units together, or None if they do not fit."""
+    if one is None or other is None:
+        return None
+    pairs: list[table_columns.Columns | None] = []
+    for mine, theirs in zip(one, other, strict=True):
+        if mine is None or theirs is None:
+            pairs.append(theirs if mine is None else mine)
+        elif (both := table_columns.joined(mine, theirs)) is None:
+            return None
+        else:
+            pairs.append(both)
+    return pairs[0], pairs[1]
 
 
 def _saves_files(merge: Sequence[Unit]) -> bool:

@@ -1,14 +1,14 @@
-"""Replay: committed batches made again with today's transform, beside live consumption.
+"""Replay: committed batches run again through the current transform, beside live consumption.
 
-Ranges, numbers and checkpoints stay as they are; only the files and the counts of a batch change,
-for all batches of a shard's replay in one transaction. What interrupts a replay leaves the old
+Ranges, numbers and checkpoints stay as they are. Only the files and the counts of the batches
+change, for all replayed batches of a shard in one transaction. An interrupted replay leaves the old
 output in place:
 
 1. The replay claims the shard and writes new files, which no ledger row names yet.
-2. It dies: readers see the old files; the new ones are orphans, which vacuum removes later.
-3. Or it is only slow, and another run takes its claim over: its swap is refused.
-4. Or Spark or the source makes no progress: it interrupts its job, and gives its claims back.
-5. Or it swaps: readers that listed the old files before still find them on the disk.
+2. If it dies, readers see the old files. The new files are orphans, which vacuum removes later.
+3. If it is slow, and another run takes its claim over, its swap is refused.
+4. If Spark or the source makes no progress, it interrupts its job and releases its claims.
+5. After a swap, readers that listed the old files before still find them on the disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
 from dagster_leasehold.assets.guarding.run_on_spark import guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.expired_output import expired_output
-from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
+from dagster_leasehold.assets.output.table.columns import ColumnAgreement
 from dagster_leasehold.assets.output.units import (
     Ended,
     Unit,
@@ -61,16 +61,16 @@ class ReplayReport:
     """The results of a replay for one shard.
 
     Attributes:
-        batches: batches whose output was replaced.
-        records: records read for them.
-        written: records in their new output.
-        quarantined: records of them that could not be parsed.
-        kept: batches that keep their old output, because retention has removed their records.
-        kept_until: the cursor after the last of those, or None.
-        unpublished: batches that keep their old output, because they wait for publication.
-        expired_until: the cursor where the shard's output begins, where what the replay asked for
-            can lie before it; None where it does not.
-        error: why nothing was replaced, as one sentence; empty when all went well.
+        batches: the number of batches whose output was replaced.
+        records: the number of records read for them.
+        written: the number of records in their new output.
+        quarantined: the number of their records that could not be parsed.
+        kept: the number of batches with their old output, as the source no longer has the records.
+        kept_until: the end cursor of the last of them, or None.
+        unpublished: the number of batches with their old output, as they wait for publication.
+        expired_until: the cursor where the output of the shard begins, if older output that the
+            replay asked for can have expired; otherwise None.
+        error: why nothing was replaced, as one sentence; empty without an error.
     """
 
     shard: ShardId
@@ -87,13 +87,13 @@ class ReplayReport:
 
 @dataclass
 class _Replay:
-    """One shard's replay under way."""
+    """The replay of one shard in progress."""
 
     claim: ExitStack
-    chosen: list[Unit]
+    units: list[Unit]
     report: ReplayReport
     waiting: deque[Batch] = field(default_factory=deque[Batch])
-    made: list[BatchRewrite] = field(default_factory=list[BatchRewrite])
+    rewrites: list[BatchRewrite] = field(default_factory=list[BatchRewrite])
 
 
 def replay_on_spark(
@@ -112,9 +112,9 @@ def replay_on_spark(
 ) -> dict[ShardId, ReplayReport]:
     """Replay a span of some shards with Spark; see `Replayer` for the arguments.
 
-    A replay that makes no progress for the stream's `stall_limit_s` is given up: each of its shards
-    that is not done names the reason in its report. `tell` takes a sentence
-    for people while it continues, such as after `starved_after_s` seconds when Spark runs no task.
+    A replay without progress for the stream's `stall_limit_s` is given up, with the reason in the
+    reports of unfinished shards. `tell` takes a sentence for people while the replay continues, for
+    example when Spark has run no task for `starved_after_s` seconds.
     """
     with (
         StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
@@ -151,14 +151,12 @@ class Replayer:
     """Replays shards of a stream in one run.
 
     Attributes:
-        stream: the stream's declaration: source, today's transform, quarantine limit.
-        store: where the ledger is.
-        output_root: the folder of the stream's and group's output.
+        stream: declares the source, the current transform and the quarantine limit.
+        output_root: the folder of the group's output.
         sweeper: reads, transforms and writes.
         run: an id that was never used.
-        ended: returns True for a run that has certainly ended, whose claims are taken over.
-        progress: called with the number of batches that were made again so far, and that of all.
-            Batches of shards that are not begun yet are estimated from the others.
+        ended: returns True if a run has certainly ended: its claims are taken over.
+        progress: called with the number of batches replayed so far, and an estimate of all batches.
     """
 
     stream: ShardStream
@@ -168,10 +166,10 @@ class Replayer:
     run: str
     ended: Ended = lambda _: False
     progress: Report = lambda *_: None
-    _made: int = 0
-    _named: int = 0
-    _begun: int = 0
-    _chosen: int = 0
+    _replayed: int = 0
+    _shards: int = 0
+    _claimed: int = 0
+    _batches: int = 0
     _open: dict[ShardId, _Replay] = field(default_factory=dict[ShardId, _Replay])
     _reports: dict[ShardId, ReplayReport] = field(default_factory=dict[ShardId, ReplayReport])
     _columns: ColumnAgreement = field(init=False)
@@ -182,17 +180,17 @@ class Replayer:
     def replay(self, shards: Sequence[ShardId], span: ReplaySpan) -> dict[ShardId, ReplayReport]:
         """Replay a span of these shards; return one report per shard.
 
-        An error of one shard is in its report. The caller gets an error or an interrupt that
-        ends the whole replay early, after all claims were given back.
+        The report of a shard has its error. An interrupt, or an error of the whole replay, is
+        raised after all claims were released.
         """
-        named = list(dict.fromkeys(shards))
-        self._named = len(named)
+        unique = list(dict.fromkeys(shards))
+        self._shards = len(unique)
         size = self.stream.pace.shards_per_run
         try:
-            for first in range(0, len(named), size):
-                for shard in named[first : first + size]:
+            for first in range(0, len(unique), size):
+                for shard in unique[first : first + size]:
                     self._guarded(shard, lambda shard=shard: self._begin(shard, span))
-                    self._begun += 1
+                    self._claimed += 1
                 self._show()
                 while self._open:
                     self._swap_complete()
@@ -204,7 +202,7 @@ class Replayer:
         return self._reports
 
     def _guarded(self, shard: ShardId, step: Callable[[], None]) -> None:
-        """Do one step of a shard; an error of it ends that shard's replay alone."""
+        """Do one step of a shard; its error ends the replay of this shard only."""
         try:
             step()
         except LeaseholdError as error:
@@ -227,9 +225,9 @@ class Replayer:
         end = rewritable_until(self.store, key, shard, head.next_number)
         replayed = [unit for unit in units if unit[-1].sequence < end]
         unchanged = bisect_left(replayed, True, key=lambda unit: self._still_there(shard, unit))
-        replay.chosen = replayed[unchanged:]
-        replay.waiting.extend(batch for unit in replay.chosen for batch in unit)
-        self._chosen += len(replay.waiting)
+        replay.units = replayed[unchanged:]
+        replay.waiting.extend(batch for unit in replay.units for batch in unit)
+        self._batches += len(replay.waiting)
         kept_batches = [batch for unit in replayed[:unchanged] for batch in unit]
         replay.report = replace(
             replay.report,
@@ -239,7 +237,7 @@ class Replayer:
         )
 
     def _still_there(self, shard: ShardId, unit: Unit) -> bool:
-        """Return True if the source still has a unit's records; the oldest go first."""
+        """Return True if the source still has the records of a unit; it drops the oldest first."""
         try:
             self.stream.source.plan(shard, unit[0].start, Limits(records_max=1))
         except CursorExpired:
@@ -254,15 +252,13 @@ class Replayer:
         for shard in list(self._open):
             if claims.get(shard) != self.run:
                 self._end(shard, ReplayReport(shard, error=self._superseded(shard)))
-        following = {shard: replay.waiting[0] for shard, replay in self._open.items()}
+        batches = {shard: replay.waiting[0] for shard, replay in self._open.items()}
         ranges = [
             ReadRange(shard, batch.start, batch.end, batch.statistics.records or 0)
-            for shard, batch in following.items()
+            for shard, batch in batches.items()
         ]
+        numbers = {shard: range(batch.sequence, batch.last + 1) for shard, batch in batches.items()}
         try:
-            numbers = {
-                shard: range(batch.sequence, batch.last + 1) for shard, batch in following.items()
-            }
             results = self.sweeper(ranges, numbers) if ranges else {}
         except LeaseholdError as error:
             for shard in list(self._open):
@@ -279,10 +275,10 @@ class Replayer:
         sweep.check_quarantined(range_, statistics.quarantined, self.stream.checks.quarantined_max)
         self._columns.agree(result.columns)
         batch = replay.waiting.popleft()
-        replay.made.append(
+        replay.rewrites.append(
             BatchRewrite(batch.sequence, batch.generation, result.files, statistics, batch.attempt)
         )
-        self._made += 1
+        self._replayed += 1
         self._show()
         report = replay.report
         replay.report = replace(
@@ -294,7 +290,7 @@ class Replayer:
         )
 
     def _show(self) -> None:
-        self.progress(self._made, round(self._chosen * self._named / self._begun))
+        self.progress(self._replayed, round(self._batches * self._shards / self._claimed))
 
     def _swap_complete(self) -> None:
         for shard, replay in list(self._open.items()):
@@ -303,18 +299,18 @@ class Replayer:
 
     def _swap(self, shard: ShardId) -> None:
         replay = self._open[shard]
-        if replay.made:
-            old = [file for unit in replay.chosen for batch in unit for file in batch.files]
-            first, last = replay.made[0].sequence, replay.made[-1].sequence
+        if replay.rewrites:
+            old = [file for unit in replay.units for batch in unit for file in batch.files]
+            first, last = replay.rewrites[0].sequence, replay.rewrites[-1].sequence
             if not swap(
                 self.store,
                 self.stream.key,
                 shard,
                 self.run,
-                replay.made,
+                replay.rewrites,
                 replaced=old,
                 output_root=self.output_root,
-                reason=f"replayed {len(replay.made)} batches, {first} to {last}",
+                reason=f"replayed {len(replay.rewrites)} batches, {first} to {last}",
             ):
                 raise RewriteRefused(self._superseded(shard))
         self._end(shard, replay.report)

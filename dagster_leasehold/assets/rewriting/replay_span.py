@@ -1,4 +1,4 @@
-"""The span of a replay: the committed batches between two bounds, as cursors or times."""
+"""The span of a replay: the committed batches between two bounds, each a cursor or a time."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ Bound = str | datetime | None
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpan:
-    """The batches that hold records from `start` on and before `end`; None is no bound.
+    """The batches with records from `start` on and before `end`; None is no bound.
 
-    With `quarantined`, only batches with records in quarantine.
-
-    A time is compared with the event times of a batch's records; a batch without known event times
-    is replayed.
+    With `quarantined`, only batches with records in quarantine. A time is compared with the event
+    times of a batch; batches without known event times belong to the span.
     """
 
     start: Bound = None
@@ -37,7 +35,9 @@ class ReplaySpan:
 
     @classmethod
     def parse(cls, start: str | None, end: str | None, *, quarantined: bool = False) -> Self:
-        """Return the span of `begin`, `end`, cursors or ISO 8601 times; UTC without an offset.
+        """Return the span between two texts: `begin`, `end`, a cursor or an ISO 8601 time.
+
+        A time without an offset is in UTC.
 
         Raises:
             RewriteRefused: it ends before it starts.
@@ -61,7 +61,7 @@ class ReplaySpan:
         return span
 
     def check_expired(self, shard: ShardId, expired: Expired) -> bool:
-        """Return True if records that the span names might have expired, which times cannot tell.
+        """Return True if records of the span can have expired.
 
         Raises:
             RewriteRefused: the span starts or ends at a cursor that has expired.
@@ -79,30 +79,26 @@ class ReplaySpan:
         return open_start and expired.may_hold(since, until)
 
     def first_number(self, ledger: Ledger) -> int:
-        """Return the number of a batch before which a shard's ledger holds nothing of the span."""
-        match self.start:
-            case str() as cursor:
-                return number_behind(ledger, cursor)
-            case _:
-                return 0
+        """Return the number of the first batch of a shard that can belong to the span."""
+        return number_behind(ledger, self.start) if isinstance(self.start, str) else 0
 
     def chosen(self, units: Iterable[Unit]) -> list[Unit]:
-        """Return the units with a batch in the span: merged batches go together.
+        """Return the units with a batch in the span.
 
         Args:
-            units: of one shard in order, from `first_number` on; no more than needed are taken.
+            units: of one shard in order, from `first_number` on; read up to the end of the span.
 
         Raises:
             RewriteRefused: a bound is no cursor.
         """
-        chosen_units: list[Unit] = []
+        selection: list[Unit] = []
         self._check_cursors()
         for unit in units:
-            if any(self._holds(batch) and self._wanted(batch) for batch in unit):
-                chosen_units.append(unit)
+            if any(self._holds(batch) for batch in unit):
+                selection.append(unit)
             if isinstance(self.end, str) and not is_before(unit[-1].end, self.end):
                 break
-        return chosen_units
+        return selection
 
     def _check_cursors(self) -> None:
         for cursor in (self.start, self.end):
@@ -113,27 +109,26 @@ class ReplaySpan:
                 )
 
     def _holds(self, batch: Batch) -> bool:
-        """Return True if a batch can hold records between the two bounds."""
+        """Return True if a batch can have records between the two bounds."""
         statistics = batch.statistics
+        if self.quarantined and not statistics.quarantined:
+            return False
         match self.start:
             case datetime() as since:
                 last = statistics.last_event_time
-                behind = last is None or last >= since
+                reaches_start = last is None or last >= since
             case str() as cursor:
-                behind = is_before(cursor, batch.end)
+                reaches_start = is_before(cursor, batch.end)
             case None:
-                behind = True
+                reaches_start = True
         match self.end:
             case datetime() as until:
                 first = statistics.first_event_time
-                return behind and (first is None or first < until)
+                return reaches_start and (first is None or first < until)
             case str() as cursor:
-                return behind and is_before(batch.start, cursor)
+                return reaches_start and is_before(batch.start, cursor)
             case None:
-                return behind
-
-    def _wanted(self, batch: Batch) -> bool:
-        return not self.quarantined or batch.statistics.quarantined > 0
+                return reaches_start
 
 
 def _bound(text: str | None, unbounded: Position) -> Bound:

@@ -1,22 +1,22 @@
-"""Vacuum: files that no ledger row names go, once they are older than anybody could need them.
+"""Vacuum removes old files that neither a ledger row nor the table names.
 
-A file can be unnamed because its attempt failed, because it was swapped out (its age counts from
-the swap: on a disk the file was made to look new, in an object store a note says when), or because
-its attempt is still under way. What keeps the last kind, beside its age:
+A file has no name there if its attempt failed, if it was swapped out, or if its attempt is still in
+progress. The age of a swapped-out file counts from the swap: on a disk its modification time is
+set, in an object store a note has the time. The order of the reads protects an attempt in progress:
 
-1. An attempt begins: its intent, its claim to rewrite, or its attempt to make an hour is in the
-   store before its first file.
-2. Vacuum lists the files, then reads intents, claims and attempts, then the ledger.
-3. The attempt is under way at the second look: its folder bears its run's name, and is kept.
-4. Or it has ended by then: the ledger names its output at the third look.
+1. An attempt begins: its intent, its rewrite claim or its window attempt is in the store before its
+   first file.
+2. Vacuum lists the files, then reads intents, claims and window attempts, then the ledger.
+3. If the attempt is in progress at the second read, its folder has the name of its run, and stays.
+4. If it has ended by then, the ledger names its output at the third read.
 
-The age that counts is the one at the moment of removal, or a swap in between goes unseen:
+The age is read again at the moment of removal. Otherwise a swap in between would be missed:
 
-1. Vacuum lists a file that was written long ago, and that the ledger names.
+1. Vacuum lists a file that was written long ago and that the ledger names.
 2. A reader lists it, too.
-3. A compaction makes it look new, and swaps it out.
-4. Vacuum reads the ledger: no row names the file. Looked at again, with the notes of what was
-   replaced, it is new, and stays: the note was made before the swap.
+3. A compaction notes that the file is being replaced, and swaps it out.
+4. Vacuum reads the ledger: no row names the file. But its age, read again, is young because of the
+   note. The file stays.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from pathlib import PurePosixPath
 from dagster_leasehold.assets.errors import RewriteRefused
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempts_of
 from dagster_leasehold.assets.output.folder_owner import owned
+from dagster_leasehold.assets.output.table.publication import each_change
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.assets.places.place import Entry, OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings
@@ -43,11 +44,11 @@ class VacuumReport:
     """The files that a vacuum removed, or would remove.
 
     Attributes:
-        removed: files, relative to the output folder, in order.
-        removed_bytes: their size together.
-        committed: files that the ledger names.
-        young: other files that are not old enough yet.
-        in_progress: other files of attempts that are under way.
+        removed: the paths of the files below the output folder, in order.
+        removed_bytes: the size of these files.
+        committed: the number of files that ledger or table name.
+        young: the number of other files that are not old enough.
+        in_progress: the number of other files of attempts in progress.
     """
 
     removed: tuple[str, ...] = ()
@@ -66,33 +67,37 @@ def vacuum(
     dry_run: bool = False,
     catalog: CatalogSettings | None = None,
 ) -> VacuumReport:
-    """Remove the files of attempts that neither ledger nor table names and that are old enough.
+    """Remove the files of attempts that neither ledger nor table name and that are old enough.
 
-    The table is looked up in `catalog`, by default the lease database.
-
-    Ages are taken by the clock of the file system, so that a host whose clock is wrong removes
-    nothing too early.
+    The table is in `catalog`, by default in the lease database. Ages use the clock of the file
+    system, so a host with a wrong clock removes nothing too early.
 
     Raises:
         OutputNotOwned: the folder belongs to another lease store.
-        RewriteRefused: a file cannot be removed.
+        RewriteRefused: files cannot be listed or removed.
         TableUnavailable: the table or its catalog cannot be reached.
     """
     owned(store, output_root, again=True, claim=False)
-    entries = sorted(output_root.entries(ATTEMPTS_FOLDER), key=lambda entry: entry.path)
+    try:
+        entries = sorted(output_root.entries(ATTEMPTS_FOLDER), key=lambda entry: entry.path)
+    except OSError as error:
+        raise RewriteRefused(
+            f"The files in {output_root} cannot be listed ({one_line(str(error))}): let this "
+            "account read the output folder."
+        ) from error
     if not entries:
         return VacuumReport()
     owned(store, output_root, claim=not dry_run)
     limit_ns = output_root.now_ns() - int(older_than.total_seconds() * 1e9)
     files = [entry for entry in entries if not entry.folder]
-    working = {claim.run for claim in store.rewrites(key)}
-    making = {each.attempt for each in store.window_attempts(key)}
-    working |= {head.intent for head in store.heads(key).values() if head.intent is not None}
+    runs = {claim.run for claim in store.rewrites(key)}
+    window_attempts = {each.attempt for each in store.window_attempts(key)}
+    runs |= {head.intent for head in store.heads(key).values() if head.intent is not None}
     named = {file.path for batch in store.each_batch(key) for file in batch.files}
     named |= {file.path for window in store.windows(key) for file in window.files}
-    named |= _published_still(store, key)
+    named |= {path for change in each_change(store, key) for path in change.removed}
     named |= _named_by_table(store, key, output_root, catalog or CatalogSettings())
-    busy = making | attempts_of(working, {_attempt(entry) for entry in entries})
+    busy = window_attempts | attempts_of(runs, {_attempt(entry) for entry in entries})
     others = [entry for entry in files if entry.path not in named]
     idle = [entry for entry in others if _attempt(entry) not in busy]
     old = [entry for entry in idle if entry.modified_ns < limit_ns]
@@ -100,7 +105,7 @@ def vacuum(
         failpoints.reach("before_vacuum")
     old = _still_old(output_root, old, limit_ns, remove=not dry_run)
     if not dry_run:
-        # On a store, what is written into a folder would go with it: what was committed stays.
+        # An object store deletes a folder with its content, so a folder with named files stays.
         in_use = busy | {PurePosixPath(path).parts[1] for path in named}
         output_root.remove_empty_folders(
             [
@@ -119,20 +124,10 @@ def vacuum(
     )
 
 
-def _published_still(store: LeaseStore, key: GroupKey) -> set[str]:
-    """Return the files that the ledger no longer names and that the table still has."""
-    paths: set[str] = set()
-    changes = store.pending_changes(key)
-    while changes:
-        paths.update(path for change in changes for path in change.removed)
-        changes = store.pending_changes(key, after=changes[-1].sequence)
-    return paths
-
-
 def _named_by_table(
     store: LeaseStore, key: GroupKey, output_root: OutputPlace, catalog: CatalogSettings
 ) -> set[str]:
-    """Return the files that snapshots of the group's table name: earlier ones stay readable."""
+    """Return the files that the snapshots of the group's table name, also earlier ones."""
     publication = store.publication(key)
     published = publication is not None and publication.table is not None
     if not published and not any(output_root.names(METADATA_FOLDER)):
@@ -150,7 +145,7 @@ def _attempt(entry: Entry) -> str:
 def _still_old(
     output_root: OutputPlace, old: Collection[Entry], limit_ns: int, *, remove: bool
 ) -> list[Entry]:
-    """Return the files that are still old when their turn comes; remove them, or not.
+    """Return the files that are still old at the moment of their removal; remove them, or not.
 
     Raises:
         RewriteRefused: a file cannot be removed.
@@ -160,7 +155,7 @@ def _still_old(
     for entry in old:
         place = output_root / entry.path
         try:
-            # By the time of the listing: all that happened to the file since makes it younger.
+            # Compared with the limit of the listing: a later change only makes a file younger.
             changed_ns = max(place.modified_ns(), replaced_ns.get(entry.path, 0))
             if changed_ns >= limit_ns:
                 continue

@@ -1,4 +1,4 @@
-"""The reasons for a compaction to stop: consumption comes first, and the run's time is limited."""
+"""When a compaction stops: consumption comes first, and the time of a run is limited."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.lag import lags_of
 
 REVIEW_S = 10.0
-"""The time after which leases and lags are read again, in seconds."""
+"""The interval between two reads of leases and lags, in seconds."""
 RUN_BUDGET_S = 120.0
-"""The time after which a run leaves the rest to the next one, in seconds."""
+"""The time after which a run stops and leaves the rest to the next run, in seconds."""
 
 
 def finished(snapshot: Snapshot) -> frozenset[ShardId]:
@@ -24,25 +24,25 @@ def finished(snapshot: Snapshot) -> frozenset[ShardId]:
 
 
 def keepers(snapshot: Snapshot) -> dict[ShardId, NodeName]:
-    """Return the node that compacts each shard: its holder, and for one that is over, any node.
+    """Return the node that compacts each shard: its holder.
 
-    No node holds a shard that is over, so such shards are dealt out to the members in order.
+    No node holds a shard that is over: such shards are distributed among the members in order.
     """
     members = sorted(node.name for node in snapshot.nodes if node.member and node.accepts_runs)
     over = sorted(finished(snapshot))
-    dealt = {shard: members[place % len(members)] for place, shard in enumerate(over) if members}
-    held = {
+    unheld = {shard: members[place % len(members)] for place, shard in enumerate(over) if members}
+    holders = {
         row.shard: row.consumer_owner
         for row in snapshot.shards
         if row.consumer_owner is not None and row.state is not ShardState.OVER
     }
-    return held | dealt
+    return holders | unheld
 
 
 def behind(stream: ShardStream, rows: Iterable[ShardLease]) -> Mapping[ShardId, bool]:
-    """Return True for each shard with more unread records than a batch takes at most.
+    """Return True for each shard with more unread records than one batch can have.
 
-    A source that cannot tell, or does not answer, keeps no shard from being compacted.
+    A shard is compacted if the source does not know its lag or does not answer.
     """
     lags = lags_of(stream.source, rows).records
     return {shard: (lag or 0) > stream.limits.records_max for shard, lag in lags.items()}
@@ -50,15 +50,14 @@ def behind(stream: ShardStream, rows: Iterable[ShardLease]) -> Mapping[ShardId, 
 
 @dataclass(slots=True)
 class Yielding:
-    """The review of a compaction on a node, asked before each portion of its work.
+    """Decides before each portion of a compaction whether to continue.
 
     Attributes:
-        stream: of the shards.
-        node: that compacts.
-        shards: that are compacted.
+        stream: the stream of the shards.
+        node: the node that compacts.
+        shards: the shards that it compacts.
         snapshot: reads the group.
         leaving: returns True once the node leaves.
-        clock: monotonic seconds.
     """
 
     stream: ShardStream
@@ -75,11 +74,7 @@ class Yielding:
         self._began_s = self.clock()
 
     def stopped(self, shard: ShardId) -> str:
-        """Return the reason why a shard is left for later, as a clause; empty to continue.
-
-        Raises:
-            StoreError: the lease store does not answer.
-        """
+        """Return the reason to leave a shard for later, as a clause; empty to continue."""
         if self.leaving():
             return f"node {self.node} leaves"
         now_s = self.clock()
@@ -93,14 +88,13 @@ class Yielding:
     def _review(self) -> dict[ShardId, str]:
         snapshot = self.snapshot()
         owners = keepers(snapshot)
-        held = [
+        rows = [
             row
             for row in snapshot.shards
             if row.shard in self.shards and owners.get(row.shard) == self.node
         ]
         reasons = dict.fromkeys(
-            self.shards - {row.shard for row in held}, f"node {self.node} no longer holds it"
+            self.shards - {row.shard for row in rows}, f"node {self.node} no longer holds it"
         )
-        late = behind(self.stream, held)
-        reasons |= {shard: "its consumption lags" for shard in late if late[shard]}
-        return reasons
+        lagging = behind(self.stream, rows)
+        return reasons | {s: "its consumption lags" for s, lags in lagging.items() if lags}

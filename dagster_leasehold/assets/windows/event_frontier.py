@@ -1,7 +1,7 @@
-"""Pure rules that tell up to which event time a stream's committed output is complete.
+"""Pure rules: the event time up to which the committed output of a stream is complete.
 
-A shard that can still deliver records holds back every hour that its watermark has not passed. Two
-kinds of shards hold nothing back: finished ones, and idle ones if the declaration says so.
+A shard that can still deliver records holds back every hour that its watermark has not passed.
+Finished shards hold back nothing, nor do idle shards if the declaration says so.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class ShardTime:
     """The event time that one shard has reached.
 
     Attributes:
-        watermark: the largest event time of its committed output; None where it has none.
-        finished: it is read to its end and takes no further records.
-        idle: it is caught up, and has been for as long as the declaration allows for.
+        watermark: the largest event time of its committed output; None without output.
+        finished: True if it was read to its end and gets no further records.
+        idle: True if it has been caught up for as long as the declaration requires.
     """
 
     shard: ShardId
@@ -34,11 +34,11 @@ class ShardTime:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The event time before which nothing is missing.
+    """The event time before which output is complete.
 
     Attributes:
-        until: that time; None if nothing is known to be complete.
-        held_by: the farthest shard that holds, if any holds.
+        until: that time; None if no output is certainly complete.
+        held_by: the shard that holds back the next hour, if any does.
         clause: the same for people, as one clause.
     """
 
@@ -58,7 +58,7 @@ def frontier(
     Args:
         shards: all shards that the lease tables know.
         unlisted: shards of the source that the lease tables do not know yet.
-        out_of_order: how much older than a shard's newest its next record can be, at most.
+        out_of_order: by how much the next record of a shard can be older than its newest record.
     """
     if unlisted:
         first = min(unlisted)
@@ -78,7 +78,7 @@ def frontier(
     if not watermarks:
         return Frontier(None, None, "no shard has any output")
     if all(shard.finished for shard in shards):
-        # Nothing can follow: the last hour is complete although no shard has passed it.
+        # No record can follow: the last hour is complete although no shard has passed it.
         until = _end_of_hour(max(watermarks))
         return Frontier(until, None, "all shards are finished")
     until = _before(max(watermarks), out_of_order)
@@ -86,7 +86,7 @@ def frontier(
 
 
 def _before(time: datetime, span: timedelta) -> datetime | None:
-    """Return a time earlier by a span; None where there is none, at the calendar's beginning."""
+    """Return a time earlier by a span; None before the year 1."""
     try:
         return time - span
     except OverflowError:
@@ -94,7 +94,7 @@ def _before(time: datetime, span: timedelta) -> datetime | None:
 
 
 def _end_of_hour(time: datetime) -> datetime:
-    """Return the end of the hour that a time lies in; the calendar's last hour has none."""
+    """Return the end of the hour that a time lies in; in the last hour of 9999, the time itself."""
     try:
         return hour_of(time) + HOUR
     except OverflowError:
@@ -107,10 +107,7 @@ def hour_of(time: datetime) -> datetime:
 
 
 def complete_hours(since: datetime, until: datetime | None, limit: int) -> list[datetime]:
-    """Return the hours from `since` on that end at or before `until`, at most `limit` of them.
-
-    Both are in UTC, and `since` is the beginning of an hour.
-    """
+    """Return at most `limit` hours from `since` on that end at or before `until`, both in UTC."""
     hours: list[datetime] = []
     while until is not None and until - since >= HOUR and len(hours) < limit:
         hours.append(since)

@@ -72,7 +72,7 @@ class LatePolicy(Declared):
 
 
 def _stream(given: Any, info: ValidationInfo) -> Any:
-    """Return a stream, which YAML gives by name."""
+    """Return a stream; YAML names it."""
     names: NamedThings | None = info.context
     if names is not None and isinstance(given, str):
         return names.stream(given)
@@ -82,7 +82,7 @@ def _stream(given: Any, info: ValidationInfo) -> Any:
 
 
 def _since(given: Any, _: ValidationInfo) -> Any:
-    """Return the first hour, which YAML gives as text."""
+    """Return the first hour; YAML gives it as text."""
     if isinstance(given, str) and (parsed := parse_time(given)) is not None:
         return parsed
     if not isinstance(given, datetime):
@@ -149,8 +149,8 @@ class HourlyAsset(Declared):
         check_prefix(prefix_parts(self.key_prefix or ()))
         if isinstance(self.transform, ArrowTransform):
             raise InvalidSetting(
-                "its transform takes Arrow tables, and an hour of all shards is a DataFrame: leave "
-                "the decorator away."
+                "its transform takes Arrow tables, and an hour of all shards is a DataFrame: "
+                "remove the decorator."
             )
         if self.since.tzinfo is None or hour_of(self.since) != self.since:
             raise InvalidSetting(
@@ -206,7 +206,7 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
         start = context.partition_time_window.start
         deployment = deployment_in(context.resources)
         try:
-            window = make_window(
+            result = make_window(
                 deployment,
                 hourly.stream,
                 asset=hourly.name,
@@ -223,38 +223,36 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
         except LeaseholdError as error:
             raise dg.Failure(str(error), allow_retries=False) from error
         root = deployment.output_folder(hourly.stream.key)
-        return dg.MaterializeResult(metadata=window_metadata(window, root))
+        return dg.MaterializeResult(metadata=window_metadata(result, root))
 
     return hour
 
 
-def window_metadata(made: WindowMade, root: OutputPlace) -> dict[str, Any]:
+def window_metadata(result: WindowMade, root: OutputPlace) -> dict[str, Any]:
     """Return the metadata of an hour's materialization, with numbers that Dagster can plot.
 
-    Args:
-        made: the hour.
-        root: the place that its files are named from.
+    `root` is the folder of the output, which the files of the hour are named from.
     """
-    window = made.window
-    named: dict[str, Any] = {}
+    window = result.window
+    metadata: dict[str, Any] = {}
     if window.files:
         path = window.files[0].path
-        named["dagster/uri"] = location_of(root / path.rpartition("/")[0])
-        # What is only for people to look at fails no hour that is made.
+        metadata["dagster/uri"] = location_of(root / path.rpartition("/")[0])
+        # An hour does not fail because its columns cannot be shown.
         with suppress(OSError, LeaseholdError):
             columns = columns_of(stored_schema((root / path).schema()))
-            named["dagster/column_schema"] = dg.TableSchema(
+            metadata["dagster/column_schema"] = dg.TableSchema(
                 [dg.TableColumn(each["name"], type_text(each["type"])) for each in columns]
             )
     return {
-        **named,
+        **metadata,
         "dagster/partition_row_count": window.records,
         "records": window.records,
         "bytes": sum(file.bytes for file in window.files),
         "files": len(window.files),
         "late_records": window.late,
         "generation": window.generation,
-        "source_files": made.source_files,
+        "source_files": result.source_files,
         "start": dg.MetadataValue.timestamp(window.start),
         "end": dg.MetadataValue.timestamp(window.end),
     }

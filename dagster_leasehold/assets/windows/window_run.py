@@ -1,4 +1,4 @@
-"""One run of a window of event time: have its files made, and swap them in."""
+"""One run of a window of event time: its Spark job, and the swap of its files."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from dagster_leasehold.assets import errors
 from dagster_leasehold.assets.deployment import Deployment
-from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S
+from dagster_leasehold.assets.guarding.job_watch import STARVED_AFTER_S, explained, watched
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, guarded_run
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard, guarded_source
 from dagster_leasehold.assets.output.attempts import ATTEMPTS_FOLDER, attempt_name, touch_replaced
+from dagster_leasehold.assets.output.committed_output import parquet_frame
 from dagster_leasehold.assets.output.expired_output import refuse_expired_times
 from dagster_leasehold.assets.output.folder_owner import owned
+from dagster_leasehold.assets.output.store_frames import write_frame
 from dagster_leasehold.assets.output.table.catching_up import catch_up
 from dagster_leasehold.assets.output.table.reading import EventSpan, TablePlan, plan_table
 from dagster_leasehold.assets.output.units import Ended
 from dagster_leasehold.assets.places.address import Output, output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.shard_stream import ShardStream, Transform
+from dagster_leasehold.assets.spark.users_code import session_is_gone, ship_code_of, users_error
 from dagster_leasehold.assets.windows.event_frontier import ShardTime, frontier
-from dagster_leasehold.assets.windows.window_job import make_files
-from dagster_leasehold.lease_store.errors import StoreError
+from dagster_leasehold.lease_store.errors import LeaseholdError, StoreError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -61,15 +62,16 @@ class WindowMade:
 
 
 def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], frozenset[ShardId]]:
-    """Return how far each shard has come, and the shards that only the source knows yet.
+    """Return how far each shard has come, and the shards that the lease tables do not know yet.
 
-    The lease tables are read first, or an hour could be taken for complete too early:
+    The lease tables are read first. Otherwise an hour could seem complete too early:
 
-    1. the source is asked, and lists shard 0 alone;
-    2. shard 0 is split, read to its end and finished;
-    3. the lease tables show shard 0 as finished, and its children not yet: no shard seems to hold.
+    1. The source is asked, and lists shard 0 alone.
+    2. Shard 0 is split, read to its end and finished.
+    3. The lease tables show that shard 0 is finished, and lack its children: no shard seems to hold
+       the hour back.
 
-    In this order, a reader that sees a parent finished sees its children listed.
+    A reader in this order that sees a parent finished also sees its children listed.
 
     Raises:
         SourceError: the source does not answer.
@@ -80,32 +82,11 @@ def shard_times(store: Groups, stream: ShardStream) -> tuple[list[ShardTime], fr
 
 
 def lease_times(leases: Sequence[ShardLease]) -> list[ShardTime]:
-    """Return how far each shard has come, as the lease tables say it."""
+    """Return how far each shard has come, by the lease tables."""
     return [
         ShardTime(lease.shard, lease.watermark, finished=lease.state is ShardState.OVER)
         for lease in leases
     ]
-
-
-def _planned(
-    deployment: Deployment, stream: ShardStream, span: EventSpan
-) -> tuple[TablePlan, dict[ShardId, int]]:
-    """Plan to read all that is committed of a span; return for each shard what that covers, too.
-
-    It waits until the table shows that, or an hour could be made without some of its records. What
-    is covered is the number before which all batches are in the planned snapshot: they are
-    published in order, so that one that came between the look at the cursors and the plan is there
-    with all before it.
-    """
-    store, key, root = deployment.store(), stream.key, deployment.output_folder(stream.key)
-    catch_up(store, key, root, table=stream.iceberg, catalog=deployment.catalog)
-    numbers = {shard: end for shard, end in (store.published_until(key) or {}).items() if end}
-    plan = plan_table(store, key, root, span=span, catalog=deployment.catalog)
-    refuse_expired_times(store, key, span.since, span.until)
-    for file in plan.files:
-        if file.numbers is not None:
-            numbers[file.shard] = max(numbers.get(file.shard, 0), file.numbers.stop)
-    return plan, numbers
 
 
 def make_window(
@@ -124,11 +105,11 @@ def make_window(
     tell: Callable[[str], None] = _LOG.warning,
     starved_after_s: float = STARVED_AFTER_S,
 ) -> WindowMade:
-    """Make `[start, end)` of a downstream asset from all that is committed now.
+    """Make `[start, end)` of a downstream asset from all output that is committed now.
 
-    `ended` returns True for a run that has certainly ended: its attempts are then forgotten, and
-    its job is interrupted. `tell` takes a sentence for people while the run continues, such as
-    after `starved_after_s` seconds when Spark runs no task.
+    `ended` returns True for a run that has certainly ended: its attempts are removed, and its job
+    is interrupted. `tell` takes a sentence for people while the run continues, for example when
+    Spark has run no task for `starved_after_s` seconds.
 
     Raises:
         WindowIncomplete: a shard can still deliver records of the window.
@@ -137,9 +118,8 @@ def make_window(
         TransformError: the transform raised, or returned no DataFrame.
         SparkUnavailable: Spark does not answer.
         RunStalled: Spark made no progress for the stream's `stall_limit_s`.
-        RewriteRefused: other runs of the window were faster each time.
+        RewriteRefused: other runs changed the window each time.
     """
-    store = deployment.store()
     with (
         span("run", stream.key, job="hour", run=run, asset=asset),
         StallGuard(stream.pace.stall_limit_s, time.monotonic, GIVEN_UP) as guard,
@@ -153,13 +133,10 @@ def make_window(
             starved_after_s=starved_after_s,
         ) as on_spark,
     ):
-        if not even_if_incomplete:
-            asked = replace(stream, source=guarded_source(stream.source, guard))
-            _check_complete(
-                store, asked, asset=asset, start=start, end=end, out_of_order=out_of_order
-            )
-        _forget_ended(store, stream, ended, on_spark)
         making = _Making(deployment, stream, asset, transform, start, end, run, guard, on_spark)
+        if not even_if_incomplete:
+            making.check_complete(out_of_order)
+        making.forget_ended(ended)
         return making.make()
 
 
@@ -167,10 +144,10 @@ def make_window(
 class _Making:
     """A window that a run makes.
 
-    The files are written into a folder that belongs to one attempt alone; the window's row then
-    names them in the place of the old ones, if the row did not change meanwhile. Otherwise the
-    files may lack records that were counted, and are made again. The attempt is in the store before
-    its first file, and ends with the write of the row: vacuum leaves its files alone until then.
+    The files are written into a folder that belongs to one attempt alone. Then the row of the
+    window names them instead of the old ones, if the row is as it was before. Otherwise the files
+    can lack records that were counted, and are made again. The attempt is in the store before its
+    first file, and ends with the write of the row: until then, vacuum keeps its files.
     """
 
     deployment: Deployment
@@ -183,23 +160,40 @@ class _Making:
     guard: StallGuard
     on_spark: RunOnSpark
 
+    def check_complete(self, out_of_order: timedelta) -> None:
+        source = guarded_source(self.stream.source, self.guard)
+        shards, unlisted = shard_times(self.deployment.store(), replace(self.stream, source=source))
+        reached = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
+        if reached.until is None or reached.until < self.end:
+            raise errors.WindowIncomplete(
+                f"The hour {time_text(self.start)} of {self.asset} is not complete "
+                f"({reached.clause}): wait for its sensor, or set even_if_incomplete in the config."
+            )
+
+    def forget_ended(self, ended: Ended) -> None:
+        """End the attempts of runs that have ended, and the Spark jobs that they left."""
+        store, key = self.deployment.store(), self.stream.key
+        for each in store.window_attempts(key):
+            if ended(each.run):
+                self.on_spark.succeed(each.run)
+                store.end_window(key, each.attempt)
+
     def make(self) -> WindowMade:
         """Make the window; a session that is gone is replaced once."""
         store, key = self.deployment.store(), self.stream.key
         root = owned(store, self.deployment.output_folder(key))
-        asset, start, end = self.asset, self.start, self.end
         renewed = False
         for _ in range(TRIES_MAX):
-            before = _window_made(store, self.stream, asset=asset, start=start, end=end)
-            plan, covered = _planned(self.deployment, self.stream, EventSpan(start, end))
+            windows = store.windows(key, self.asset, since=self.start, until=self.end)
+            before = next((window for window in windows if window.start == self.start), None)
+            plan, covered = self._planned(root)
             name = attempt_name(self.run)
             attempt = f"{ATTEMPTS_FOLDER}/{name}"
             store.begin_window(key, name, self.run)
             try:
                 files = self._files(plan, root, attempt)
             except BaseException as error:
-                # A store that does not answer keeps the attempt until a later run finds this one
-                # ended.
+                # If the store does not answer, a later run ends the attempt.
                 with suppress(StoreError):
                     store.end_window(key, name)
                 # The server can still write into this attempt's folder: the next one has its own.
@@ -207,7 +201,7 @@ class _Making:
                     renewed = True
                     continue
                 raise
-            row = _window_row(before, asset, start, end, run=self.run, files=files, covered=covered)
+            row = self._row(before, files, covered)
             replaced = before.files if before else ()
             touch_replaced(root, replaced)
             if isinstance(store.put_window(key, row, attempt=name), Changed):
@@ -216,82 +210,115 @@ class _Making:
             store.end_window(key, name)
             (root / attempt).remove_folder()
         raise errors.RewriteRefused(
-            f"The hour {time_text(start)} of {asset} changed {TRIES_MAX} times while this run made "
-            "it: it stays as the others left it."
+            f"The hour {time_text(self.start)} of {self.asset} changed {TRIES_MAX} times while "
+            "this run made it: it stays as the other runs left it."
         )
+
+    def _planned(self, root: OutputPlace) -> tuple[TablePlan, dict[ShardId, int]]:
+        """Plan to read all committed records of the window; return what the plan covers, too.
+
+        It waits until the table shows them. For each shard, the plan covers all batches below a
+        number. Batches are published in order: if one was published after the cursors were read and
+        is in the plan, so are all before it.
+        """
+        store, key, catalog = self.deployment.store(), self.stream.key, self.deployment.catalog
+        event_span = EventSpan(self.start, self.end)
+        catch_up(store, key, root, table=self.stream.iceberg, catalog=catalog)
+        numbers = {shard: end for shard, end in (store.published_until(key) or {}).items() if end}
+        plan = plan_table(store, key, root, span=event_span, catalog=catalog)
+        refuse_expired_times(store, key, self.start, self.end)
+        for file in plan.files:
+            if file.numbers is not None:
+                numbers[file.shard] = max(numbers.get(file.shard, 0), file.numbers.stop)
+        return plan, numbers
 
     def _files(self, plan: TablePlan, root: OutputPlace, attempt: str) -> tuple[DataFile, ...]:
         if not plan.files:
-            # An hour without records has no columns either that a transform could work on.
+            # Without records there are no columns either that a transform could work on.
             return ()
         event_span = EventSpan(self.start, self.end)
-        to_do = partial(make_files, self.on_spark, self.stream, plan, event_span)
-        with span("spark"):
-            return self.guard.call(
-                lambda: self.on_spark.awaited,
-                lambda: to_do(transform=self.transform, root=root, name=attempt),
+
+        def work() -> tuple[DataFile, ...]:
+            return make_files(
+                self.on_spark,
+                self.stream,
+                plan,
+                event_span,
+                transform=self.transform,
+                root=root,
+                name=attempt,
             )
+
+        with span("spark"):
+            return self.guard.call(lambda: self.on_spark.awaited, work)
 
     def _renewed(self) -> bool:
         return self.guard.call("Spark", self.on_spark.renew) is not None
 
-
-def _forget_ended(store: Windows, stream: ShardStream, ended: Ended, on_spark: RunOnSpark) -> None:
-    for each in store.window_attempts(stream.key):
-        if ended(each.run):
-            on_spark.succeed(each.run)
-            store.end_window(stream.key, each.attempt)
-
-
-def _window_made(
-    store: Windows, stream: ShardStream, *, asset: str, start: datetime, end: datetime
-) -> EventWindow | None:
-    overlapping = store.windows(stream.key, asset, since=start, until=end)
-    return next((window for window in overlapping if window.start == start), None)
-
-
-def _window_row(
-    before: EventWindow | None,
-    asset: str,
-    start: datetime,
-    end: datetime,
-    *,
-    run: str,
-    files: tuple[DataFile, ...],
-    covered: Mapping[ShardId, int],
-) -> EventWindow:
-    """Return the row of a window that covers batches below some numbers, in place of `before`."""
-    return EventWindow(
-        asset,
-        start,
-        end,
-        version=before.version + 1 if before else 1,
-        generation=before.generation + 1 if before else 1,
-        run=run,
-        files=files,
-        records=sum(file.records for file in files),
-        covered=covered,
-        late=before.late if before else 0,
-        made_at=datetime.now(UTC),
-    )
-
-
-def _check_complete(
-    store: Groups,
-    stream: ShardStream,
-    *,
-    asset: str,
-    start: datetime,
-    end: datetime,
-    out_of_order: timedelta,
-) -> None:
-    shards, unlisted = shard_times(store, stream)
-    reached = frontier(shards, unlisted=unlisted, out_of_order=out_of_order)
-    if reached.until is None or reached.until < end:
-        raise errors.WindowIncomplete(
-            f"The hour {time_text(start)} of {asset} is not complete ({reached.clause}): wait for "
-            "its sensor, or set even_if_incomplete in the config."
+    def _row(
+        self,
+        before: EventWindow | None,
+        files: tuple[DataFile, ...],
+        covered: Mapping[ShardId, int],
+    ) -> EventWindow:
+        return EventWindow(
+            self.asset,
+            self.start,
+            self.end,
+            version=before.version + 1 if before else 1,
+            generation=before.generation + 1 if before else 1,
+            run=self.run,
+            files=files,
+            records=sum(file.records for file in files),
+            covered=covered,
+            late=before.late if before else 0,
+            made_at=datetime.now(UTC),
         )
+
+
+def make_files(
+    on_spark: RunOnSpark,
+    stream: ShardStream,
+    plan: TablePlan,
+    span: EventSpan,
+    *,
+    transform: Transform,
+    root: OutputPlace,
+    name: str,
+) -> tuple[DataFile, ...]:
+    """Write the files of a window into the folder of an attempt; return them, durable.
+
+    Raises:
+        SparkUnavailable: Spark does not answer, or does not share the folder.
+        SweepInterrupted: the run is ending.
+        TransformError: the transform raised, or returned no DataFrame.
+    """
+    from pyspark.sql import DataFrame
+
+    spark, watch = on_spark.open(), on_spark.watch
+    watch.progressed()
+    (root / ATTEMPTS_FOLDER).make_folder(exist_ok=True)
+    folder = root / name
+    where = f"The transform of an hour of stream {stream.name}"
+
+    def explain(error: Exception) -> Exception:
+        if isinstance(error, LeaseholdError):
+            return error
+        cause = users_error(error)
+        if session_is_gone(error):
+            return errors.SessionLost(
+                f"Spark does not answer ({cause}): see the Spark server's log; materialize the "
+                "hour again."
+            )
+        return errors.TransformError(f"{where} failed with {cause}.")
+
+    with explained(watch, folder, explain), watched(spark, watch, folder, by_tasks=True):
+        frame = parquet_frame(spark, plan, stream.key, span)
+        ship_code_of(transform, spark)
+        output = cast(object, transform(frame))
+        if isinstance(output, DataFrame):
+            return write_frame(output, folder, name)
+    raise errors.TransformError(f"{where} returned {type(output).__name__}: return a DataFrame.")
 
 
 def window_paths(
@@ -302,7 +329,7 @@ def window_paths(
     *,
     hours: Collection[datetime] | None = None,
 ) -> list[str]:
-    """Return the files of a downstream asset's output by hour, of some hours or of all.
+    """Return the files of a downstream asset by hour, of some hours or of all.
 
     Examples:
         >>> store = open_store("sqlite:///leases.db")

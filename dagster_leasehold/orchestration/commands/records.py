@@ -53,7 +53,7 @@ def cat(
     Committed records that are not in the table yet are published first. With `--parquet` and
     `--json`, prints a summary.
     """
-    from dagster_leasehold.assets.output.committed_output import plan_committed
+    from dagster_leasehold.assets.output.committed_output import CommittedOutput
     from dagster_leasehold.assets.output.expired_output import expired_output, where_output_begins
 
     target, key = Target.of_group(home, module, stream, group)
@@ -61,15 +61,14 @@ def cat(
     shards = None if shard_id is None else [shard_id]
     if parquet is not None:
         _check_new(parquet)
-    plan = plan_committed(
+    output = CommittedOutput(
         target.store,
         key,
         target.settings.output_folder(key.stream, key.group),
-        shards=shards,
-        wait=wait,
-        table=target.declared(key.stream).iceberg,
-        catalog=target.settings.catalog_settings,
+        target.declared(key.stream).iceberg,
+        target.settings.catalog_settings,
     )
+    plan = output.plan(shards=shards, wait=wait)
     if parquet is None:
         for batch in plan.batches():
             sys.stdout.writelines(json_lines(batch))

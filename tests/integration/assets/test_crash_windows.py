@@ -93,23 +93,21 @@ def test_spark_reads_what_the_table_names_and_nothing_else(
     home: Path, spark_folder: Path, connect_session: Any
 ) -> None:
     """Method: an orphan beside the output, such as a zombie leaves."""
-    from dagster_leasehold.assets.output.committed_output import Choice, read_committed
+    from dagster_leasehold.assets.output.committed_output import CommittedOutput
     from tests.ledger_output import ledger_paths
 
     stream, store = stream_of(home), store_of(home)
-    all_of_it = Choice(wait=True, table=stream.iceberg)
-    empty = read_committed(connect_session, store, stream.key, home / "output", **all_of_it)
+    output = CommittedOutput(store, stream.key, home / "output", stream.iceberg)
+    empty = output.frame(connect_session, wait=True)
     assert (empty.count(), empty.columns[0]) == (0, "shard_id")
     consume(home, spark_folder, "run-1")
     [path, *_] = ledger_paths(store, stream.key, home / "output", ShardId("1"))
     orphan = Path(path).parent.parent / "orphan"
     orphan.mkdir()
     (orphan / "1.0.parquet").write_bytes(Path(path).read_bytes())
-    frame = read_committed(connect_session, store, stream.key, home / "output", **all_of_it)
+    frame = output.frame(connect_session, wait=True)
     assert frame.count() == 3 * RECORDS
-    only = read_committed(
-        connect_session, store, stream.key, home / "output", shards=[ShardId("1")]
-    )
+    only = output.frame(connect_session, shards=[ShardId("1")])
     assert only.count() == RECORDS
     assert {row.shard_id for row in only.select("shard_id").distinct().collect()} == {"1"}
 

@@ -17,9 +17,8 @@ import pytest
 
 from dagster_leasehold.assets.deployment import Deployment
 from dagster_leasehold.assets.errors import OutputUnwritable
-from dagster_leasehold.assets.output.attempts import touch_replaced
-from dagster_leasehold.assets.output.committed_output import committed_dataset, read_committed
-from dagster_leasehold.assets.output.file_names import shard_and_batches
+from dagster_leasehold.assets.output.attempts import shard_and_batches, touch_replaced
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.rewriting.compaction import Compactor
@@ -123,10 +122,8 @@ def killed_at(point: Failpoint, work: Callable[[], object]) -> None:
 def test_output_is_committed_read_and_named_by_its_batches(world: StoreWorld) -> None:
     world.consume()
     world.check()
-    dataset = committed_dataset(
-        world.store, world.key, str(world.place), wait=True, table=world.stream.iceberg
-    )
-    values = dataset.to_table().column("value").to_pylist()
+    output = CommittedOutput(world.store, world.key, str(world.place), world.stream.iceberg)
+    values = output.dataset(wait=True).to_table().column("value").to_pylist()
     assert values == world.expected("0", 10) + world.expected("1", 10)
     paths = ledger_paths(world.store, world.key, world.place, ONE)
     assert all(path.startswith(f"{world.place}/attempts/") for path in paths)
@@ -272,14 +269,8 @@ def test_spark_reads_the_store_and_makes_hours_in_it(
     for shard in (ZERO, ONE):
         world.append(shard, 2)
     world.consume("run-2")
-    frame = read_committed(
-        connect_session,
-        world.store,
-        world.key,
-        str(world.place),
-        wait=True,
-        table=world.stream.iceberg,
-    )
+    output = CommittedOutput(world.store, world.key, str(world.place), world.stream.iceberg)
+    frame = output.frame(connect_session, wait=True)
     rows = frame.select("shard_id", "value", "later").collect()
     expected = {*world.expected("0", 12), *world.expected("1", 12)}
     assert (len(rows), {bytes(row.value) for row in rows}) == (24, expected)

@@ -296,7 +296,7 @@ def test_a_replay_of_rewritten_files_is_rejected_and_a_later_one_is_not(scene: S
     scene.more("run-4")
     report = scene.publish()
     (sentence,) = report.rejected
-    assert "the replay of shard 0 from batch 0 on takes out attempts/" in sentence
+    assert "the replay of shard 0 from batch 0 on removes attempts/" in sentence
     assert scene.values() == scene.committed()
     replay(scene, -1)
     report = scene.publish()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
-from dagster_leasehold.assets.output.committed_output import committed_dataset
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.assets.output.table.comparison import Comparison
 from dagster_leasehold.assets.places import store_place
 from dagster_leasehold.assets.places.address import output_place
@@ -103,7 +103,7 @@ def test_output_is_written_published_read_and_removed(publishing: Publishing) ->
     assert publishing.publisher().comparison.compare() == Comparison(4, ())
 
     expected = [*world.expected("0", 12), *world.expected("1", 10)]
-    table = committed_dataset(world.store, world.key, str(world.place)).to_table()
+    table = CommittedOutput(world.store, world.key, str(world.place)).dataset().to_table()
     assert sorted(table.column("value").to_pylist()) == sorted(expected)
     assert publishing.committed() == sorted(expected)
 

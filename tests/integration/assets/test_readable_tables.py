@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dagster_leasehold.assets.output.committed_output import read_committed
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from tests.unit.assets.output.table.publishing_world import Publishing
 from tests.unit.assets.output.table.test_readable_tables import check_table
 
@@ -19,7 +19,7 @@ LONG = [pytest.param(seed, marks=pytest.mark.long) for seed in range(1_002, 1_06
 def test_spark_reads_what_is_written(tmp_path: Path, seed: int, connect_session: Any) -> None:
     def by_spark(table: Publishing) -> list[dict[str, Any]]:
         world = table.world
-        frame = read_committed(connect_session, world.store, world.key, world.output)
+        frame = CommittedOutput(world.store, world.key, world.output).frame(connect_session)
         return frame.toArrow().to_pylist()
 
     # This Spark has no type for times of a day.

@@ -84,7 +84,7 @@ def test_the_store_is_away_and_comes_back(
     server.stop()
     line = tick(sensor, world)
     assert "NETWORK_CONNECTION" in line
-    assert "output is still committed where it can be written, and the table follows" in line
+    assert "Output is committed as long as it can be written, and published later" in line
     server.start()
     assert tick(sensor, world).startswith("Published 1 batches of 3 records.")
     rows = pyiceberg_rows(publishing.metadata_at())
@@ -109,7 +109,7 @@ def test_the_catalog_is_away_and_output_goes_on_being_committed(
     consume("run-1")
     line = tick(sensor, scene.world)
     assert "Catalog lake cannot be opened" in line
-    assert "output is still committed" in line
+    assert "Output is still committed" in line
     with rest_catalog(tmp_path, port):
         assert tick(sensor, scene.world).startswith("Published")
     consume("run-2")

@@ -1,5 +1,5 @@
-"""The published table: an Iceberg table that follows the ledger, made with PyIceberg.
+"""The published table: an Iceberg table that follows the ledger, written with PyIceberg.
 
-Called by the sensor `publish`, by `rewriting` (files that a table names stay) and by commands. A
-worker of Spark uses `columns` alone. PyIceberg is imported where there is something to publish.
+Called by runs and the sensor, which publish, by `rewriting`, which keeps files that a table names,
+and by commands. Spark's workers use only `columns`. PyIceberg is imported only where it is needed.
 """

@@ -1,13 +1,13 @@
-"""PyIceberg's clients of catalogs, with a limit on how long each request can take.
+"""PyIceberg's catalog clients, with a timeout for each request.
 
-PyIceberg sets no limit for REST, Hive and SQL, and Glue's is 10 times 60 s. Behind a firewall that
-dropped the connection, or with a service that hangs, a publisher would keep the publish lock until
-its process ended.
+PyIceberg has no timeout for REST, Hive and SQL, and one of 10 times 60 s for Glue. If a firewall
+drops the connection or a service hangs, a publisher would keep the publish lock until its process
+ends.
 
-Every request runs in a thread of its own, which its caller leaves after `ANSWER_S`, no matter what
-the catalog client waits for: a connection, a token, a lock, or the metadata file that it reads.
-Sockets of REST, Hive and MySQL have the same limit, so that those threads end. A request that was
-left can still arrive: `other_catalog` counts on that.
+Every request runs in a separate thread. The caller abandons it after `ANSWER_S`, no matter what the
+client waits for: a connection, a token, a lock, or a metadata file. Sockets of REST, Hive and MySQL
+have the same timeout, so that the threads end. An abandoned request can still arrive, which
+`other_catalog` allows for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ANSWER_S = 50.0
-"""How long a catalog can take to answer, in seconds: less than Dagster gives a tick."""
+"""The timeout of a request, in seconds: shorter than Dagster's timeout of a tick."""
 
 _unanswered: dict[str, list[tuple[float, Future[Any]]]] = {}
 _lock = threading.Lock()
@@ -67,12 +67,12 @@ def answered(
     """
     now_s, answer = clock(), Future[T]()
     with _lock:
-        late = [each for each in _unanswered.get(catalog, ()) if not each[1].done()]
-        _unanswered[catalog] = late
-    # A driver without limits never ends its thread: each further one has to wait longer.
-    if late and (pause_s := max(late)[0] + len(late) * ANSWER_S - now_s) > 0:
+        pending = [each for each in _unanswered.get(catalog, ()) if not each[1].done()]
+        _unanswered[catalog] = pending
+    # Without a timeout in the driver, a thread never ends. So each further request waits longer.
+    if pending and (pause_s := max(pending)[0] + len(pending) * ANSWER_S - now_s) > 0:
         raise TimeoutError(
-            f"no answer to {len(late)} earlier requests; the next one is sent in {pause_s:.0f} s"
+            f"no answer to {len(pending)} earlier requests; the next one is sent in {pause_s:.0f} s"
         )
 
     def work() -> None:
@@ -128,7 +128,7 @@ def _rest(name: str, conf: dict[str, Any]) -> Catalog:
 
 
 def _limit_sockets(hive: Any) -> None:
-    """Limit each socket of a client of Hive, which makes a new one for every call but the first."""
+    """Set the timeout of each socket of a Hive client, which opens one for almost every call."""
     from thrift.transport.TSocket import TSocket
 
     client = hive._client
@@ -145,7 +145,7 @@ def _limit_sockets(hive: Any) -> None:
 
 
 def _with_limits(uri: str) -> str:
-    """Return the address of a database with limits for the driver that we know."""
+    """Return the address of a database with timeouts, if the driver is PyMySQL."""
     from sqlalchemy import make_url
 
     url = make_url(uri)

@@ -1,8 +1,8 @@
-"""Catalogs: where a table's newest metadata is kept, and how a publication gets into it.
+"""Catalogs: where the newest metadata of a table is, and how a publication gets there.
 
-The default one is two tables of the lease database, in the form of PyIceberg's `SqlCatalog`, which
-can be pointed at it. Its pointer moves in the transaction that moves the cursors, so that one
-cannot be ahead of the other. `other_catalog` has the catalogs that commit by themselves.
+The default catalog is two tables in the lease database, in the form of PyIceberg's `SqlCatalog`,
+which can read it. One transaction moves its pointer and the cursors, so neither is ever ahead.
+`other_catalog` has the catalogs that commit by themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from dagster_leasehold.assets.errors import PublicationRefused, TableElsewhere, 
 from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging
+from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store import failpoints
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import LockOver, PointerMoved, Settled, Stale
 from dagster_leasehold.lease_store.publication_rows import (
     PlannedPublication,
@@ -26,6 +28,7 @@ from dagster_leasehold.lease_store.publication_rows import (
     TableName,
 )
 from dagster_leasehold.lease_store.roles.publications import Publications
+from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.lease_store.tracing import span
 
 if TYPE_CHECKING:
@@ -37,11 +40,11 @@ METADATA_SUFFIX = ".metadata.json"
 
 @dataclass(frozen=True, slots=True)
 class OpenTable:
-    """A table as a catalog has it now.
+    """A state of a table.
 
     Attributes:
-        metadata: its newest.
-        at: the location of the file that holds it.
+        metadata: the metadata of this state.
+        at: the location of the metadata file.
     """
 
     metadata: TableMetadata
@@ -49,81 +52,73 @@ class OpenTable:
 
 
 class TableCatalog(Protocol):
-    """The verbs that a publisher needs of a catalog."""
+    """The operations that a publisher needs from the catalog of one table.
 
-    def find(self, name: TableName) -> OpenTable | None:
-        """Return a table; None if there is none.
+    Each method raises `TableUnavailable` if the catalog or the metadata cannot be reached.
+    """
 
-        Raises:
-            TableUnavailable: the catalog does not answer.
-        """
+    def find(self) -> OpenTable | None:
+        """Return the table, or None if it does not exist."""
         ...
 
-    def newest_state(self, name: TableName | None) -> OpenTable | None:
+    def newest_state(self) -> OpenTable | None:
         """Return a state of the table that is newer than the one that `find` returns, if any.
 
         There is one if the catalog was restored from a backup together with the ledger, or if a
         publisher was killed before it committed. Its batches are committed in both cases.
-
-        Raises:
-            TableUnavailable: metadata cannot be read.
         """
         ...
 
-    def create(
-        self, lock: PublishLock, name: TableName, metadata: TableMetadata
-    ) -> OpenTable | LockOver:
-        """Enter a table without snapshots; return the one that is there.
-
-        Raises:
-            TableUnavailable: the catalog does not answer.
-        """
+    def create(self, lock: PublishLock, metadata: TableMetadata) -> OpenTable | LockOver:
+        """Create a table without snapshots, unless it exists; return the table."""
         ...
 
     def publish(
-        self,
-        lock: PublishLock,
-        name: TableName,
-        table: OpenTable,
-        staging: Staging,
-        publication: PlannedPublication,
+        self, lock: PublishLock, table: OpenTable, staging: Staging, publication: PlannedPublication
     ) -> Published:
-        """Make a staged publication the table's newest state, and settle it.
+        """Make a staged publication the newest state of the table, and settle it.
 
         Raises:
             PublicationRefused: another writer committed to the table first.
-            TableUnavailable: the catalog did not answer; the publication might be in the table.
-            StoreError: the lease store did not answer; the publication might be in the table.
+            TableUnavailable: the catalog did not answer; the publication can be in the table.
+            StoreError: the lease store did not answer; the publication can be in the table.
         """
         ...
 
-    def resume(
+    def settle(
         self,
         lock: PublishLock,
-        name: TableName,
         table: OpenTable | None,
         publication: PlannedPublication,
+        *,
+        resend: bool,
     ) -> Published:
-        """Settle the pending publication, send its request again, or drop it; nothing is pending.
+        """Settle the pending publication if it is in the table; otherwise resend or drop it.
 
-        Args:
-            lock: of publishing.
-            name: the table's.
-            table: as it is now.
-            publication: the pending one.
+        With `resend`, its request is sent again as long as the table can take it.
 
         Raises:
             PublicationRefused: the catalog refused the request.
-            TableUnavailable: the catalog did not answer; the publication might be in the table.
-            StoreError: the lease store did not answer.
+            TableUnavailable: the catalog did not answer; the publication can be in the table.
         """
         ...
 
-    def drop(
-        self, lock: PublishLock, table: OpenTable | None, publication: PlannedPublication
-    ) -> Published:
-        """Settle the pending publication if it is in the table, or else drop it."""
-        ...
+
+@dataclass(frozen=True, slots=True)
+class GroupTable:
+    """The table of one group, and the ledger and the files that it is made from.
+
+    Attributes:
+        catalog: has the newest state of the table.
+        place: holds the output of the group.
+    """
+
+    store: LedgerAndRewrites
+    key: GroupKey
+    name: TableName
+    catalog: TableCatalog
+    io: PlaceIO
+    place: OutputPlace
 
 
 @dataclass(slots=True)
@@ -131,30 +126,30 @@ class LeaseDatabaseCatalog(TableCatalog):
     """The default catalog.
 
     Attributes:
-        store: keeps the pointers.
-        io: reads and writes the metadata of the table.
-        new_name: gives a name that was never used.
+        new_name: returns a name that was never used.
+        name: the name of the table; None if the group has never published.
     """
 
     store: Publications
     io: PlaceIO
     new_name: Callable[[], str]
+    name: TableName | None
     _seen: OpenTable | None = field(default=None, init=False)
 
     @override
-    def find(self, name: TableName) -> OpenTable | None:
-        pointer = self.store.table_pointer(name)
+    def find(self) -> OpenTable | None:
+        pointer = None if self.name is None else self.store.table_pointer(self.name)
         return None if pointer is None else self._load(pointer.location)
 
     @override
-    def newest_state(self, name: TableName | None) -> OpenTable | None:
-        """Look at the metadata files that are not older than the one that the pointer names.
+    def newest_state(self) -> OpenTable | None:
+        """Compare the metadata files that are not older than the one that the pointer names.
 
-        Of files with the same number of publications, the one of the highest epoch was committed,
-        if any was: an earlier lock stages nothing that counts after it. A group that continues with
-        a restored pointer writes newer files, so that older ones are no longer considered.
+        Of files with the same number of publications, only the file with the highest epoch can have
+        been committed: earlier locks had lost their epoch. After a group continues from a restored
+        pointer, its new files make this method ignore the older ones.
         """
-        pointer = None if name is None else self.store.table_pointer(name)
+        pointer = None if self.name is None else self.store.table_pointer(self.name)
         dated = self.io.dated(METADATA_FOLDER)
         since = 0 if pointer is None else dated.get(pointer.location, 0)
         newest, best = None, (0, 0)
@@ -168,16 +163,14 @@ class LeaseDatabaseCatalog(TableCatalog):
             except FileNotFoundError:
                 continue  # a publisher removed it
             if table.metadata.location != self.io.location:
-                continue  # the output was moved, and this with it
+                continue  # it belongs to another location, from which the output was moved
             rank = _rank(table)
             if rank[0] > best[0] or (newest is not None and rank > best):
                 newest, best = table, rank
         return newest
 
     @override
-    def create(
-        self, lock: PublishLock, name: TableName, metadata: TableMetadata
-    ) -> OpenTable | LockOver:
+    def create(self, lock: PublishLock, metadata: TableMetadata) -> OpenTable | LockOver:
         at = self._write(metadata, 0)
         failpoints.reach("before_table")
         outcome = self.store.create_table_pointer(lock, at)
@@ -188,12 +181,7 @@ class LeaseDatabaseCatalog(TableCatalog):
     @override
     @span("catalog")
     def publish(
-        self,
-        lock: PublishLock,
-        name: TableName,
-        table: OpenTable,
-        staging: Staging,
-        publication: PlannedPublication,
+        self, lock: PublishLock, table: OpenTable, staging: Staging, publication: PlannedPublication
     ) -> Published:
         from pyiceberg.table.update import update_table_metadata
 
@@ -210,30 +198,26 @@ class LeaseDatabaseCatalog(TableCatalog):
             old = (entry.metadata_file for entry in table.metadata.metadata_log)
             self.io.discard(each for each in old if each not in left)
         elif not isinstance(outcome, LockOver):
-            # Nothing names the staged files: the transaction did not happen. With the lock over it
-            # may have, and its reply be lost, longer ago than the store remembers publications.
+            # The transaction did not happen, so nothing names the staged files. If the lock is
+            # over, it can have happened with a lost reply, so the files stay.
             self.io.discard([at, *staging.written])
         if isinstance(outcome, PointerMoved):
             raise PublicationRefused(
-                f"Another program has committed to the table {name.namespace}.{name.name} at the "
-                "same time. What waits is published later."
+                f"Another program has committed to the table of {lock.key} at the same time. The "
+                "waiting batches are published later."
             )
         return outcome
 
     @override
-    def resume(
+    def settle(
         self,
         lock: PublishLock,
-        name: TableName,
         table: OpenTable | None,
         publication: PlannedPublication,
+        *,
+        resend: bool,
     ) -> Published:
-        return self.drop(lock, table, publication)
-
-    @override
-    def drop(
-        self, lock: PublishLock, table: OpenTable | None, publication: PlannedPublication
-    ) -> Published:
+        # A publication of another catalog: one of this catalog is never pending.
         return self.store.drop_publication(lock, publication)
 
     def _load(self, at: str) -> OpenTable:
@@ -262,12 +246,12 @@ class LeaseDatabaseCatalog(TableCatalog):
 
 
 def _rank(table: OpenTable) -> tuple[int, int]:
-    """Return what tells which of two states of a table is the newer one."""
+    """Return a key that orders the states of a table by age."""
     mark = mark_of(table.metadata)
     return (0, 0) if mark is None or not mark.states else (mark.number, mark.epoch)
 
 
 def _version(location: str) -> int:
-    """Return the number at the beginning of a metadata file's name; 0 where it has none."""
+    """Return the number at the beginning of a metadata file's name, or 0."""
     number = location.rsplit("/", 1)[-1].split("-", 1)[0]
     return int(number) if number.isdecimal() else 0

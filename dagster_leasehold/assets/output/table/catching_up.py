@@ -1,8 +1,8 @@
-"""Waiting until the table shows all commits, by publishing them if no other process does.
+"""Waits until the table shows all commits, and publishes them if no other process does.
 
 A waiting reader publishes by itself. It takes the publish lock without a node, and a live node can
-take the lock over at any time. So nothing that was committed is out of sight where no daemon runs,
-and a reader that dies in the middle of it, or is frozen, delays no other.
+take the lock over at any time. So committed output can be read without a running deployment, and a
+reader that dies or freezes while it publishes delays no other process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from random import random
 
 from dagster_leasehold.assets.errors import PublicationRefused, TableUnavailable
+from dagster_leasehold.assets.output.table.publication import each_change
 from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.assets.table_settings import CatalogSettings, TableSettings
 from dagster_leasehold.lease_store.errors import StoreError, one_line
@@ -31,11 +32,11 @@ REFUSED_WAIT_MAX_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """All that was committed at one moment, as far as it waits for publication.
+    """The batches and changes that wait for publication at one moment.
 
     Attributes:
-        ends: of shards with batches that wait, the number behind the last of them.
-        last_change: the number of the last change that waits; 0 for none.
+        ends: for each shard with waiting batches, the number behind the last one.
+        last_change: the number of the last waiting change; 0 for none.
     """
 
     ends: Mapping[ShardId, int]
@@ -43,22 +44,19 @@ class Committed:
 
     @classmethod
     def now(cls, store: LedgerAndRewrites, key: GroupKey) -> Committed:
-        """Return what waits now."""
+        """Return the batches and changes that wait now."""
         waiting = [lag.shard for lag in store.publication_lag(key)]
         heads = store.heads(key, waiting) if waiting else {}
-        last, page = 0, store.pending_changes(key)
-        while page:
-            last = page[-1].sequence
-            page = store.pending_changes(key, after=last)
+        last = max((change.sequence for change in each_change(store, key)), default=0)
         return cls({shard: head.next_number for shard, head in heads.items()}, last)
 
     def waiting(self, store: Publications, key: GroupKey) -> tuple[int, int]:
-        """Return the batches of it that wait still, and the number of the first such change."""
+        """Return how many of these batches still wait, and the first of these changes that does."""
         lags = store.publication_lag(key) if self.ends else ()
-        left = sum(lag.batches for lag in lags if lag.start < self.ends.get(lag.shard, 0))
+        batches = sum(lag.batches for lag in lags if lag.start < self.ends.get(lag.shard, 0))
         first = store.pending_changes(key, limit=1) if self.last_change else ()
         change = first[0].sequence if first and first[0].sequence <= self.last_change else 0
-        return left, change
+        return batches, change
 
 
 def catch_up(
@@ -73,22 +71,15 @@ def catch_up(
     sleep: Callable[[float], None] = time.sleep,
     jitter: Callable[[], float] = random,
 ) -> None:
-    """Return once the table shows all that was committed when this was called.
+    """Return once the table shows everything that was committed before the call.
 
     Args:
-        store: the lease store.
-        key: the group.
-        place: holds the group's output.
-        table: the stream's; with it, this process publishes what no other is publishing.
-        catalog: of the table.
-        patience_s: gives up when nothing was published for so long, in seconds.
-        clock: monotonic seconds.
-        sleep: waits for some seconds.
-        jitter: returns how much of a wait after a refusal is cut, in [0, 1).
+        table: the settings of the table, with which this process publishes if no other does.
+        patience_s: the longest time without a publication, in seconds.
+        jitter: returns the part of a wait after a refusal to cut, in [0, 1).
 
     Raises:
-        TableUnavailable: the table or its catalog cannot be reached, or no process publishes, and
-            this process may not.
+        TableUnavailable: the table or its catalog cannot be reached, or no process publishes.
     """
     committed = Committed.now(store, key)
     reason = "no publisher has taken them up"
@@ -125,7 +116,7 @@ def _publish(
     settings: TableSettings,
     catalog: CatalogSettings,
 ) -> str:
-    """Publish what waits if the publish lock is free; return a reason why something can be left."""
+    """Publish if the publish lock is free; return a reason why something can still wait."""
     from dagster_leasehold.assets.output.table.group_table import build_publisher
     from dagster_leasehold.assets.output.table.publish_locks import elsewhere
 
@@ -133,7 +124,7 @@ def _publish(
     try:
         lock = store.take_publish_lock(key, None, "", name)
     except StoreError as error:
-        # An account that can only read waits for a process that can write.
+        # A process without write access waits for one that has it.
         return f"this account cannot publish: {one_line(str(error)).rstrip('.')}"
     if isinstance(lock, PublishesElsewhere):
         raise TableUnavailable(elsewhere(key, name, lock))

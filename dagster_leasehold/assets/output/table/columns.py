@@ -1,26 +1,30 @@
-"""The columns of a table, agreed by name: their types in JSON, and how files and columns meet.
+"""The columns of a table as JSON, and how the columns of files are fitted to them.
 
-A column is an object of its `name` and its `type`. A primitive type is a word as Iceberg writes it
-(`long`, `decimal(10, 2)`, `timestamptz`), a nested one is `{"list": type}`, `{"map": [key, value]}`
-or `{"struct": [column, …]}`. Workers describe their files this way, so that nothing here needs more
-than Arrow.
+A column has a `name` and a `type`. A primitive type is Iceberg's word (`long`, `decimal(10, 2)`,
+`timestamptz`); a nested type is `{"list": type}`, `{"map": [key, value]}` or `{"struct": [column,
+…]}`. Spark's workers describe their files this way, so this module needs only Arrow.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.lease_store.errors import one_line, shown
+from dagster_leasehold.lease_store.identifiers import GroupKey
+from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.publication_rows import TableColumns
+from dagster_leasehold.lease_store.roles.publications import Publications
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ColumnType = str | dict[str, Any]
 Column = dict[str, Any]
-"""`name` and `type`, as JSON holds them."""
+"""A column as JSON: `name` and `type`."""
 Columns = list[Column]
 
 DECIMAL_DIGITS_MAX = 38
@@ -30,7 +34,7 @@ _WIDER = {"int": ("long",), "float": ("double",)}
 
 
 class _DoesNotFit(Exception):
-    """Two types of one column that no type holds both of; the path leads to the nested field."""
+    """Two types of one column without a common wider type, with the path of the nested field."""
 
     def __init__(self, path: str, before: ColumnType, now: ColumnType) -> None:
         super().__init__(path)
@@ -38,15 +42,14 @@ class _DoesNotFit(Exception):
 
 
 def stored_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that rows are written with: of the types that a table has.
+    """Return the schema for writing rows, with types that a table can have.
 
-    Times become microseconds, unsigned numbers signed ones of twice the size, encodings plain. What
-    has no type is left out, as no file of a table can hold it: a column that is null in all rows,
-    one of lists that are all empty, a field of a struct without a value. A table reads what a file
-    lacks as null.
+    Times get microseconds, unsigned numbers become signed numbers of twice the size, and encodings
+    become plain. Columns without a type are left out: null in all rows, lists that are all empty,
+    struct fields without a value. A table reads missing columns as null.
 
     Raises:
-        TransformError: a column's type has no counterpart in a table.
+        TransformError: a table cannot have the type of a column.
     """
     import pyarrow as pa
 
@@ -54,12 +57,10 @@ def stored_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def in_stored_types(rows: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
-    """Return rows in the columns of a stored schema: their own one, or one that they fit.
-
-    Columns and fields that the rows lack are null.
+    """Return rows with the columns of a stored schema; columns that they lack are null.
 
     Raises:
-        TransformError: a value is finer than the type that a table has for it.
+        TransformError: a value has more digits than the type of its column in a table.
     """
     import pyarrow as pa
 
@@ -82,11 +83,11 @@ def in_stored_types(rows: pa.RecordBatch, stored: pa.Schema) -> pa.RecordBatch:
 
 
 def columns_of(schema: pa.Schema) -> Columns:
-    """Return the columns of a file that was written with a stored schema.
+    """Return the columns of a file with a stored schema.
 
     Raises:
-        TransformError: a column's type has no counterpart in a table, or engines cannot tell two
-            names apart.
+        TransformError: a table cannot have the type of a column, or engines cannot distinguish two
+            names.
     """
     columns = [_column(field.name, _type_of(field.name, field.type)) for field in schema]
     _check_names(columns)
@@ -94,14 +95,13 @@ def columns_of(schema: pa.Schema) -> Columns:
 
 
 def merged(agreed: Columns, file: Columns) -> Columns:
-    """Return the agreed columns, widened and added to so that a file's columns fit.
+    """Return the agreed columns, widened and extended for the columns of a file.
 
-    Columns of a file that lacks some are null there, in any order. The result equals
-    `agreed` where the file brings nothing new.
+    The result equals `agreed` if the file has nothing new, in any order.
 
     Raises:
-        TransformError: a column of the file does not fit the agreed one of its name, or engines
-            cannot tell it from another one.
+        TransformError: a column of the file does not fit the agreed one, or engines cannot
+            distinguish its name from another one.
     """
     try:
         columns = _merged_fields("", agreed, file)
@@ -117,7 +117,7 @@ def merged(agreed: Columns, file: Columns) -> Columns:
 
 
 def joined(one: Columns, other: Columns) -> Columns | None:
-    """Return the columns that rows of two files fit; None if there are none."""
+    """Return columns that fit the rows of two files, or None if there are none."""
     import pyarrow as pa
 
     if one == other:
@@ -140,10 +140,53 @@ def arrow_schema(columns: Columns) -> pa.Schema:
     return pa.schema([_arrow_field(column) for column in columns])
 
 
-def _check_names(columns: Columns) -> None:
-    """Refuse names that differ in capitals at most, which most engines cannot tell apart.
+@dataclass(slots=True)
+class ColumnAgreement:
+    """The columns of one group's table, which all its runs agree on before they commit.
 
-    A nested field is named by its path, so that a dot in a column's name can make two names one.
+    Two runs can bring a new column at the same moment: the store takes one set of columns after
+    another, and the second run adds its columns to those of the first, or is refused.
+    """
+
+    store: Publications
+    key: GroupKey
+    _agreed: TableColumns | None = None
+
+    def agree(self, files: Iterable[Sequence[Column]]) -> TableColumns:
+        """Agree on the columns of some files, and return the columns of the table.
+
+        The store is read only for columns that are new to this process.
+
+        Raises:
+            TransformError: a column does not fit the agreed one.
+        """
+        column_lists = [list(columns) for columns in files]
+        agreed = self._agreed or self._read()
+        while True:
+            columns: Columns = [dict(column) for column in agreed.columns]
+            before = columns
+            for each in column_lists:
+                columns = merged(columns, each)
+            if columns == before:
+                self._agreed = agreed
+                return agreed
+            # If another run was faster, its columns are read.
+            outcome = self.store.agree_columns(self.key, columns, seen_version=agreed.version)
+            agreed = (
+                TableColumns(agreed.version + 1, tuple[Any, ...](columns))
+                if isinstance(outcome, Changed)
+                else self._read()
+            )
+
+    def _read(self) -> TableColumns:
+        publication = self.store.publication(self.key)
+        return TableColumns() if publication is None else publication.columns
+
+
+def _check_names(columns: Columns) -> None:
+    """Refuse names that are equal but for case, which most engines cannot distinguish.
+
+    The name of a nested field is its path, so a dot in a column's name can make two names equal.
     """
     names: dict[str, str] = {}
     for name in _paths(columns):
@@ -163,7 +206,7 @@ def _paths(columns: Columns, prefix: str = "") -> Iterator[str]:
 
 
 def _nested_columns(kind: ColumnType) -> Columns:
-    """Return the fields inside a type, under the names that tables have for them."""
+    """Return the fields inside a type, with Iceberg's names."""
     if isinstance(kind, str):
         return []
     (form, inner), *_ = kind.items()
@@ -184,7 +227,7 @@ def _stored_fields(prefix: str, fields: Iterable[pa.Field]) -> list[pa.Field]:
 
 
 def _stored(name: str, kind: pa.DataType) -> pa.DataType | None:
-    """Return the type that a table has for one of Arrow; None if there is no value to have it."""
+    """Return the type in a table for a type of Arrow; None if no value can have it."""
     import pyarrow as pa
 
     if pa.types.is_null(kind):
@@ -222,7 +265,7 @@ _PLAIN: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("is_large_binary", lambda arrow, _: arrow.binary()),
     ("is_binary_view", lambda arrow, _: arrow.binary()),
 )
-"""Names of Arrow's own questions on types, and the type that a table has instead."""
+"""Predicates of Arrow on types, each with the type that a table has instead."""
 
 
 def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType | None:
@@ -235,7 +278,7 @@ def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType | None:
     if isinstance(kind, pa.StructType):
         fields = _stored_fields(f"{name}.", [kind.field(at) for at in range(kind.num_fields)])
         return pa.struct(fields) if fields else None
-    # Not the views with short offsets: PyArrow cannot cast them.
+    # PyArrow cannot cast list views with short offsets.
     listed = (
         types.is_list,
         types.is_large_list,
@@ -252,7 +295,7 @@ def _stored_nested(name: str, kind: pa.DataType) -> pa.DataType | None:
 
 
 def _plain_types() -> dict[pa.DataType, str]:
-    """Return the types of Arrow that have no parameter, and their words."""
+    """Return Arrow's types without parameters, and their words in Iceberg."""
     import pyarrow as pa
 
     return {
@@ -356,7 +399,7 @@ def _merged_nested(path: str, agreed: Column, file: Column) -> Column | None:
 
 
 def _wider(agreed: str, file: str) -> str | None:
-    """Return the one of two words that holds the values of both; None if neither does."""
+    """Return the wider of two types, or None if neither has all values of the other."""
     if agreed in _WIDER.get(file, ()):
         return agreed
     if file in _WIDER.get(agreed, ()):

@@ -1,18 +1,17 @@
-"""A file of the ledger as the table's manifests name it, without a look into the file.
+"""Converts between files of the ledger and manifest entries, without reading the files.
 
-Bounds are the ones that the writer saw. A file is in a partition if all of its records are: of one
-shard it is always, of one day if its event times are known, lie in that day, and none is missing.
-Any other file is named under the spec of the shard alone, and its bounds exclude the rest.
+The bounds come from the writer. A file is in a partition if all its records are. All its records
+belong to one shard; they belong to one day if their event times are known and in this day. Any
+other file gets the spec that has only the shard, and readers exclude it by its bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_leasehold.assets.output.file_names import shard_and_batches
+from dagster_leasehold.assets.output.attempts import shard_and_batches
 from dagster_leasehold.assets.output.table.schemas import shard_field, time_field
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile as LedgerFile
@@ -23,18 +22,15 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
     from pyiceberg.typedef import Record
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-
 
 @dataclass(slots=True)
 class FileForm:
-    """The form of files in the manifests of one table.
+    """Makes the manifest entries of one table.
 
     Attributes:
-        schema: the table's newest.
-        specs: the specs of files, in the order that they are tried.
-        root: the location of the stream's output, in front of the paths of the ledger.
+        schema: the newest schema of the table.
+        specs: the specs for files, in the order in which they are tried.
+        root: the location of the output, which precedes the paths of the ledger.
     """
 
     schema: Schema
@@ -73,6 +69,9 @@ class FileForm:
         return entry
 
     def _statistics(self, shard: ShardId, file: LedgerFile) -> dict[str, Any]:
+        from pyiceberg.conversions import to_bytes
+        from pyiceberg.types import TimestamptzType
+
         counts: dict[int, int | bytes] = {}
         nulls: dict[int, int | bytes] = {}
         lower: dict[int, int | bytes] = {}
@@ -84,8 +83,8 @@ class FileForm:
             if file.untimed is not None:
                 counts[self._time_id], nulls[self._time_id] = file.records, file.untimed
             if file.first_event_time is not None and file.last_event_time is not None:
-                lower[self._time_id] = _bound(_microseconds(file.first_event_time))
-                upper[self._time_id] = _bound(_microseconds(file.last_event_time))
+                lower[self._time_id] = to_bytes(TimestamptzType(), file.first_event_time)
+                upper[self._time_id] = to_bytes(TimestamptzType(), file.last_event_time)
         return {
             "value_counts": counts,
             "null_value_counts": nulls,
@@ -94,38 +93,43 @@ class FileForm:
         }
 
     def _partition(self, shard: ShardId, file: LedgerFile) -> tuple[PartitionSpec, Record]:
-        """Return the first spec with a partition that holds all records of a file, and that."""
+        """Return the first spec with one partition for all records of a file, and the partition."""
         from pyiceberg.typedef import Record
 
         for spec in self.specs:
             values = [self._value(part, shard, file) for part in spec.fields]
             if None not in values:
                 return spec, Record(*values)
-        raise AssertionError("The last spec takes every file.")
+        raise AssertionError("The last spec fits every file.")
 
     def _value(self, part: PartitionField, shard: ShardId, file: LedgerFile) -> object:
-        """Return the value of all records of a file in one field of a partition, or None."""
+        """Return the common value of all records of a file for a partition field, or None."""
         if part.source_id == self._shard_id:
             return str(shard)
+        from pyiceberg.utils.datetime import datetime_to_micros
+
         first, last = file.first_event_time, file.last_event_time
         if first is None or last is None or file.untimed != 0:
             return None
         source = self.schema.find_field(part.source_id)
         transform = part.transform.transform(source.field_type)
-        begin, end = transform(_microseconds(first)), transform(_microseconds(last))
+        begin, end = transform(datetime_to_micros(first)), transform(datetime_to_micros(last))
         return begin if begin == end else None
 
 
 def ledger_file(schema: Schema, root: str, entry: DataFile) -> tuple[ShardId | None, LedgerFile]:
-    """Return a file of a manifest as the ledger names it, and its shard.
+    """Return the shard and the ledger's form of a manifest entry.
 
-    The shard is None for a file of another program that tells none, or has records of several.
+    The shard is None for a file of another program with an unknown shard or several shards.
 
     Args:
-        schema: the table's newest.
-        root: the location of the stream's output.
-        entry: the file.
+        schema: the newest schema of the table.
+        root: the location of the output.
     """
+    from pyiceberg.conversions import from_bytes
+    from pyiceberg.types import LongType
+    from pyiceberg.utils.datetime import micros_to_timestamptz
+
     lower, upper = entry.lower_bounds or {}, entry.upper_bounds or {}
     path = entry.file_path.removeprefix(f"{root}/")
     named = shard_and_batches(path.rsplit("/", 1)[-1])
@@ -136,24 +140,13 @@ def ledger_file(schema: Schema, root: str, entry: DataFile) -> tuple[ShardId | N
     begin = end = None
     untimed: int | None = entry.record_count
     if time is not None:
-        begin, end = _moment(lower.get(time.field_id)), _moment(upper.get(time.field_id))
+        begin, end = (
+            None if bound is None else micros_to_timestamptz(from_bytes(LongType(), bound))
+            for bound in (lower.get(time.field_id), upper.get(time.field_id))
+        )
         untimed = (entry.null_value_counts or {}).get(time.field_id)
     records, size = entry.record_count, entry.file_size_in_bytes
     file = LedgerFile(
         path, records, size, first_event_time=begin, last_event_time=end, untimed=untimed
     )
     return shard, file
-
-
-def _microseconds(moment: datetime) -> int:
-    return (moment - _EPOCH) // _MICROSECOND
-
-
-def _moment(bound: bytes | None) -> datetime | None:
-    if bound is None:
-        return None
-    return _EPOCH + int.from_bytes(bound, "little", signed=True) * _MICROSECOND
-
-
-def _bound(value: int) -> bytes:
-    return value.to_bytes(8, "little", signed=True)

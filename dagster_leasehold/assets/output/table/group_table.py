@@ -1,4 +1,4 @@
-"""The published table of one group: its name, its location, and who publishes it."""
+"""The published table of one group: opened for those that publish, read, compare or clean it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from uuid import UUID, uuid4
 
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.table.catalogs import OpenTable
+from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
 from dagster_leasehold.assets.output.table.comparison import TableComparison
 from dagster_leasehold.assets.output.table.maintenance import data_files
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
@@ -31,31 +31,22 @@ def build_publisher(
     now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     new_id: Callable[[], UUID] = uuid4,
 ) -> Publisher:
-    """Return the publisher of a group's output; see `Publisher` for the arguments.
+    """Return the publisher of a group's output.
 
     Raises:
         TableUnavailable: the catalog cannot be opened.
     """
-    at = location_of(place)
-    io = PlaceIO(place, at)
-    return Publisher(
-        store=store,
-        key=key,
-        name=settings.table_name(catalog.name, key),
-        settings=settings,
-        catalog=open_catalog(catalog.name, catalog.properties, store, io, lambda: new_id().hex),
-        io=io,
-        place=place,
-        location=at,
-        now_ms=now_ms,
-        new_id=new_id,
-    )
+    io = PlaceIO(place, location_of(place))
+    name = settings.table_name(catalog.name, key)
+    opened = open_catalog(catalog, name, store, io, lambda: new_id().hex)
+    own = GroupTable(store, key, name, opened, io, place)
+    return Publisher(own, settings, now_ms, new_id)
 
 
 def find_table(
     store: Publications, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
 ) -> tuple[OpenTable, PlaceIO] | None:
-    """Return a group's table, and what reads its metadata; None where nothing was published.
+    """Return the table of a group and the access to its metadata; None if nothing was published.
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.
@@ -65,7 +56,7 @@ def find_table(
     if publication is None or name is None:
         return None
     io = PlaceIO(place, location_of(place))
-    table = open_catalog(catalog.name, catalog.properties, store, io, lambda: "").find(name)
+    table = open_catalog(catalog, name, store, io).find()
     if table is None and publication.number:
         raise TableUnavailable(
             f"Catalog {name.catalog} does not show the table {name.namespace}.{name.name} to which "
@@ -78,7 +69,7 @@ def find_table(
 def comparison_of(
     store: LedgerAndRewrites, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
 ) -> TableComparison | None:
-    """Return the comparison of a group's table with its ledger; None if it is not published.
+    """Return the comparison of a group's table with the ledger; None if nothing was published.
 
     Raises:
         TableUnavailable: the catalog cannot be opened.
@@ -87,22 +78,20 @@ def comparison_of(
     if publication is None or publication.table is None:
         return None
     io = PlaceIO(place, location_of(place))
-    opened = open_catalog(catalog.name, catalog.properties, store, io, lambda: "")
-    return TableComparison(store, key, publication.table, opened, io, place)
+    opened = open_catalog(catalog, publication.table, store, io)
+    return TableComparison(GroupTable(store, key, publication.table, opened, io, place))
 
 
 def files_of_table(
     store: Publications, key: GroupKey, catalog: CatalogSettings, place: OutputPlace
 ) -> set[str]:
-    """Return the data files that a snapshot of a group's table names, as the ledger names them.
+    """Return the data files that the snapshots of a group's table name, by their ledger paths.
 
-    Files of a newer state count, too: the ledger might have been restored from a backup.
+    Files of a newer state count, too, since the ledger can have been restored from a backup.
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.
     """
-    io = PlaceIO(place, location_of(place))
-    opened = open_catalog(catalog.name, catalog.properties, store, io, lambda: "")
     publication = store.publication(key)
     name = None if publication is None else publication.table
     if name is None and catalog.properties:
@@ -111,7 +100,8 @@ def files_of_table(
             "was recreated, or restored from a backup. Publish it with `leasehold table create "
             "--adopt` first, lest files of the table be removed."
         )
-    newest = opened.newest_state(name)
+    io = PlaceIO(place, location_of(place))
+    newest = open_catalog(catalog, name, store, io).newest_state()
     published = find_table(store, key, catalog, place)
     states = (None if published is None else published[0], newest)
     return {path for table in states if table is not None for path in data_files(io, table)}

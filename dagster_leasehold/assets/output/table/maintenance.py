@@ -1,19 +1,18 @@
-"""The files that a table names: its metadata's orphans go, and vacuum leaves its data alone.
+"""The files that a table names, for the removal of orphaned metadata and for vacuum.
 
-A file of metadata is an orphan once no snapshot names it: its snapshot has expired, it was merged,
-or its publication never came about. It goes when it is old enough for every reader, and under the
-lock to publish alone:
+A metadata file is an orphan once no snapshot names it: its snapshot has expired, it was merged, or
+its publication failed. It is removed when it is old, and only under the publish lock:
 
-1. Publisher A has staged a snapshot, and is frozen for longer than that age.
-2. The process that removes orphans has taken the lock, with a higher epoch.
-3. A wakes up and commits: its epoch is over. Without the lock, the table would now name files that
-   are gone.
+1. Publisher A stages a snapshot, and freezes for longer than that age.
+2. The process that removes orphans takes the lock, with a higher epoch.
+3. A wakes up, and its commit is refused because its epoch is over. Without the lock, the table
+   would now name removed files.
 
-Who removes can be frozen as well, between any two of its steps, while others publish for days:
+The process that removes can freeze between any two steps, too, while others publish for days:
 
-1. It lists the old files, then looks at the table, then whether the lock is still its own.
-2. It was at that third look: all that others staged came later, and is not in the list.
-3. It was not: it removes nothing. Its look at the table can be older than the listed files.
+1. It lists the old files, then reads the table, then checks that it still holds the lock.
+2. If it does, everything that others have staged is newer than the list.
+3. If it does not, it removes nothing, since its state of the table can be older than the list.
 """
 
 from __future__ import annotations
@@ -33,11 +32,7 @@ if TYPE_CHECKING:
 
 
 def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
-    """Return the files of metadata of an age, by the clock of what holds them.
-
-    Raises:
-        OSError: the files cannot be listed.
-    """
+    """Return the metadata files of an age, by the clock of the disk or store."""
     before_ns = place.now_ns() - int(older_than.total_seconds() * 1e9)
     return [
         entry.path
@@ -47,7 +42,7 @@ def old_metadata(place: OutputPlace, older_than: timedelta) -> list[str]:
 
 
 def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) -> list[str]:
-    """Return the files of metadata that no state of the table names."""
+    """Return the metadata files that no state of the table names."""
     named = {
         location.removeprefix(f"{table.metadata.location}/")
         for table in tables
@@ -57,10 +52,7 @@ def unnamed(io: PlaceIO, tables: Iterable[OpenTable], files: Collection[str]) ->
 
 
 def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
-    """Return the data files that a snapshot of the table names, as the ledger names them.
-
-    The ledger is ahead of the table: replaced files can still be read there.
-    """
+    """Return the data files that any snapshot of the table names, by their ledger paths."""
     root = f"{table.metadata.location}/"
     return {
         entry.data_file.file_path.removeprefix(root)
@@ -70,22 +62,14 @@ def data_files(io: PlaceIO, table: OpenTable) -> set[str]:
 
 
 def current_files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[str, int]]:
-    """Yield the path of each file of the newest snapshot, as the ledger names it, and its records.
-
-    Raises:
-        OSError: a manifest cannot be read.
-    """
+    """Yield the ledger path and the records of each file of the newest snapshot."""
     root = f"{table.metadata.location}/"
     for file in current_entries(io, table):
         yield file.file_path.removeprefix(root), file.record_count
 
 
 def current_entries(io: PlaceIO, table: OpenTable) -> Iterator[DataFile]:
-    """Yield each file of the newest snapshot as its manifest has it.
-
-    Raises:
-        OSError: a manifest cannot be read.
-    """
+    """Yield the manifest entry of each file of the newest snapshot."""
     current = table.metadata.current_snapshot()
     for manifest in current.manifests(io) if current else ():
         for entry in manifest.fetch_manifest_entry(io):
@@ -105,7 +89,7 @@ def _metadata_files(io: PlaceIO, table: OpenTable) -> Iterator[str]:
 
 
 def _manifests(io: PlaceIO, table: OpenTable) -> list[ManifestFile]:
-    """Return the manifests of all snapshots, each of them once."""
+    """Return the manifests of all snapshots, each once."""
     snapshots = table.metadata.snapshots
     listed = (manifest for snapshot in snapshots for manifest in snapshot.manifests(io))
     return list({manifest.manifest_path: manifest for manifest in listed}.values())

@@ -1,14 +1,14 @@
-"""The manifests of a snapshot that is being made: written, thinned out, and merged.
+"""Writes, rewrites and merges the manifests of a new snapshot.
 
-A manifest is of one spec. What a snapshot adds goes into one new manifest of each spec. A manifest
-with a file that is taken out is rewritten.
+A manifest has one spec. The added files of a snapshot go into one new manifest per spec. A manifest
+with a removed file is rewritten.
 
-Merges keep entries of a shard together, so that the bounds in the manifest list tell a reader which
-few manifests can name files of its shards. Manifests have levels, as in a log-structured merge
-tree: new ones are of level 0. Where `OVERLAP_MAX` manifests of one level can hold files of the same
-shard, they are merged, sorted by shard, and cut into manifests of the next level: each covers fewer
-shards than those before, until it has one shard, and then grows. So an entry is written as often as
-the logarithm of the number of publications, a shard meets few manifests of each level, and no
+Merges keep the entries of a shard together, so that the bounds in the manifest list lead a reader
+to the few manifests with files of its shards. Manifests have levels, as in a log-structured merge
+tree. New manifests have level 0. If `OVERLAP_MAX` manifests of a level can have files of the same
+shard, they are merged, sorted by shard, and cut into manifests of the next level. These cover fewer
+shards, until a manifest has one shard, and then grows. So an entry is rewritten as often as the
+logarithm of the number of publications, few manifests of each level have a shard, and no
 publication writes many entries.
 """
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 OVERLAP_MAX = 4
-"""So many manifests of a level that can hold files of one shard are merged."""
+"""The number of manifests of a level with files of one shard that triggers a merge."""
 FILES_MAX = 2_048
-"""The most files that a merged manifest has; one of a shard with half as many stays as it is."""
+"""The most files in a merged manifest; a manifest of one shard with half as many is final."""
 PIECE_MIN = 128
-"""The fewest files after which a merge begins another manifest for the next shards."""
+"""The least number of files after which a merge begins another manifest for the next shards."""
 PIECES = 400
-"""About so many manifests are aimed at, as the manifest list is written with each publication."""
+"""The approximate target for the number of manifests, as each publication writes their list."""
 MERGED_MAX = 2_048
-"""No more entries are written by merges of one publication, if more than one merge is due."""
+"""The most entries that the merges of one publication write, but for a single larger merge."""
 UNMOVABLE = 1_000
-"""The level of manifests of another writer's entries, which do not tell their shard."""
+"""The level of manifests with entries of another writer, whose shard is unknown."""
 FORMAT = 2
 COMPRESSION: Literal["deflate"] = "deflate"
 _PARTITION = 3
-"""The place of the partition in PyIceberg's record of a file."""
+"""The index of the partition in PyIceberg's record of a file."""
 _LEVEL = re.compile(r"-l(\d+)\.avro")
 _HIGHEST = b"\xff" * 8
 """Higher than the bytes of any text."""
@@ -60,17 +60,16 @@ def level_suffix(level: int) -> str:
 
 @dataclass(slots=True)
 class Manifests:
-    """The manifests of one snapshot.
+    """The manifests of one new snapshot.
 
     Attributes:
-        io: reads and writes them.
-        metadata: of the table, with its newest schema.
-        specs: the specs of files, in the order that they are tried.
-        snapshot: the id of the snapshot that is being made.
-        new_path: gives a location that was never used, for a manifest of a level.
-        written: the locations of the manifests that were written.
-        removed: the entries of files that were taken out.
-        missing: the locations of files that were to be taken out, and are in no manifest.
+        metadata: the metadata of the table, with its newest schema.
+        specs: the specs for files, in the order in which they are tried.
+        snapshot: the id of the new snapshot.
+        new_path: returns a location that was never used, for a manifest of a level.
+        written: the locations of written manifests.
+        removed: the entries of removed files.
+        missing: the locations of files to remove that no manifest has.
     """
 
     io: FileIO
@@ -84,7 +83,7 @@ class Manifests:
     _shard_places: dict[int, int | None] = field(default_factory=dict[int, "int | None"])
 
     def adding(self, files: Iterable[DataFile]) -> list[ManifestFile]:
-        """Return new manifests of files that are added, one of each spec."""
+        """Return new manifests of added files, one per spec."""
         from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
 
         by_spec: dict[int, list[ManifestEntry]] = {}
@@ -102,30 +101,28 @@ class Manifests:
         *,
         oldest_first: bool,
     ) -> list[ManifestFile]:
-        """Return manifests that mark files at these locations as removed.
-
-        They are looked for manifest by manifest, in manifests that can hold files of their shards,
-        until all are found.
-        """
-        left = dict(locations)
+        """Mark the files at these locations as removed, in the manifests that can have them."""
+        remaining = dict(locations)
         result = list(manifests)
         order = range(len(result)) if oldest_first else range(len(result) - 1, -1, -1)
         for at in order:
-            if not left:
+            if not remaining:
                 break
             bounds = self._bounds(result[at])
-            if _deletes(result[at]) or not any(_within(each, bounds) for each in left.values()):
+            if _deletes(result[at]) or not any(
+                _within(each, bounds) for each in remaining.values()
+            ):
                 continue
             entries = result[at].fetch_manifest_entry(self.io)
-            if left.keys().isdisjoint(entry.data_file.file_path for entry in entries):
+            if remaining.keys().isdisjoint(entry.data_file.file_path for entry in entries):
                 continue
             spec, level = _group(result[at])
-            result[at] = self._write(spec, level, self._thinned(entries, left))
-        self.missing = set(left)
+            result[at] = self._write(spec, level, self._thinned(entries, remaining))
+        self.missing = set(remaining)
         return result
 
     def merged(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """Return manifests after merging some, or moving them to today's specs."""
+        """Merge some manifests, or move them to the current specs."""
         groups: dict[Group, list[ManifestFile]] = {}
         result: list[ManifestFile] = []
         for manifest in manifests:
@@ -150,7 +147,7 @@ class Manifests:
         return result
 
     def _due(self, group: Group, members: list[ManifestFile]) -> Iterator[list[ManifestFile]]:
-        """Yield manifests of one level that are to be merged with each other."""
+        """Yield groups of manifests of one level to merge."""
         spec, level = group
         if self._is_moved(spec):
             yield from ([each] for each in members if level != UNMOVABLE)
@@ -167,10 +164,10 @@ class Manifests:
     def _by_shard(
         self, members: Iterable[ManifestFile]
     ) -> list[tuple[tuple[bytes, bytes], ManifestFile]]:
-        """Return the manifests that can be merged and the shards that each is in the way of.
+        """Return the manifests that can be merged, each with its range of shards.
 
-        A small one is in the way of all: where each publication has files of a few shards, there
-        would be as many manifests as shards.
+        A small manifest gets the range of all shards. Otherwise there would be as many manifests as
+        shards if each publication had files of a few shards.
         """
         spans: list[tuple[tuple[bytes, bytes], ManifestFile]] = []
         for manifest in members:
@@ -189,7 +186,7 @@ class Manifests:
     def _together(
         self, spec: int, level: int, manifests: Sequence[ManifestFile], piece: int
     ) -> list[ManifestFile]:
-        """Return new manifests of all entries, by shard where the spec has the shard."""
+        """Return new manifests of all entries, sorted by shard if the spec has the shard."""
         entries = [entry for each in manifests for entry in each.fetch_manifest_entry(self.io)]
         by_spec: dict[int, list[ManifestEntry]] = {}
         for entry in entries:
@@ -222,15 +219,15 @@ class Manifests:
         yield few
 
     def _is_moved(self, spec: int) -> bool:
-        """Return True if a spec lacks the shard, and today's specs have it."""
+        """Return True if a spec lacks the shard, and the current specs have it."""
         if not self.specs or self._shard_place(spec) is not None:
             return False
         return self._shard_place(self.specs[-1].spec_id) is not None
 
     def _moved(self, spec: int, entry: ManifestEntry) -> int:
-        """Put an entry under the first spec of today whose values it has; return its spec.
+        """Move an entry to the first current spec whose values it has; return its spec.
 
-        A file is of one shard, which its bounds name; the other values come from its own spec.
+        The shard comes from its bounds, and the other values from its own spec.
         """
         from pyiceberg.typedef import Record
 
@@ -261,7 +258,7 @@ class Manifests:
         return self._shard_places[spec]
 
     def _bounds(self, manifest: ManifestFile) -> tuple[bytes, bytes] | None:
-        """Return the lowest and the highest shard of a manifest; None if it does not tell."""
+        """Return the lowest and the highest shard of a manifest; None if unknown."""
         place = self._shard_place(manifest.partition_spec_id)
         if place is None or not manifest.partitions:
             return None
@@ -271,16 +268,16 @@ class Manifests:
         return summary.lower_bound, summary.upper_bound
 
     def _thinned(
-        self, entries: Iterable[ManifestEntry], left: dict[str, ShardId | None]
+        self, entries: Iterable[ManifestEntry], remaining: dict[str, ShardId | None]
     ) -> Iterator[ManifestEntry]:
         from pyiceberg.manifest import ManifestEntryStatus
 
         for entry in entries:
             location = entry.data_file.file_path
-            if location not in left:
+            if location not in remaining:
                 yield _existing(entry)
                 continue
-            del left[location]
+            del remaining[location]
             self.removed.append(entry.data_file)
             entry.status = ManifestEntryStatus.DELETED
             entry.snapshot_id = self.snapshot
@@ -295,7 +292,7 @@ class Manifests:
         with write_manifest(
             FORMAT, specs[spec], self.metadata.schema(), output, self.snapshot, COMPRESSION
         ) as writer:
-            # PyIceberg makes a block of each entry; compressed together they take a seventh.
+            # PyIceberg writes a block per entry; one compressed block takes a seventh.
             avro: Any = writer._writer  # pyright: ignore[reportPrivateUsage]
             block: list[ManifestEntry] = []
             write_block, avro.write_block = avro.write_block, block.extend
@@ -306,23 +303,23 @@ class Manifests:
 
 
 def _group(manifest: ManifestFile) -> Group:
-    """Return the spec and the level of a manifest; 0 for one that another writer made."""
+    """Return the spec and the level of a manifest, which is 0 if another writer made it."""
     match = _LEVEL.search(manifest.manifest_path)
     return manifest.partition_spec_id, int(match[1]) if match else 0
 
 
 def _within(shard: ShardId | None, bounds: tuple[bytes, bytes] | None) -> bool:
-    """Return True if a manifest can hold files of a shard."""
+    """Return True if a manifest can have files of a shard."""
     return shard is None or bounds is None or bounds[0] <= shard.encode() <= bounds[1]
 
 
 def _chunks(entries: list[ManifestEntry]) -> list[list[ManifestEntry]]:
-    """Return entries in lists that one manifest can have."""
+    """Split entries into lists for one manifest each."""
     return [entries[first : first + FILES_MAX] for first in range(0, len(entries), FILES_MAX)]
 
 
 def _deletes(manifest: ManifestFile) -> bool:
-    """Return True for a manifest of another writer's delete files, which stay as they are."""
+    """Return True for a manifest of another writer's delete files."""
     from pyiceberg.manifest import ManifestContent
 
     return manifest.content != ManifestContent.DATA

@@ -1,16 +1,16 @@
-"""The mark of a table: its newest publication, in a property, and what others did after it.
+"""The mark of a table: a property that names its newest publication.
 
-A property survives the expiry of snapshots, and the ancestry of the newest snapshot shows a
-roll-back. Together they tell one from the other:
+A property survives the expiry of snapshots, and the ancestors of the newest snapshot show a
+roll-back. Together they show what other programs did to the table:
 
-1. The mark names another publication than the lease store: one of the two was restored or made
+1. The mark names another publication than the lease store: one of the two was restored or
    recreated, or another deployment publishes to the table.
-2. The snapshot of the mark is behind the newest one, and not among its ancestors: the table was
+2. The snapshot of the mark exists, and is not an ancestor of the newest snapshot: the table was
    rolled back.
-3. It is gone, as snapshots expire: the number of records decides.
+3. The snapshot of the mark has expired: the number of records decides.
 
-After any change by others, the number of records has to be the published one. So a rewrite that
-keeps the records needs no operator, and one that adds or deletes some stops publication.
+After a change by another program, the number of records has to be the published one. So a rewrite
+that keeps the records needs no operator, and one that adds or deletes records stops publication.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Mark:
     Attributes:
         publication: its id.
         sequence: the sequence number of its snapshot.
-        number: how many publications there were with it; 0 for one of a release before states.
-        epoch: of the publish lock.
-        states: the location of the file that tells how far the table has each shard; empty for one
-            of a release before them. See `shard_states`.
+        number: the number of publications up to it.
+        epoch: the epoch of the publish lock.
+        states: the location of the file that records, for each shard, how much is in the table.
+            See `shard_states`. Empty if the property was removed.
     """
 
     publication: str
@@ -53,14 +53,14 @@ class Mark:
     states: str = ""
 
     def __str__(self) -> str:
-        """Return it as the property has it."""
+        """Return the value of the property."""
         return json.dumps(asdict(self))
 
 
 def mark_of(metadata: TableMetadata) -> Mark | None:
-    """Return the mark of a table.
+    """Return the mark of a table; None if nothing was published.
 
-    One whose newest publication is of a release before marks bears its id in a snapshot alone.
+    If another program has removed the property, the newest snapshot of ours has the publication.
     """
     if (stored := metadata.properties.get(MARK_PROPERTY)) is not None:
         return Mark(**json.loads(stored))
@@ -74,9 +74,9 @@ def mark_of(metadata: TableMetadata) -> Mark | None:
 
 
 def table_records(io: FileIO, metadata: TableMetadata) -> int:
-    """Return the number of records in a table's data files, whose newest snapshot counts them.
+    """Return the number of records in a table's data files.
 
-    Where the program that made it does not count, the list of manifests does.
+    The newest snapshot has it. If another program left it out, the manifest list has it.
     """
     current = metadata.current_snapshot()
     if current is None:
@@ -95,9 +95,9 @@ def table_records(io: FileIO, metadata: TableMetadata) -> int:
 def table_trouble(
     name: TableName, publication: Publication, metadata: TableMetadata | None, io: FileIO
 ) -> str | None:
-    """Return why a table is not as the lease store left it; None if its records are all there.
+    """Return how another program has changed a table, or None if its records are unchanged.
 
-    It takes the same time however large the table is.
+    The time does not depend on the size of the table.
     """
     table = f"the table {name.namespace}.{name.name}"
     if metadata is None:
@@ -120,7 +120,7 @@ def table_trouble(
 
 
 def rolled_back(metadata: TableMetadata, mark: Mark) -> bool:
-    """Return True if a table was rolled back behind its mark, as far as its snapshots tell."""
+    """Return True if the snapshots show that a table was rolled back behind its mark."""
     named = (each for each in metadata.snapshots if each.sequence_number == mark.sequence)
     return _rolled_back(metadata, mark, next((each.snapshot_id for each in named), None))
 
@@ -141,7 +141,7 @@ def _other_records(table: str, published: int, metadata: TableMetadata, io: File
 
 
 def _rolled_back(metadata: TableMetadata, mark: Mark, snapshot_id: int | None) -> bool:
-    """Return True if the newest snapshot is not the one of the mark, and does not follow it."""
+    """Return True if the newest snapshot does not descend from the snapshot of the mark."""
     by_id = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     snapshot = metadata.current_snapshot()
     if snapshot is None:
@@ -152,4 +152,4 @@ def _rolled_back(metadata: TableMetadata, mark: Mark, snapshot_id: int | None) -
         if (snapshot.sequence_number or 0) <= mark.sequence:
             return True
         snapshot = by_id.get(snapshot.parent_snapshot_id or -1)
-    return False  # the ancestors that are older have expired
+    return False  # older ancestors have expired

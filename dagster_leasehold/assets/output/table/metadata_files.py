@@ -1,7 +1,7 @@
-"""PyIceberg's view of a place of output: small metadata files, read and written whole.
+"""PyIceberg's access to a place of output: small metadata files, read and written as a whole.
 
-A file that was written is durable before anything names it. PyIceberg's own access to stores is
-not used, so that output and metadata have one way to disks and stores, and one to credentials.
+A file is durable before anything names it. PyIceberg's own access to stores is not used, so output
+and metadata use the same file systems and credentials.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ class PlaceIO(FileIO):
     """The metadata files below one location.
 
     Args:
-        place: holds them.
-        location: the place's URI for readers.
+        location: the URI of the place for readers.
     """
 
     def __init__(self, place: OutputPlace, location: str) -> None:
@@ -52,7 +51,7 @@ class PlaceIO(FileIO):
             folder.sync_folder()
 
     def read(self, location: str) -> bytes | None:
-        """Return the content of a file; None if there is none.
+        """Return the content of a file, or None if it does not exist.
 
         Raises:
             TableUnavailable: it cannot be read.
@@ -61,7 +60,7 @@ class PlaceIO(FileIO):
             return self._at(location).content()
 
     def dated(self, folder: str) -> dict[str, int]:
-        """Return the locations of the files below a folder, each with the time of its last change.
+        """Return the files below a folder, each with the time of its last change.
 
         Raises:
             TableUnavailable: they cannot be listed.
@@ -75,11 +74,11 @@ class PlaceIO(FileIO):
 
     @override
     def new_input(self, location: str) -> InputFile:
-        return _Input(location, self._at(location))
+        return _File(location, self)
 
     @override
     def new_output(self, location: str) -> OutputFile:
-        return _Output(location, self._at(location), self)
+        return _File(location, self)
 
     @override
     def delete(self, location: str | InputFile | OutputFile) -> None:
@@ -87,7 +86,7 @@ class PlaceIO(FileIO):
         self._at(name).remove(missing_ok=True)
 
     def discard(self, locations: Iterable[str]) -> None:
-        """Delete files here that nothing names, as far as that works; what stays is vacuum's."""
+        """Delete files that nothing names, as far as that works; vacuum deletes the rest."""
         for location in filter(self.has_place_for, locations):
             try:
                 self.delete(location)
@@ -111,51 +110,34 @@ class PlaceIO(FileIO):
         return location.removeprefix(f"{self.location}/")
 
 
-class _Input(InputFile):
-    """A file that is read whole when it is opened."""
+class _File(InputFile, OutputFile):
+    """A file that is read and written as a whole."""
 
-    def __init__(self, location: str, place: OutputPlace) -> None:
+    def __init__(self, location: str, files: PlaceIO) -> None:
         super().__init__(location)
-        self._place = place
+        self._files = files
+        self._bytes: int | None = None
 
     def __len__(self) -> int:
-        return len(self._content())
+        return len(self._content()) if self._bytes is None else self._bytes
 
     @override
     def exists(self) -> bool:
-        return self._place.content() is not None
+        return self._files.read(self.location) is not None
 
     @override
     def open(self, seekable: bool = True) -> InputStream:
         return cast(InputStream, io.BytesIO(self._content()))
 
     def _content(self) -> bytes:
-        with _reached(self.location, "read"):
-            content = self._place.content()
+        content = self._files.read(self.location)
         if content is None:
             raise FileNotFoundError(f"There is no {self.location}.")
         return content
 
-
-class _Output(OutputFile):
-    """A file that is written when its content is complete."""
-
-    def __init__(self, location: str, place: OutputPlace, files: PlaceIO) -> None:
-        super().__init__(location)
-        self._place = place
-        self._files = files
-        self._written = 0
-
-    def __len__(self) -> int:
-        return self._written
-
-    @override
-    def exists(self) -> bool:
-        return self._place.content() is not None
-
     @override
     def to_input_file(self) -> InputFile:
-        return _Input(self.location, self._place)
+        return self
 
     @override
     def create(self, overwrite: bool = False) -> OutputStream:
@@ -164,15 +146,15 @@ class _Output(OutputFile):
     def put(self, content: bytes) -> None:
         """Write the file."""
         self._files.write(self.location, content)
-        self._written = len(content)
+        self._bytes = len(content)
 
 
 class _Whole(io.BytesIO):
-    """Bytes that become a file when they are closed, unless an error closes them."""
+    """A buffer that is written to a file when it is closed, except after an error."""
 
-    def __init__(self, file: _Output) -> None:
+    def __init__(self, file: _File) -> None:
         super().__init__()
-        self._file: _Output | None = file
+        self._file: _File | None = file
 
     @override
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -190,12 +172,12 @@ class _Whole(io.BytesIO):
 
 @contextmanager
 def _reached(location: str, done: str) -> Generator[None]:
-    """Turn an error of the disk or the store into one that says what follows from it."""
+    """Turn an error of the disk or store into a sentence with its consequences."""
     try:
         yield
     except OSError as error:
         raise TableUnavailable(
             f"The table's metadata {location} cannot be {done} ({one_line(str(error))}): make sure "
-            "that the output can be reached; output is still committed where it can be written, "
-            "and the table follows."
+            "that the output can be reached. Output is committed as long as it can be written, and "
+            "published later."
         ) from error

@@ -1,21 +1,21 @@
 """Catalogs that commit by themselves, before the lease store knows: REST, Glue, Hive and others.
 
-1. The request is written beside the metadata, and the publication is recorded in the lease store
-   as the only pending one.
-2. The request is sent. It requires the snapshot that it follows to be the newest. The reply can be
-   lost, or the catalog can refuse it.
-3. The publication is settled by this lock, or by the next one: the mark of the table shows if it
-   arrived. Until it does, each lock sends the same request, and no other. A request whose
-   requirements no longer hold can never arrive, and is dropped.
+1. The request is written beside the metadata, and the lease store records the publication as the
+   only pending one.
+2. The request is sent. It requires that the snapshot before it is the newest. The reply can be
+   lost, or the catalog can refuse the request.
+3. This lock or the next one settles the publication: the mark of the table shows if the request
+   arrived. Until then, each lock sends the same request and no other. A request whose requirements
+   no longer hold can never arrive, and is dropped.
 
-A table that another program rolls back to the snapshot of a dropped request can take it after all.
-Then its mark names no publication of the lease store, and nothing is published until an operator
-adopts the table.
+If another program rolls the table back to the base of a dropped request, the request can arrive
+late. Then the mark of the table names no publication of the lease store, and nothing is published
+until an operator adopts the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from dagster_leasehold.assets.output.table.marks import mark_of
 from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.shard_states import states_location
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER, Staging, made
-from dagster_leasehold.assets.table_settings import SECRET_PROPERTY
+from dagster_leasehold.assets.table_settings import SECRET_PROPERTY, CatalogSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import one_line, without_secrets
 from dagster_leasehold.lease_store.outcomes import LockOver, PointerMoved, Settled, Stale
@@ -53,34 +53,34 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class OtherCatalog(TableCatalog):
-    """Any catalog that PyIceberg knows: REST, Glue, Hive, or a database of its own.
+    """A catalog of PyIceberg: REST, Glue, Hive, or another database.
 
     Attributes:
-        store: keeps the pending publication.
-        catalog: PyIceberg's; each of its calls ends in time.
-        io: keeps its request, beside the metadata.
+        store: has the pending publication.
+        catalog: PyIceberg's client, with a timeout for each call.
+        name: the name of the table.
+        io: stores the request, beside the metadata.
     """
 
     store: Publications
     catalog: Catalog
     io: PlaceIO
+    name: TableName
 
     @override
-    def find(self, name: TableName) -> OpenTable | None:
-        table = self._table(name)
+    def find(self) -> OpenTable | None:
+        table = self._table()
         return None if table is None else OpenTable(table.metadata, table.metadata_location)
 
     @override
-    def newest_state(self, name: TableName | None) -> OpenTable | None:
-        del name
+    def newest_state(self) -> OpenTable | None:
         return None  # the catalog is never behind itself
 
     @override
-    def create(
-        self, lock: PublishLock, name: TableName, metadata: TableMetadata
-    ) -> OpenTable | LockOver:
+    def create(self, lock: PublishLock, metadata: TableMetadata) -> OpenTable | LockOver:
         from pyiceberg.exceptions import TableAlreadyExistsError
 
+        name = self.name
         try:
             self.catalog.create_namespace_if_not_exists(_namespace(name))
             self.catalog.create_table(
@@ -93,25 +93,20 @@ class OtherCatalog(TableCatalog):
             pass
         except Exception as error:
             raise self._unavailable(error) from error
-        table = self.find(name)
+        table = self.find()
         if table is None:
             raise TableUnavailable(
                 f"Catalog {name.catalog} does not show the table {name.namespace}.{name.name}, "
-                "which was made a moment ago: check whether another program removes it."
+                "which was just created: check whether another program removes it."
             )
         return table
 
     @override
     @span("catalog")
     def publish(
-        self,
-        lock: PublishLock,
-        name: TableName,
-        table: OpenTable,
-        staging: Staging,
-        publication: PlannedPublication,
+        self, lock: PublishLock, table: OpenTable, staging: Staging, publication: PlannedPublication
     ) -> Published:
-        request = _request(name, table.metadata, staging, publication)
+        request = _request(self.name, table.metadata, staging, publication)
         at = self._request_at(table, publication)
         self.io.write(at, request.model_dump_json().encode())
         recorded = self.store.record_publication(lock, publication)
@@ -120,71 +115,68 @@ class OtherCatalog(TableCatalog):
         if not isinstance(recorded, Settled):
             return recorded
         failpoints.reach("before_publish")
-        return self._send(lock, name, table, publication, request)
+        return self._send(lock, table, publication, request)
 
     @override
     @span("catalog")
-    def resume(
+    def settle(
         self,
         lock: PublishLock,
-        name: TableName,
         table: OpenTable | None,
         publication: PlannedPublication,
-    ) -> Published:
-        request = None if table is None else self._kept_request(table, publication)
-        if table is None or request is None or not _can_arrive(request, table.metadata):
-            return self.drop(lock, table, publication)
-        return self._send(lock, name, table, publication, request)
-
-    @override
-    def drop(
-        self, lock: PublishLock, table: OpenTable | None, publication: PlannedPublication
+        *,
+        resend: bool,
     ) -> Published:
         if table is None:
             return self.store.drop_publication(lock, publication)
-        if _has(table.metadata, publication):
-            return self._settle(lock, table, publication)
         request = self._kept_request(table, publication)
+        can_arrive = request is not None and _can_arrive(request, table.metadata)
+        if resend and request is not None and can_arrive:
+            return self._send(lock, table, publication, request)
+        if _has(table.metadata, publication):
+            return self._commit(lock, table, publication)
         outcome = self.store.drop_publication(lock, publication)
         if isinstance(outcome, Settled):
-            # Its manifests stay for as long as any that nothing names.
+            # Its manifests stay as long as other files that nothing names.
             self.io.discard([self._request_at(table, publication)])
-            if request is not None and not _can_arrive(request, table.metadata):
+            if request is not None and not can_arrive:
                 self.io.discard([states_location(table.metadata.location, publication.id)])
         return outcome
 
     def _send(
         self,
         lock: PublishLock,
-        name: TableName,
         table: OpenTable,
         publication: PlannedPublication,
         request: CommitTableRequest,
     ) -> Published:
         from pyiceberg.exceptions import CommitFailedException
 
+        name = self.name
         try:
-            current = self._table(name)
+            current = self._table()
             if current is None:
-                raise PublicationRefused(f"{_shown(name)} is gone from catalog {name.catalog}.")
+                raise PublicationRefused(
+                    f"The table {name.namespace}.{name.name} is gone from catalog {name.catalog}."
+                )
             self.catalog.commit_table(current, request.requirements, request.updates)
         except CommitFailedException as error:
-            # Something between here and the catalog might have sent it twice.
-            current = self._table(name)
+            # A proxy can have sent the request twice.
+            current = self._table()
             if current is None or not _has(current.metadata, publication):
                 raise PublicationRefused(
                     f"Catalog {name.catalog} refused a publication "
                     f"({_reason(error, self.catalog.name)}). Another program may have committed "
-                    "first. What waits is published later."
+                    "first. The waiting batches are published later."
                 ) from error
         except TableUnavailable:
             raise
         except Exception as error:
             raise self._unavailable(error) from error
         failpoints.reach("after_publish")
-        return self._settle(lock, table, publication)
+        return self._commit(lock, table, publication)
 
-    def _settle(
+    def _commit(
         self, lock: PublishLock, table: OpenTable, publication: PlannedPublication
     ) -> Published:
         outcome = self.store.commit_publication(lock, publication)
@@ -209,11 +201,11 @@ class OtherCatalog(TableCatalog):
         except FileNotFoundError:
             return None
 
-    def _table(self, name: TableName) -> Table | None:
+    def _table(self) -> Table | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
-            return self.catalog.load_table((*_namespace(name), name.name))
+            return self.catalog.load_table((*_namespace(self.name), self.name.name))
         except (NoSuchTableError, NoSuchNamespaceError):
             return None
         except Exception as error:
@@ -228,34 +220,35 @@ class OtherCatalog(TableCatalog):
 
 
 def open_catalog(
-    name: str,
-    properties: Mapping[str, str],
+    settings: CatalogSettings,
+    name: TableName | None,
     store: Publications,
     io: PlaceIO,
-    new_name: Callable[[], str],
+    new_name: Callable[[], str] = lambda: "",
 ) -> TableCatalog:
-    """Return the catalog of a name: the lease database's own where no properties are given.
+    """Return the catalog of a table; without properties it is in the lease database.
 
-    Secrets come from the environment, as PyIceberg reads it (`PYICEBERG_CATALOG__NAME__…`).
+    PyIceberg reads secrets from the environment (`PYICEBERG_CATALOG__NAME__…`).
 
     Raises:
         TableUnavailable: PyIceberg cannot open it.
     """
-    if not properties:
-        return LeaseDatabaseCatalog(store, io, new_name)
+    if not settings.properties or name is None:
+        return LeaseDatabaseCatalog(store, io, new_name, name)
     try:
-        return OtherCatalog(store, open_client(name, properties), io)
+        client = open_client(settings.name, settings.properties)
     except Exception as error:
         raise TableUnavailable(
-            f"Catalog {name} cannot be opened ({_reason(error, name)}): check that it runs, "
-            "catalog_properties and its secrets; output is still committed."
+            f"Catalog {settings.name} cannot be opened ({_reason(error, settings.name)}): check "
+            "that it runs, catalog_properties and its secrets. Output is still committed."
         ) from error
+    return OtherCatalog(store, client, io, name)
 
 
 def _request(
     name: TableName, metadata: TableMetadata, staging: Staging, publication: PlannedPublication
 ) -> CommitTableRequest:
-    """Return the request for a staged publication, which holds for the table as it was seen."""
+    """Return the request for a staged publication, which requires the table to be unchanged."""
     from pyiceberg.table import CommitTableRequest, Namespace, TableIdentifier
     from pyiceberg.table.refs import MAIN_BRANCH
     from pyiceberg.table.update import (
@@ -278,14 +271,14 @@ def _request(
 
 
 def _can_arrive(request: CommitTableRequest, metadata: TableMetadata) -> bool:
-    """Return True if a table can still take a request: all that it requires holds."""
+    """Return True if a table still fulfils all requirements of a request."""
     from pyiceberg.exceptions import CommitFailedException
     from pyiceberg.table.update import update_table_metadata
 
     try:
         for requirement in request.requirements:
             requirement.validate(metadata)
-        # A commit to another branch uses up sequence numbers.
+        # Commits to other branches use up sequence numbers.
         update_table_metadata(metadata, request.updates)
     except (CommitFailedException, ValueError):
         return False
@@ -297,17 +290,13 @@ def _has(metadata: TableMetadata, publication: PlannedPublication) -> bool:
     return mark is not None and mark.publication == publication.id
 
 
-def _shown(name: TableName) -> str:
-    return f"The table {name.namespace}.{name.name}"
-
-
 def _reason(error: Exception, name: str) -> str:
-    """Return an error of a catalog without its secrets, which a service's replies can repeat."""
+    """Return an error of a catalog without secrets, which the reply of a service can contain."""
     from pyiceberg.utils.config import Config
 
     text = str(error)
     for each, value in (Config().get_catalog_config(name) or {}).items():
-        # A credential is an id and a secret, with a colon between them.
+        # A credential is an id and a secret, separated by a colon.
         if SECRET_PROPERTY.search(each) and (secret := str(value).rpartition(":")[2]):
             text = text.replace(secret, "***")
     return f"{type(error).__name__}: {without_secrets(one_line(text))}"

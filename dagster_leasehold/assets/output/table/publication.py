@@ -1,24 +1,24 @@
-"""Pure rules of a publication: the batches and changes that the next snapshots hold.
+"""Rules of a publication: the batches and changes that go into the next snapshots.
 
-Changes come first, in their order; changes of one kind in a row become one snapshot. The batches
-follow as one snapshot. All of them are one publication: it is in the table as a whole, or not.
+Changes come first, in order; consecutive changes of one kind become one snapshot. The batches
+follow as one snapshot. All of them are one publication, which the table has as a whole or not.
 
-A change whose files another program has rewritten cannot be carried out. A replacement (a replay, a
-compaction) is rejected as a whole: the table keeps the records that it has, each once. Expiry takes
-out the files that are left. A withdrawal holds all back: records that were read again would be in
-the table twice.
+A change whose files another program has rewritten cannot be published. A replacement (a replay or a
+compaction) is rejected as a whole: the table keeps its records, each once. An expiry removes the
+remaining files. A withdrawal stops the publication, as records that were read again would be in the
+table twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from itertools import groupby
 
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table.marks import REMEDY
-from dagster_leasehold.assets.output.table.staging import Operation
-from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.publication_rows import (
     ChangeKind,
@@ -26,6 +26,17 @@ from dagster_leasehold.lease_store.publication_rows import (
     ShardBacklog,
     TableChange,
 )
+from dagster_leasehold.lease_store.roles.publications import Publications
+
+
+class Operation(StrEnum):
+    """The kind of a snapshot, as Iceberg names it."""
+
+    APPEND = "append"
+    REPLACE = "replace"
+    OVERWRITE = "overwrite"
+    DELETE = "delete"
+
 
 OPERATIONS = {
     ChangeKind.REPLAY: Operation.OVERWRITE,
@@ -39,15 +50,15 @@ ShardFile = tuple[ShardId, DataFile]
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """The files of one snapshot.
+    """The files of one snapshot, with their paths in the ledger.
 
     Attributes:
-        operation: its kind.
+        operation: append adds files, replace changes no record, delete adds no file.
         added: files by shard, in order.
-        removed: paths as the ledger has them, with their shards where those are known.
-        oldest_first: True if the files to take out are the table's oldest.
+        removed: paths, with their shards where those are known.
+        oldest_first: True if the removed files are the oldest of the table.
         batches: the number of batches that it adds.
-        without_deletes: True if delete files of other programs are taken out, too.
+        without_deletes: True if it also removes the delete files of other programs.
     """
 
     operation: Operation
@@ -68,10 +79,10 @@ class PublicationPlan:
     """One publication.
 
     Attributes:
-        snapshots: in their order; there is always one where there is anything to publish.
-        ranges: the batches by shard.
+        snapshots: in order; at least one if there is anything to publish.
+        ranges: the batches, by shard.
         changes: the numbers of the changes.
-        rejected: a sentence for each change that is not carried out as it is.
+        rejected: a sentence for each change that is rejected or incomplete.
         spans: the first and the last batch of each range.
         withdrawn: the shards with withdrawn batches.
     """
@@ -90,8 +101,15 @@ class PublicationPlan:
 
     @property
     def records(self) -> int:
-        """The number of records that it adds with them."""
+        """The number of records in these batches."""
         return sum(each.records for each in self.snapshots if each.operation is Operation.APPEND)
+
+
+def each_change(store: Publications, key: GroupKey, *, after: int = 0) -> Iterator[TableChange]:
+    """Yield the changes of a group that wait for publication, in order, page by page."""
+    while page := store.pending_changes(key, after=after):
+        yield from page
+        after = page[-1].sequence
 
 
 def plan_publication(
@@ -101,17 +119,16 @@ def plan_publication(
     changes_max: int,
     missing: Collection[str] = (),
 ) -> PublicationPlan:
-    """Return the next publication; without snapshots if there is nothing to publish.
+    """Return the next publication, without snapshots if there is nothing to publish.
 
     Args:
         backlog: committed batches behind the cursors.
-        changes: the oldest ones that are not published, in order.
-        changes_max: so many were asked for; where there are as many there can be more, and batches
-            wait until all changes are in.
-        missing: paths that changes take out, and that the table lacks.
+        changes: the oldest unpublished changes, in order.
+        changes_max: the limit of `changes`. If it is reached, batches wait for further changes.
+        missing: paths of files that changes remove and the table lacks.
 
     Raises:
-        TableUnavailable: a withdrawal takes out a file that the table lacks.
+        TableUnavailable: a withdrawal removes a file that the table lacks.
     """
     possible, rejected = _possible(changes, missing)
     snapshots = [
@@ -140,7 +157,7 @@ def plan_publication(
 def _possible(
     changes: Sequence[TableChange], missing: Collection[str]
 ) -> tuple[list[TableChange], list[str]]:
-    """Return the changes that can be carried out, and a sentence for each other one."""
+    """Return the changes that can be published, and a sentence for each other change."""
     possible, rejected, lacking = list[TableChange](), list[str](), set(missing)
     for change in changes:
         removed_paths = [path for path in change.removed if path in lacking]
@@ -149,17 +166,17 @@ def _possible(
             possible.append(change)
             continue
         what = (
-            f"the {change.kind} of shard {change.shard} from batch {change.first} on takes out "
+            f"the {change.kind} of shard {change.shard} from batch {change.first} on removes "
             f"{removed_paths[0]}, which the table no longer names: another program has rewritten it"
         )
         if change.kind is ChangeKind.WITHDRAWAL:
             raise TableUnavailable(
-                f"Nothing can be published, since {what}. What was read again would be in the "
-                f"table twice: {REMEDY}."
+                f"Nothing can be published, since {what}. Records that were read again would be "
+                f"in the table twice: {REMEDY}."
             )
         if change.kind is ChangeKind.EXPIRY:
-            left = tuple(path for path in change.removed if path not in lacking)
-            possible.append(replace(change, removed=left))
+            remaining = tuple(path for path in change.removed if path not in lacking)
+            possible.append(replace(change, removed=remaining))
             rejected.append(f"Expired records can stay in the table, since {what}.")
         else:
             lacking.update(file.path for file in change.added)
@@ -180,7 +197,7 @@ def _of_batches(backlog: Sequence[ShardBacklog]) -> SnapshotPlan:
 
 
 def _of_changes(operation: Operation, changes: Sequence[TableChange]) -> SnapshotPlan:
-    """Return the snapshot of changes in a row, without files that come and go among them."""
+    """Return the snapshot of consecutive changes, without files that only they add and remove."""
     added: dict[str, ShardFile] = {}
     removed: dict[str, ShardId | None] = {}
     for change in changes:

@@ -1,4 +1,4 @@
-"""The publish lock of a group: taking it, and the report on the work under it."""
+"""Takes the publish lock of a group, and reports on the publications under it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dagster_leasehold.lease_store.roles.publications import Publications
 
 @dataclass(frozen=True, slots=True)
 class PublishReport:
-    """The outcome of a publication, or of several under one lock.
+    """The result of one publication, or of several under one lock.
 
     Attributes:
-        batches: the ones that are in the table now, and were not before.
+        batches: the number of batches that were published.
         records: the number of records in their files.
-        changes: changes of earlier batches that the table shows now.
-        more: True if there is more to publish.
-        snapshot: the id of the table's newest snapshot; None where nothing was published.
-        explanation: the reason why nothing was published; or empty.
-        rejected: a sentence for each change that was not carried out.
+        changes: the number of published changes of earlier batches.
+        more: True if more waits for publication.
+        snapshot: the id of the table's newest snapshot; None if nothing was published.
+        explanation: why nothing was published, or empty.
+        rejected: a sentence for each change that was rejected.
     """
 
     batches: int = 0
@@ -34,7 +34,7 @@ class PublishReport:
     rejected: tuple[str, ...] = ()
 
     def and_then(self, later: PublishReport) -> PublishReport:
-        """Return the report on both, the later one after this one."""
+        """Combine this report with a later one."""
         return PublishReport(
             self.batches + later.batches,
             self.records + later.records,
@@ -46,7 +46,7 @@ class PublishReport:
         )
 
     def __str__(self) -> str:
-        """Return the report as the sensor's tick shows it."""
+        """Return the text for the tick of the sensor."""
         if self.explanation:
             return self.explanation
         changes = f", and {self.changes} changes of earlier ones" if self.changes else ""
@@ -57,11 +57,10 @@ class PublishReport:
 
 LOST = PublishReport(explanation="Another node has taken over.")
 STALE = PublishReport(
-    explanation="The ledger has changed meanwhile: what waits is planned again.", more=True
+    explanation="The ledger has changed meanwhile: the publication is planned again.", more=True
 )
-MADE = PublishReport(
-    explanation="Another writer has made the table meanwhile: what waits is planned again.",
-    more=True,
+CREATED = PublishReport(
+    explanation="Another writer has created the table: the publication is planned again.", more=True
 )
 
 
@@ -90,7 +89,7 @@ def lock_of(
 
 
 def elsewhere(key: GroupKey, name: TableName, other: PublishesElsewhere) -> str:
-    """Return the sentence for a group that publishes to another table than this one."""
+    """Return a sentence on a group that publishes to another table."""
     table = f"{other.table.namespace}.{other.table.name} of catalog {other.table.catalog}"
     if other.group == key:
         return (

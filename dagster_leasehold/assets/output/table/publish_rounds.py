@@ -1,12 +1,12 @@
-"""The publishing of a stream's committed output: at most once an interval for all processes.
+"""Publishes the committed output of a stream, at most once an interval for all processes.
 
-Runs publish committed batches as soon as the interval is over, each in a thread of its own, and
-the sensor publishes the rest. They know of each other by the number of publications: a process that
-sees that it has risen waits for the rest of the interval. So a table gets one snapshot an interval,
-however many nodes commit to it.
+Each run has a thread that publishes committed batches once the interval is over; the sensor
+publishes the rest. The processes coordinate by the number of publications: if it has increased, a
+process waits for the rest of the interval. So a table gets one snapshot per interval, no matter how
+many nodes commit to it.
 
-Nothing waits for it: runs keep committing while the catalog or the store of the table is away, and
-batches committed meanwhile are published afterwards.
+Commits never wait for publications: runs continue to commit while the catalog or the store of the
+table is not available, and these batches are published later.
 """
 
 from __future__ import annotations
@@ -41,37 +41,35 @@ _LOG = logging.getLogger(__name__)
 LOCK_BUDGET_S = 20.0
 """The time in seconds after which a publisher releases the lock, even if more is left."""
 CLEANING_EVERY_S = 3_600.0
-"""The time between two removals of metadata that nothing names, in seconds."""
+"""The interval between two removals of orphaned metadata, in seconds."""
 HELD_MAX_S = 300.0
-"""The time after which the lock of one's own node counts as left behind, in seconds."""
+"""The time after which a lock of the own node counts as left behind, in seconds."""
 LOOK_AGAIN_S = 1.0
-"""The time between two looks of a run at what could not be published, in seconds."""
+"""The interval between two tries of a run after a failed publication, in seconds."""
 LEAVE_S = 5.0
-"""The longest time that a run waits at its end for the publication that it is at, in seconds."""
+"""The longest time that a run waits at its end for a publication in progress, in seconds."""
 PUBLISHING = "publishing"
 
 Nodes = Callable[[], Mapping[NodeName, str]]
-"""Returns the nodes in whose name a process may publish, each with its incarnation."""
+"""Returns the nodes for which a process can publish, each with its incarnation."""
 
 
 @dataclass
 class PublishRounds:
-    """The publishing of one stream from one process.
+    """The publisher of one stream in one process.
 
     Attributes:
-        stream: the declaration.
-        deployment: the lease store, the output folder and the catalog.
-        nodes: asked for when something is to be published.
-        clock: monotonic seconds.
-        run: that publishes; empty for the sensor, which also removes metadata that nothing names.
-        ended: tells if another run is known to have ended.
+        deployment: has the lease store, the output folder and the catalog.
+        nodes: called before a publication.
+        run: the id of the run; empty for the sensor, which also removes orphaned metadata.
+        ended: returns True if another run has certainly ended.
         now: the wall clock, which measures the interval since another process published.
-        early_s: a tick can come so much early: left to the next one, the interval would double.
-        jitter: returns how much of a wait after a failure is cut, in [0, 1), so that
-            publishers that were refused together are not refused together again.
-        steps: what fails, and when it is tried again.
-        snapshot: the table's newest one, as far as this process knows.
-        left: False once everything that is committed is known to be published.
+        early_s: how much earlier than due a tick publishes, since the next tick would come late.
+        jitter: returns the part of a wait after a failure to cut, in [0, 1), so that publishers
+            that were refused together do not retry together.
+        steps: the failures and their retries.
+        snapshot: the table's newest snapshot that this process knows.
+        left: False once all committed output is known to be published.
     """
 
     stream: ShardStream
@@ -101,7 +99,7 @@ class PublishRounds:
         return max(0.0, self._due_s - self.early_s - self.clock())
 
     def tick(self) -> tuple[str, bool]:
-        """Publish what waits, once the interval is over; return one line, and True for a trouble.
+        """Publish once the interval is over; return one line, and True if there is a problem.
 
         Raises:
             LeaseholdError: the lease store does not answer.
@@ -134,37 +132,37 @@ class PublishRounds:
                 return f"{report}{self._place()}", bool(report.rejected)
             line = "; ".join(self.steps.notes) if report is None else str(report).rstrip(".")
             if trouble := report is None:
-                self._due_s = -math.inf  # the step's own wait counts
+                self._due_s = -math.inf  # the step waits by itself
         return f"{line}; {PublicationLag.of(store.publication_lag(key))}.", trouble
 
     def _rest_of_interval_s(self, publication: Publication) -> float:
-        """Return the rest of the interval since another process published.
+        """Return the rest of the interval since another process published, by the wall clock.
 
-        It counts by the wall clock. One that is wrong costs an interval, or a snapshot too many.
+        A wrong clock costs one interval, or one additional snapshot.
         """
         interval_s = self.stream.iceberg.publish_interval_s
         since = timedelta() if publication.at is None else self.now() - publication.at
         return min(interval_s, max(0.0, interval_s - since.total_seconds()))
 
     def _place(self) -> str:
-        """Return the sentence on the table's newest snapshot; empty where there is none."""
+        """Return a sentence on the table's newest snapshot, or an empty text."""
         table = self.stream.iceberg.table_name(self.deployment.catalog.name, self.stream.key)
         return "" if self.snapshot is None else f" Snapshot {self.snapshot} of {table}."
 
     def _publish_all(self, store: LeaseStore, before: Publication) -> PublishReport:
         """Take the lock, and publish until nothing is left or `LOCK_BUDGET_S` is over.
 
-        A publication holds a bounded number of batches; what is left of a large backlog needs no
-        wait, since each snapshot of it is of other batches.
+        Each publication has a bounded number of batches, and a large backlog is published without a
+        wait in between.
         """
-        # PyIceberg takes a third of a second to load, and is not needed where nothing waits.
+        # PyIceberg takes a third of a second to load, and is not needed if nothing waits.
         from dagster_leasehold.assets.output.table.group_table import build_publisher
         from dagster_leasehold.assets.output.table.publish_locks import PublishReport, lock_of
 
         key, settings, catalog = self.stream.key, self.stream.iceberg, self.deployment.catalog
         nodes, holder = dict(self.nodes()), before.node
         if holder is not None and nodes.get(holder) == before.incarnation:
-            # Another process of the node is at it, or has died over it.
+            # Another process of the node publishes, or has died while publishing.
             if not self._left_behind(before):
                 return PublishReport(explanation=f"Node {holder} publishes.")
             nodes = {holder: before.incarnation}
@@ -181,7 +179,7 @@ class PublishRounds:
         if not isinstance(lock, PublishLock):
             return lock
         began_s, interval_s = self.clock(), settings.publish_interval_s
-        # Counted from when it was due: after a tick that came late, the next one can be in time.
+        # The interval counts from the due time, so a late tick does not delay the next one.
         in_time = began_s - self._due_s < interval_s
         self._due_s = (self._due_s if in_time else began_s) + interval_s
         try:
@@ -199,7 +197,7 @@ class PublishRounds:
         return report
 
     def _left_behind(self, before: Publication) -> bool:
-        """Return True if no process works under the lock that one of the own nodes has."""
+        """Return True if no process uses the lock of an own node any longer."""
         if before.run == self.run or (before.run and self.ended(before.run)):
             return True
         epoch, since_s = self._held
@@ -210,14 +208,14 @@ class PublishRounds:
 
 
 def waits_for_publication(store: Publications, key: GroupKey, publication: Publication) -> bool:
-    """Return True if something committed is not published; one statement, however old it is."""
+    """Return True if committed output is not published; it takes at most one statement."""
     if publication.changes_pending or publication.pending:
         return True
     return bool(store.unpublished(key, limit=1))
 
 
 class PublishingRun:
-    """A thread that publishes its run's commits, beside the batches.
+    """A thread that publishes the commits of a run, in parallel with its batches.
 
     Example:
         >>> with PublishingRun(rounds) as publishing:   # doctest: +SKIP
@@ -228,12 +226,12 @@ class PublishingRun:
         self._rounds = rounds
         self._committed = Event()
         self._over = False
-        # Its spans belong to the run.
+        # The spans of the thread belong to the run.
         work = partial(copy_context().run, self._publish)
         self._thread = Thread(target=work, name="publishing", daemon=True)
 
     def committed(self) -> None:
-        """Have the last commit published once the interval is over."""
+        """Ask for the last commit to be published once the interval is over."""
         self._committed.set()
 
     def __enter__(self) -> Self:
@@ -255,7 +253,7 @@ class PublishingRun:
                 try:
                     line, trouble = rounds.tick()
                 except Exception as error:
-                    # The run continues, and so does its publishing.
+                    # The run and the thread continue.
                     line, trouble = sentence_of(error), True
                     log_frames(PUBLISHING, error)
                 if trouble and line != last_line:
@@ -269,6 +267,6 @@ class PublishingRun:
     def _rest(self, seconds: float) -> None:
         """Wait for some seconds, or for the end of the run."""
         until_s = steady_clock() + seconds
-        while not self._over and (left_s := until_s - steady_clock()) > 0:
-            self._committed.wait(left_s)
+        while not self._over and (remaining_s := until_s - steady_clock()) > 0:
+            self._committed.wait(remaining_s)
             self._committed.clear()

@@ -1,32 +1,29 @@
-"""Publishing: committed files go from the ledger into the group's table.
+"""Publishing: committed files go from the ledger into the table of the group.
 
-1. Look: is anything committed, or changed, that the table does not show? If not, that is all.
-2. Take the lock. Settle the pending publication, if there is one, and check that no other program
-   has changed the records of the table.
-3. Agree on the columns of files whose writer did not (files of versions before tables).
-4. Stage: columns, snapshots, expiry; all of it in files that nothing names yet.
-5. Publish: the catalog takes the staged state, and cursors and changes move with it.
+1. Check if the ledger has batches or changes that the table does not show. If not, stop.
+2. Take the lock. Settle the pending publication, if any, and check that no other program has
+   changed the records of the table.
+3. Stage columns, snapshots and expiry, in files that nothing names yet.
+4. Publish: the catalog switches to the staged state, and cursors and changes move with it.
 
-Killed anywhere before 5, nothing happened, and vacuum removes the staged files. What the fifth step
-does with each catalog is in `table.catalogs` and `table.other_catalog`.
+A publisher that is killed before step 4 has changed nothing, and vacuum removes the staged files.
+Step 4 depends on the catalog: see `table.catalogs` and `table.other_catalog`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from dagster_leasehold.assets.errors import TableMetadataGone, TableUnavailable
 from dagster_leasehold.assets.output.folder_owner import owned
-from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
-from dagster_leasehold.assets.output.table.catalogs import OpenTable, Published, TableCatalog
-from dagster_leasehold.assets.output.table.columns import Column
+from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
+from dagster_leasehold.assets.output.table.columns import ColumnAgreement, Columns
 from dagster_leasehold.assets.output.table.comparison import TableComparison
-from dagster_leasehold.assets.output.table.data_files import FileForm
-from dagster_leasehold.assets.output.table.footers import described
 from dagster_leasehold.assets.output.table.maintenance import old_metadata, unnamed
 from dagster_leasehold.assets.output.table.marks import (
     MARK_PROPERTY,
@@ -37,42 +34,30 @@ from dagster_leasehold.assets.output.table.marks import (
     table_records,
     table_trouble,
 )
-from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 from dagster_leasehold.assets.output.table.publication import (
+    Operation,
     PublicationPlan,
-    ShardFile,
     SnapshotPlan,
     plan_publication,
 )
-from dagster_leasehold.assets.output.table.publish_locks import LOST, MADE, STALE, PublishReport
+from dagster_leasehold.assets.output.table.publish_locks import CREATED, LOST, STALE, PublishReport
 from dagster_leasehold.assets.output.table.rolling_forward import RollingForward
 from dagster_leasehold.assets.output.table.schemas import columns_of_table
 from dagster_leasehold.assets.output.table.shard_states import (
+    States,
     read_states,
     states_after,
     states_location,
     write_states,
 )
-from dagster_leasehold.assets.output.table.staging import (
-    Operation,
-    SnapshotContent,
-    Staging,
-    new_metadata,
-)
-from dagster_leasehold.assets.places.place import OutputPlace
+from dagster_leasehold.assets.output.table.staging import Staging, new_metadata
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import failpoints
 from dagster_leasehold.lease_store.errors import LogCorrupt
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
-from dagster_leasehold.lease_store.ledger_rows import DataFile
+from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import LockOver, Settled, Stale
-from dagster_leasehold.lease_store.publication_rows import (
-    PlannedPublication,
-    PublishLock,
-    TableName,
-)
+from dagster_leasehold.lease_store.publication_rows import PlannedPublication, PublishLock
 from dagster_leasehold.lease_store.roles.publications import CHANGES_PER_PUBLICATION
-from dagster_leasehold.lease_store.store import LedgerAndRewrites
 from dagster_leasehold.lease_store.tracing import note, span
 
 if TYPE_CHECKING:
@@ -80,94 +65,74 @@ if TYPE_CHECKING:
 
 GROUP_KEY = "leasehold.group"
 ADOPTION_TAG = "before-adoption"
-"""The beginning of the name of the snapshot before an adoption."""
+"""The beginning of the tag of the snapshot before an adoption."""
 NEW_TABLE_PROPERTIES = {
-    # The publisher removes metadata files; these are for engines that commit as well.
+    # The publisher removes metadata files itself; these are for other engines that commit.
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
 
 
 class _FilesMissing(Exception):
-    """A snapshot was to take out files that the table lacks."""
+    """A snapshot removes files that the table lacks."""
 
     def __init__(self, paths: set[str]) -> None:
         super().__init__(f"The table lacks {len(paths)} files.")
         self.paths = paths
 
 
+@dataclass(eq=False, repr=False)
 class Publisher:
     """Publishes the output of one group.
 
-    Args:
-        store: the ledger's side.
-        key: the group.
-        name: the table's.
+    Attributes:
+        own: the table of the group, and its ledger.
         settings: of the table.
-        catalog: the table's side.
-        io: reads and writes manifests at the table's location.
-        place: holds the group's output.
-        location: the URI of the place, as the table names it.
-        now_ms: milliseconds of the Unix epoch, which snapshots bear for people and time travel.
-        new_id: gives a number of up to 62 bits that was never used.
+        now_ms: milliseconds of the Unix epoch, which date snapshots for people and time travel.
+        new_id: gives an id that was never used.
     """
 
-    def __init__(
-        self,
-        *,
-        store: LedgerAndRewrites,
-        key: GroupKey,
-        name: TableName,
-        settings: TableSettings,
-        catalog: TableCatalog,
-        io: PlaceIO,
-        place: OutputPlace,
-        location: str,
-        now_ms: Callable[[], int],
-        new_id: Callable[[], UUID],
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._name = name
-        self._settings = settings
-        self._catalog = catalog
-        self._io = io
-        self._place = place
-        self._location = location
-        self._now_ms = now_ms
-        self._new_id = new_id
-        self._agreement = ColumnAgreement(store, key)
+    own: GroupTable
+    settings: TableSettings
+    now_ms: Callable[[], int]
+    new_id: Callable[[], UUID]
+    _agreement: ColumnAgreement = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._agreement = ColumnAgreement(self.own.store, self.own.key)
 
     @property
     def key(self) -> GroupKey:
         """The group."""
-        return self._key
+        return self.own.key
+
+    @property
+    def comparison(self) -> TableComparison:
+        """The comparison of the table with the ledger."""
+        return TableComparison(self.own)
 
     @span("publication")
     def publish(self, lock: PublishLock) -> PublishReport:
-        """Publish what waits, as one publication.
+        """Publish waiting batches and changes, as one publication.
 
         Raises:
             TableUnavailable: the catalog or the output cannot be reached.
-            TransformError: files of an earlier version do not fit the columns of the table.
-            StoreError: the lease store does not answer.
         """
-        note(stream=str(self._key.stream), group=str(self._key.group), epoch=lock.epoch)
+        note(stream=str(self.own.key.stream), group=str(self.own.key.group), epoch=lock.epoch)
         failpoints.reach("after_publish_lock")
-        # The table first: if the lock is still held afterwards, only the pending publication can
-        # have come between.
-        table = self._catalog.find(self._name)
-        now = self._store.publication(self._key)
+        # The table is read first. If the lock is still held then, only the pending publication can
+        # have changed the table in between.
+        table = self.own.catalog.find()
+        now = self.own.store.publication(self.own.key)
         if now is None or now.epoch != lock.epoch:
             return LOST
         if now.pending is not None:
-            outcome = self._catalog.resume(lock, self._name, table, now.pending)
-            return self._after(outcome) or self.publish(lock)
+            return self._settle(lock, table, now.pending, resend=True) or self.publish(lock)
         metadata = None if table is None else table.metadata
-        if trouble := table_trouble(self._name, now, metadata, self._io):
+        if trouble := table_trouble(self.own.name, now, metadata, self.own.io):
             raise TableUnavailable(trouble)
-        changes = self._store.pending_changes(self._key)
-        backlog = self._store.unpublished(self._key)
+        changes = self.own.store.pending_changes(self.own.key)
+        backlog = self.own.store.unpublished(self.own.key)
         if not changes and not backlog:
             return PublishReport(explanation="Everything that is committed is published.")
         more = any(each.more for each in backlog) or len(changes) == CHANGES_PER_PUBLICATION
@@ -178,51 +143,48 @@ class Publisher:
             )
             try:
                 return self._carry_out(lock, table, plan, more=more)
-            except _FilesMissing as lacking:
-                # Each time there are more of them, and a change less that takes some out.
-                missing |= lacking.paths
+            except _FilesMissing as error:
+                # It ends: each plan leaves out at least one more change because of these files.
+                missing |= error.paths
 
     def adopt(
         self, lock: PublishLock, tell: Callable[[str], None] = lambda _: None
     ) -> PublishReport:
-        """Have the table show what counts as published, in one snapshot.
+        """Make the table show what counts as published, in one snapshot.
 
-        A ledger that was restored from a backup is rolled forward to the table first. What the
-        table lacks then is put in, and what the ledger does not name is taken out; the snapshot
-        before is kept under a tag. A table that is gone, or whose metadata is, is recreated. No
-        file of records is written or removed.
+        First, a ledger that was restored from a backup is rolled forward to the table. Then files
+        that the table lacks are added, and files that the ledger does not name are removed; a tag
+        keeps the snapshot before. A table without metadata is recreated. No file of records is
+        written or deleted.
 
         Args:
-            lock: to publish.
-            tell: is given a sentence about each shard before it is rolled forward.
+            tell: gets a sentence about each shard before it is rolled forward.
 
         Raises:
             TableUnavailable: the catalog or the output cannot be reached, or files of the table do
                 not exist.
-            StoreError: the lease store does not answer.
         """
         lost_at = ""
         try:
-            table = self._catalog.find(self._name)
+            table = self.own.catalog.find()
         except TableMetadataGone as error:
             table, lost_at = None, error.at
-        now = self._store.publication(self._key)
-        if now is not None and now.pending is not None:
-            outcome = self._catalog.drop(lock, table, now.pending)
-            if report := self._after(outcome):
-                return report
-        rolling = RollingForward(self.comparison, tell)
-        newest = self._catalog.newest_state(self._name)
+        now = self.own.store.publication(self.own.key)
+        pending = None if now is None else now.pending
+        if pending and (report := self._settle(lock, table, pending, resend=False)):
+            return report
+        rolling = RollingForward(self.own, tell)
+        newest = self.own.catalog.newest_state()
         ahead = rolling.shards(newest)
         if newest is None or not (ahead or table is None or rolling.on_the_way(newest)):
             ahead = rolling.shards(table)
         elif table is None and not lost_at:
-            created = self._catalog.create(lock, self._name, newest.metadata)
+            created = self.own.catalog.create(lock, newest.metadata)
             if isinstance(created, LockOver):
                 return LOST
             table = created
         else:
-            # Its next state takes the place of the one that the restored pointer names.
+            # The next state replaces the one that the restored pointer names.
             at = table.at if table is not None else lost_at
             table, lost_at = OpenTable(newest.metadata, at), ""
             self._agreement.agree([columns_of_table(newest.metadata)])
@@ -234,44 +196,43 @@ class Publisher:
         plan = PublicationPlan((snapshot,), changes=changes)
         return self._carry_out(lock, table, plan, more=True, adopts=True, instead_of=lost_at)
 
-    def _after(self, outcome: Published) -> PublishReport | None:
-        """Return the report on a pending publication that could not be settled or dropped."""
+    def _settle(
+        self,
+        lock: PublishLock,
+        table: OpenTable | None,
+        pending: PlannedPublication,
+        *,
+        resend: bool,
+    ) -> PublishReport | None:
+        """Settle the pending publication; return a report if the lock is over."""
+        outcome = self.own.catalog.settle(lock, table, pending, resend=resend)
         if isinstance(outcome, Stale):
             raise TableUnavailable(
-                f"A publication of {self._key} is in its table, and the ledger does not fit it: "
-                f"{REMEDY}."
+                f"A publication of {self.own.key} is in its table, and the ledger does not fit "
+                f"it: {REMEDY}."
             )
         return LOST if isinstance(outcome, LockOver) else None
 
-    @property
-    def comparison(self) -> TableComparison:
-        """The comparison of the table with the ledger."""
-        return TableComparison(
-            self._store, self._key, self._name, self._catalog, self._io, self._place
-        )
-
     def remove_orphans(self, lock: PublishLock, *, older_than: timedelta) -> int:
-        """Remove files of metadata that nothing names; return their number.
+        """Remove metadata files that nothing names; return their number.
 
-        Files are removed only while holding the lock, and never while a publication is pending:
-        its files are in the table once it arrives.
+        Files are removed only while holding the lock, and never while a publication is pending,
+        which can still put its files into the table.
 
         Raises:
             TableUnavailable: the catalog does not answer.
-            OSError: the files cannot be listed or removed.
-            StoreError: the lease store does not answer.
         """
-        owned(self._store, self._place, again=True)
-        # In this order: see `table.maintenance`.
-        old = old_metadata(self._place, older_than)
-        table = self._catalog.find(self._name) if old else None
-        newest = self._catalog.newest_state(self._name) if old else None
-        orphans = unnamed(self._io, filter(None, (table, newest)), old) if table else ()
-        publication = self._store.publication(self._key)
+        owned(self.own.store, self.own.place, again=True)
+        # The order matters: see `table.maintenance`.
+        old = old_metadata(self.own.place, older_than)
+        table = self.own.catalog.find() if old else None
+        newest = self.own.catalog.newest_state() if old else None
+        orphans = unnamed(self.own.io, filter(None, (table, newest)), old) if table else ()
+        publication = self.own.store.publication(self.own.key)
         if publication is None or publication.epoch != lock.epoch or publication.pending:
             return 0
         for path in orphans:
-            (self._place / path).remove(missing_ok=True)
+            (self.own.place / path).remove(missing_ok=True)
         return len(orphans)
 
     def _carry_out(
@@ -284,166 +245,114 @@ class Publisher:
         adopts: bool = False,
         instead_of: str = "",
     ) -> PublishReport:
-        """Stage a plan behind a table as it was seen, and commit it.
+        """Stage a plan on top of a state of the table, and commit it.
 
         Args:
-            lock: to publish.
-            table: None where there is none.
+            table: the state, or None if there is no table.
             plan: the next publication.
-            more: True if there is more to publish than the plan.
-            adopts: True if the table is made to follow the ledger in all of its shards.
-            instead_of: where the pointer is, if the metadata there is gone; the table starts over.
+            more: True if more than the plan waits for publication.
+            adopts: True if the table adopts the ledger in all shards.
+            instead_of: the location of lost metadata, which the pointer names; the table starts
+                over.
         """
-        owned(self._store, self._place)
-        plan = self._with_columns(plan)
-        columns = [dict(column) for column in self._agreement.agree(()).columns]
+        owned(self.own.store, self.own.place)
         if instead_of:
-            table = OpenTable(self._new_table(columns), instead_of)
+            table = OpenTable(self._new_table(), instead_of)
         elif table is None:
-            created = self._catalog.create(lock, self._name, self._new_table(columns))
+            created = self.own.catalog.create(lock, self._new_table())
             if isinstance(created, LockOver):
                 return LOST
             table = created
             if table.metadata.snapshots:
-                return MADE
-        _check_location(table, self._name, self._location)
-        planned, staging = self._staged(lock, table, plan, columns, adopts=adopts)
+                return CREATED
+        self._check_location(table)
+        planned, staging = self._staged(lock, table, plan, adopts=adopts)
         failpoints.reach("after_stage")
-        outcome = self._catalog.publish(lock, self._name, table, staging, planned)
+        outcome = self.own.catalog.publish(lock, table, staging, planned)
         if isinstance(outcome, Settled):
             if (before := mark_of(table.metadata)) is not None and before.states:
-                self._io.discard([before.states])
+                self.own.io.discard([before.states])
             note(batches=plan.batches, records=plan.records, snapshot=planned.snapshot)
             counts = (plan.batches, plan.records, len(plan.changes))
             return PublishReport(*counts, more, snapshot=planned.snapshot, rejected=plan.rejected)
         return LOST if isinstance(outcome, LockOver) else STALE
 
-    def _with_columns(self, plan: PublicationPlan) -> PublicationPlan:
-        """Return the plan with all that is to be known of its files; agree on their columns.
+    def _new_table(self) -> TableMetadata:
+        own = {GROUP_KEY: str(self.own.key)}
+        properties = NEW_TABLE_PROPERTIES | dict(self.settings.properties) | own
+        return new_metadata(self.own.io.location, self._columns(), properties, self.new_id())
 
-        The writers of today's version do so before they commit. A file of an earlier one is looked
-        into.
-        """
-        columns: list[Sequence[Column]] = []
-        agreed = self._agreement.agree(()).version
-
-        def complete(pair: ShardFile) -> ShardFile:
-            shard, file = pair
-            if file.untimed is not None and agreed:
-                return pair
-            file, own = described(self._place, file)
-            if own not in columns:
-                columns.append(own)
-            return shard, file
-
-        snapshots = tuple(
-            replace(snapshot, added=tuple(complete(pair) for pair in snapshot.added))
-            for snapshot in plan.snapshots
-        )
-        if columns:
-            self._agreement.agree(columns)
-        return replace(plan, snapshots=snapshots)
-
-    def _new_table(self, columns: list[Column]) -> TableMetadata:
-        own = {GROUP_KEY: str(self._key)}
-        properties = NEW_TABLE_PROPERTIES | dict(self._settings.properties) | own
-        return new_metadata(self._location, columns, properties, self._new_id())
+    def _columns(self) -> Columns:
+        return [dict(column) for column in self._agreement.agree(()).columns]
 
     @span("stage")
     def _staged(
-        self,
-        lock: PublishLock,
-        table: OpenTable,
-        plan: PublicationPlan,
-        columns: list[Column],
-        *,
-        adopts: bool,
+        self, lock: PublishLock, table: OpenTable, plan: PublicationPlan, *, adopts: bool
     ) -> tuple[PlannedPublication, Staging]:
-        """Write the snapshots of a publication, and return them with the store's note of it."""
-        number = self._new_id().hex
+        """Write the snapshots of a publication; return them with the row that records them."""
+        number, io, settings = self.new_id().hex, self.own.io, self.settings
         staging = Staging(
-            self._io, table.metadata, self._now_ms(), self._snapshot_id, lambda: self._new_id().hex
+            io, table.metadata, self.now_ms(), self._snapshot_id, lambda: self.new_id().hex
         )
-        settings = self._settings
-        staging.evolve(columns, settings.partitioning, settings.sort_order)
+        staging.evolve(self._columns(), settings.partitioning, settings.sort_order)
         staging.set_properties(settings.properties)
         before = table.metadata.current_snapshot()
-        form = FileForm(staging.metadata.schema(), staging.specs, self._location)
-        marks = {GROUP_KEY: str(self._key), PUBLICATION_KEY: number}
+        marks = {GROUP_KEY: str(self.own.key), PUBLICATION_KEY: number}
         for snapshot in plan.snapshots:
             counts = {
                 "leasehold.batches": str(snapshot.batches),
                 "leasehold.records": str(snapshot.records),
             }
-            content = SnapshotContent(
-                snapshot.operation,
-                _entries(form, snapshot.added),
-                {form.location(path): shard for path, shard in snapshot.removed.items()},
-                marks | counts,
-                snapshot.oldest_first,
-                snapshot.without_deletes,
-            )
-            staging.add(content)
+            staging.add(snapshot, marks | counts)
             if staging.missing:
-                self._io.discard(staging.written)
-                root = form.location("")
-                raise _FilesMissing({each.removeprefix(root) for each in staging.missing})
+                io.discard(staging.written)
+                raise _FilesMissing(staging.missing)
         if staging.metadata.current_snapshot() == before:
-            # Batches without records, or changes that were rejected: the cursors move with a
-            # snapshot that changes nothing.
-            last = plan.snapshots[-1] if plan.snapshots else SnapshotPlan(Operation.APPEND)
-            repairs = last.without_deletes
-            content = SnapshotContent(
-                last.operation if repairs else Operation.APPEND,
-                summary=marks,
-                without_deletes=repairs,
-            )
-            staging.add(content, empty=True)
+            # For batches without records or rejected changes, an empty snapshot moves the cursors.
+            repairs = bool(plan.snapshots) and plan.snapshots[-1].without_deletes
+            operation = plan.snapshots[-1].operation if repairs else Operation.APPEND
+            staging.add(SnapshotPlan(operation, without_deletes=repairs), marks, empty=True)
         current = staging.metadata.current_snapshot()
         assert current is not None
         at = states_location(table.metadata.location, number)
         mark = Mark(number, current.sequence_number or 0, self._next_number(), lock.epoch, at)
-        before_plan = None if adopts else mark_of(table.metadata)
-        self._write_states(at, before_plan, plan)
+        write_states(io, at, self._states_after(table.metadata, plan, adopts=adopts))
         staging.written.append(at)
         staging.set_properties({MARK_PROPERTY: str(mark)})
         if before and any(each.without_deletes and each.removed for each in plan.snapshots):
-            # What an adoption takes out can be nowhere else.
+            # Only this tag keeps files that an adoption removes.
             staging.tag(f"{ADOPTION_TAG}-{current.snapshot_id}", before.snapshot_id)
         staging.expire(settings.snapshots_kept)
         base = None if before is None else before.snapshot_id
-        records = table_records(self._io, staging.metadata)
+        records = table_records(io, staging.metadata)
         planned = PlannedPublication(
             number, current.snapshot_id, base, plan.ranges, plan.changes, records
         )
         return planned, staging
 
     def _next_number(self) -> int:
-        publication = self._store.publication(self._key)
+        publication = self.own.store.publication(self.own.key)
         return 1 if publication is None else publication.number + 1
 
-    def _write_states(self, at: str, before: Mark | None, plan: PublicationPlan) -> None:
-        """Write how far the table will have each shard; see `shard_states`."""
-        states = None
-        if before is not None and before.states:
-            try:
-                states = read_states(self._io, before.states)
-            except LogCorrupt:
-                states = None  # they are looked up in the ledger
-        write_states(self._io, at, states_after(self._store, self._key, states, plan))
+    def _states_after(
+        self, before: TableMetadata, plan: PublicationPlan, *, adopts: bool
+    ) -> States:
+        """Return how far the table will have each shard; see `shard_states`."""
+        states, mark = None, None if adopts else mark_of(before)
+        if mark is not None:
+            # The ledger tells what a damaged file does not.
+            with suppress(LogCorrupt):
+                states = read_states(self.own.io, mark.states)
+        return states_after(self.own.store, self.own.key, states, plan)
 
     def _snapshot_id(self) -> int:
-        return self._new_id().int >> 66
+        return self.new_id().int >> 66
 
-
-def _check_location(table: OpenTable, name: TableName, location: str) -> None:
-    if table.metadata.location.rstrip("/") != location:
-        raise TableUnavailable(
-            f"The table {name.namespace}.{name.name} lies at {table.metadata.location}, and the "
-            f"stream's output at {location}: set the setting output back, or give the stream "
-            "another table name."
-        )
-
-
-def _entries(form: FileForm, files: Sequence[tuple[ShardId, DataFile]]) -> list[Any]:
-    return [form.data_file(shard, file) for shard, file in files]
+    def _check_location(self, table: OpenTable) -> None:
+        if table.metadata.location.rstrip("/") != self.own.io.location:
+            name = self.own.name
+            raise TableUnavailable(
+                f"The table {name.namespace}.{name.name} lies at {table.metadata.location}, and "
+                f"the stream's output at {self.own.io.location}: set the setting output back, or "
+                "give the stream another table name."
+            )

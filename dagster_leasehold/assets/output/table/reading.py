@@ -1,9 +1,7 @@
-"""The published table as readers go through it: the plan of a scan, and its files in order.
+"""Reads the published table: the plan of a scan, and its files in order.
 
-PyIceberg chooses files by the bounds that the table has of them, so that a reader costs what it
-reads. Their names say which batches they hold, which is their order within a shard. A name of a
-version before tables says nothing; the ledger tells the place of such a file, until compaction
-has given its records to one with a name of today.
+PyIceberg selects files by the bounds in the manifests, so a read costs what it reads. The name of a
+file has its batch numbers, which give the order within a shard.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_leasehold.assets.errors import OutputUnreadable
-from dagster_leasehold.assets.output.attempts import unreadable
-from dagster_leasehold.assets.output.file_names import shard_and_batches
+from dagster_leasehold.assets.output.attempts import reading, shard_and_batches
 from dagster_leasehold.assets.output.table.columns import stored_schema
 from dagster_leasehold.assets.output.table.schemas import (
     SHARD_COLUMN,
@@ -62,20 +59,19 @@ class EventSpan:
 
     @property
     def everything(self) -> bool:
-        """True if nothing is left out."""
+        """True if the span has no bound."""
         return self.since is None and self.until is None
 
     def expression(self, column: str = TIME_COLUMN) -> ds.Expression | None:
-        """Return the span as Arrow's filter on a column; None if nothing is left out."""
+        """Return the span as Arrow's filter on a column; None without a bound."""
         import pyarrow.dataset as ds
 
         field: Any = ds.field(column)
-        sides: list[Any] = []
-        if self.since is not None:
-            sides.append(field >= self.since)
-        if self.until is not None:
-            sides.append(field < self.until)
-        return None if not sides else sides[0] if len(sides) == 1 else sides[0] & sides[1]
+        since = None if self.since is None else field >= self.since
+        until = None if self.until is None else field < self.until
+        if since is None or until is None:
+            return until if since is None else since
+        return since & until
 
 
 ALWAYS = EventSpan()
@@ -83,12 +79,11 @@ ALWAYS = EventSpan()
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A data file that a reader is to open.
+    """A data file to read.
 
     Attributes:
-        numbers: of the batches whose records it holds; None for a file of a version before tables
-            that the ledger no longer names.
-        records: their number.
+        numbers: of the batches in it; None for a file of another program.
+        records: the number of its records.
     """
 
     shard: ShardId
@@ -99,17 +94,17 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The files of one snapshot that can hold the wanted records, by shard and batch.
+    """The files of one snapshot that can have the selected records, by shard and batch.
 
     Attributes:
-        schema: the table's columns, in the types of Arrow; a file lacks columns that came later.
+        schema: the columns of the table as an Arrow schema; older files lack newer columns.
     """
 
     files: tuple[PlannedFile, ...]
     schema: pa.Schema
 
     def dataset(self, files: Iterable[PlannedFile] | None = None) -> ds.Dataset:
-        """Return the dataset of these files, or of all, in their order."""
+        """Return the dataset of these files, or of all, in order."""
         import pyarrow.dataset as ds
 
         selected = self.files if files is None else tuple(files)
@@ -129,19 +124,15 @@ class TablePlan:
         return ds.FileSystemDataset(fragments, self.schema, format_, system)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of the files, in their order; memory holds a few batches.
+        """Yield all rows of the files in order, with a few batches in memory.
 
         Raises:
             LogCorrupt: a file is missing or damaged.
         """
-        import pyarrow as pa
-
         for file in self.files:
-            # What was handed out stays right if the file turns out to be damaged further on.
-            try:
+            # The rows before a damaged part are yielded; they are correct.
+            with reading(file.path):
                 yield from self.dataset([file]).to_batches(batch_readahead=2)
-            except (OSError, pa.ArrowInvalid) as error:
-                raise unreadable(file.path, error) from error
 
 
 def plan_table(
@@ -154,16 +145,12 @@ def plan_table(
     snapshot_id: int | None = None,
     catalog: CatalogSettings = THE_LEASE_DATABASE,
 ) -> TablePlan:
-    """Plan a scan of a group's table as it is now; without a table, there is nothing to read.
+    """Plan a scan of the table of a group; before its first publication, the plan is empty.
 
     Args:
-        store: the lease store.
-        key: the group.
-        place: holds the group's output.
-        shards: only these shards; None is all.
-        span: leave out files that hold no record of it; other records stay in the plan.
-        snapshot_id: of an earlier snapshot of the table.
-        catalog: of the table.
+        shards: only these shards; None for all.
+        span: leave out files without records of this span.
+        snapshot_id: the id of an earlier snapshot.
 
     Raises:
         TableUnavailable: the table or its catalog cannot be reached.
@@ -200,21 +187,21 @@ def plan_table(
             raise OutputUnreadable(
                 f"Another program has changed {path} in the table of {key}: read it with an engine."
             )
-        # A shard can be called as if numbers followed: the table's word for it counts.
+        # The name of a shard can look like batch numbers, so the bound in the table decides.
         shard = ShardId(bound.decode()) if bound is not None else named[0] if named else None
         assert shard is not None
         if shards is None or shard in shards:
             numbers = named[1] if named and named[0] == shard else None
             files.append(PlannedFile(shard, numbers, place / path, task.file.record_count))
     arrow = stored_schema(schema_to_pyarrow(schema, include_field_ids=False))
-    return TablePlan(tuple(_in_order(store, key, place, files)), arrow)
+    return TablePlan(tuple(sorted(files, key=_position)), arrow)
 
 
 def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan) -> Any:
-    """Return PyIceberg's filter, as far as the table knows the columns that it is on."""
+    """Return PyIceberg's filter on the columns that the table has."""
     from pyiceberg import expressions
 
-    # A type checker takes their constructors for a model's.
+    # A type checker reads their constructors wrongly.
     of: Any = expressions
     row_filter = of.AlwaysTrue()
     if shards is not None and shard_field(schema) is not None:
@@ -226,28 +213,8 @@ def _row_filter(schema: Any, shards: Collection[ShardId] | None, span: EventSpan
     return row_filter
 
 
-def _in_order(
-    store: LedgerAndRewrites, key: GroupKey, place: OutputPlace, files: list[PlannedFile]
-) -> list[PlannedFile]:
-    """Return files by shard and batch.
-
-    Files that neither their names nor the ledger know come first, as the table has them: they are
-    of an earlier snapshot, from before there were such names.
-    """
-    nameless = {file.shard for file in files if file.numbers is None}
-    places = {
-        str(place / file.path): range(batch.sequence, batch.last + 1)
-        for shard in nameless
-        for batch in store.each_batch(key, shard)
-        for file in batch.files
-    }
-
-    def of_ledger(file: PlannedFile) -> PlannedFile:
-        numbers = file.numbers or places.get(str(file.path))
-        return PlannedFile(file.shard, numbers, file.path, file.records)
-
-    def place_of(file: PlannedFile) -> tuple[ShardId, int, str]:
-        named = "" if file.numbers is None else file.path.name
-        return file.shard, -1 if file.numbers is None else file.numbers.start, named
-
-    return sorted(map(of_ledger, files) if nameless else files, key=place_of)
+def _position(file: PlannedFile) -> tuple[ShardId, int, str]:
+    """Return the position of a file by shard and batch; files of other programs come first."""
+    if file.numbers is None:
+        return file.shard, -1, ""
+    return file.shard, file.numbers.start, file.path.name

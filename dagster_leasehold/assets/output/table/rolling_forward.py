@@ -1,14 +1,14 @@
-"""A ledger that was restored from a backup is compared with its table, shard by shard.
+"""Rolls a ledger that was restored from a backup forward to its table, shard by shard.
 
-The states of the table (`shard_states`) say how far it has each shard. A shard whose
-checkpoint lies behind that, or whose files are others, follows the table:
+The states of the table (`shard_states`) have its end cursor of each shard. A shard whose checkpoint
+is before this end, or whose files differ, follows the table:
 
-1. The batches from the first one on whose files the table does not have give way. In the restored
-   ledger they were replaced since, or they were consumed once more after the restoration.
-2. All files of the table that the batches before it do not name take their place.
-3. What is in quarantine is in no table: files that the ledger knows stay, others are lost to it.
+1. The first batch whose files the table lacks, and all batches behind it, are removed: they were
+   replaced after the backup, or consumed again after the restoration.
+2. The files of the table that the remaining batches do not name replace them.
+3. Files in quarantine are in no table: the ledger keeps the ones that it knows, and lacks others.
 
-A shard that has been consumed beyond the table keeps its ledger, which the table then follows.
+A shard that was consumed beyond the end in the table keeps its ledger. The table follows it.
 """
 
 from __future__ import annotations
@@ -18,36 +18,35 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_leasehold.assets.errors import TableUnavailable
-from dagster_leasehold.assets.output.table.catalogs import OpenTable
-from dagster_leasehold.assets.output.table.comparison import TableComparison, named
+from dagster_leasehold.assets.output.table.catalogs import GroupTable, OpenTable
+from dagster_leasehold.assets.output.table.comparison import absent_files, named
 from dagster_leasehold.assets.output.table.data_files import ledger_file
 from dagster_leasehold.assets.output.table.maintenance import current_entries
 from dagster_leasehold.assets.output.table.marks import Mark, mark_of, rolled_back
 from dagster_leasehold.assets.output.table.shard_states import ShardState, States, read_states
-from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile, LedgerHead
 from dagster_leasehold.lease_store.outcomes import LockOver, Stale
 from dagster_leasehold.lease_store.publication_rows import Publication, PublishLock, ShardAhead
 from dagster_leasehold.lease_store.rules.rolling_forward import may_follow, unsettled_id
-from dagster_leasehold.lease_store.store import LedgerAndRewrites
 
 if TYPE_CHECKING:
     from dagster_leasehold.assets.output.table.metadata_files import PlaceIO
 
 TOLD_MAX = 20
-"""The most shards with a sentence each."""
+"""The most shards that are listed with a sentence."""
 
 
 @dataclass(slots=True)
 class _Shard:
-    """One shard of the table, while the ledger's batches are taken in order.
+    """One shard of the table, compared with the batches of the ledger in order.
 
     Attributes:
         state: of the shard in the table.
-        head: of its ledger; None where the ledger does not have it.
-        files: of the table, that no batch has named so far.
-        border: the first batch that gives way.
-        quarantined: files of records in quarantine, of batches that give way.
+        head: of its ledger; None if the ledger lacks the shard.
+        files: files of the table that no batch has named so far.
+        border: the first batch to remove.
+        quarantined: the files in quarantine of batches to remove.
     """
 
     state: ShardState
@@ -56,22 +55,20 @@ class _Shard:
     border: Batch | None = None
     quarantined: list[DataFile] = field(default_factory=list[DataFile])
     _joined: list[Batch] = field(default_factory=list[Batch])
-    _left: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    _remaining: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
 
     def take(self, batch: Batch) -> None:
-        """Take the next batch.
-
-        Batches that share a merged file stay or give way together.
-        """
+        """Compare the next batch; batches that share a merged file stay or go together."""
         if self.border is None:
-            if not any(self._left.values()):
+            if not any(self._remaining.values()):
                 self._keep()
             self._joined.append(batch)
             if all(file.quarantine or file.path in self.files for file in batch.files):
                 for file in batch.files:
-                    self._left[file.quarantine] = max(self._left[file.quarantine], file.batches)
-                for kind, left in self._left.items():
-                    self._left[kind] = max(left - batch.batches, 0)
+                    before = self._remaining[file.quarantine]
+                    self._remaining[file.quarantine] = max(before, file.batches)
+                for kind, number in self._remaining.items():
+                    self._remaining[kind] = max(number - batch.batches, 0)
                 return
             self.border = self._joined[0]
         else:
@@ -87,7 +84,7 @@ class _Shard:
         self._joined.clear()
 
     def ahead(self, shard: ShardId, mark: Mark) -> ShardAhead | None:
-        """Return the files that only the table has, once all batches are taken; or None."""
+        """Return the part that only the table has, after all batches; or None."""
         self._keep()
         state, head = self.state, self.head
         if self.border is not None:
@@ -112,29 +109,19 @@ class _Shard:
         )
 
 
-def shards_ahead(
-    store: LedgerAndRewrites,
-    key: GroupKey,
-    io: PlaceIO,
-    table: OpenTable,
-    *,
-    mark: Mark,
-    states: States,
-) -> list[ShardAhead]:
-    """Return the shards that a table has more of than the ledger; unknown ones come first.
+def shards_ahead(own: GroupTable, table: OpenTable, mark: Mark, states: States) -> list[ShardAhead]:
+    """Return the shards of which the table has more than the ledger; unknown shards come first.
 
     Args:
-        store: has the ledger.
-        key: the group.
-        io: reads the table's metadata.
-        table: the table.
-        mark: of the table.
-        states: the ones that the mark names.
+        own: has the ledger.
+        table: the state of the table to compare with.
+        mark: of that state.
+        states: the states that the mark names.
 
     Raises:
-        TableUnavailable: a file of the table tells no shard.
+        TableUnavailable: the shard of a file is unknown.
     """
-    heads = store.heads(key)
+    heads = own.store.heads(own.key)
     shards = {
         shard: _Shard(state, head)
         for shard, state in states.items()
@@ -143,10 +130,10 @@ def shards_ahead(
     }
     if not shards:
         return []
-    for shard, file in _files(io, table):
+    for shard, file in _files(own.io, table):
         if shard in shards:
             shards[shard].files[file.path] = file
-    for batch in store.each_batch(key):
+    for batch in own.store.each_batch(own.key):
         if batch.shard in shards:
             shards[batch.shard].take(batch)
     ahead = [one for shard, each in shards.items() if (one := each.ahead(shard, mark))]
@@ -172,23 +159,23 @@ def _files(io: PlaceIO, table: OpenTable) -> Iterator[tuple[ShardId, DataFile]]:
 
 @dataclass(frozen=True, slots=True)
 class RollingForward:
-    """Rolls a group's ledger forward to its table after the database was restored from a backup.
+    """Rolls the ledger of a group forward to its table.
 
     Attributes:
-        comparison: of ledger and table.
-        tell: is given a sentence about each shard before anything is changed.
+        own: the table and the ledger.
+        tell: gets a sentence about each shard before it is changed.
     """
 
-    comparison: TableComparison
+    own: GroupTable
     tell: Callable[[str], None]
 
     def on_the_way(self, table: OpenTable) -> bool:
-        """Return True if some shards were rolled forward to this state, and then it was ended."""
+        """Return True if an earlier process has rolled some shards forward to this state."""
         mark = mark_of(table.metadata)
         return mark is not None and self._publication().last == unsettled_id(mark.publication)
 
     def shards(self, table: OpenTable | None) -> list[ShardAhead]:
-        """Return the shards that a table has more of than the ledger.
+        """Return the shards of which a table has more than the ledger.
 
         Raises:
             LogCorrupt: the states of the table are damaged.
@@ -197,14 +184,13 @@ class RollingForward:
         mark = None if table is None else mark_of(table.metadata)
         if table is None or mark is None or mark.publication == self._publication().last:
             return []
-        states = read_states(self.comparison.io, mark.states)
+        states = read_states(self.own.io, mark.states)
         if states is None or rolled_back(table.metadata, mark):
-            self.tell("The table does not tell how far it has each shard: the ledger stays.")
+            self.tell("The table does not record how much it has of each shard: the ledger stays.")
             return []
-        store, key = self.comparison.store, self.comparison.key
-        ahead = shards_ahead(store, key, self.comparison.io, table, mark=mark, states=states)
+        ahead = shards_ahead(self.own, table, mark, states)
         paths = [file.path for each in ahead for file in each.files if not file.quarantine]
-        if absent := self.comparison.absent(paths):
+        if absent := absent_files(self.own.place, paths):
             raise TableUnavailable(
                 f"The ledger cannot follow the table: {len(absent):,} files that the table names "
                 f"do not exist ({named(absent)}). Nothing was changed. Restore the files from a "
@@ -213,7 +199,7 @@ class RollingForward:
         return ahead
 
     def carry_out(self, lock: PublishLock, ahead: Sequence[ShardAhead]) -> LockOver | None:
-        """Roll shards forward, each in its own transaction, so that finished ones stay.
+        """Roll shards forward, each in its own transaction.
 
         Raises:
             TableUnavailable: a run has changed the ledger of a shard meanwhile.
@@ -222,9 +208,9 @@ class RollingForward:
         for each in ahead[:TOLD_MAX]:
             self.tell(f"Shard {each.shard} is rolled forward: {each}.")
         if len(ahead) > TOLD_MAX:
-            self.tell(f"So are {len(ahead) - TOLD_MAX:,} shards more.")
+            self.tell(f"So are {len(ahead) - TOLD_MAX:,} more shards.")
         for each in ahead:
-            outcome = self.comparison.store.roll_forward(lock, each)
+            outcome = self.own.store.roll_forward(lock, each)
             if isinstance(outcome, LockOver):
                 return outcome
             if isinstance(outcome, Stale):
@@ -235,6 +221,6 @@ class RollingForward:
         return None
 
     def _publication(self) -> Publication:
-        publication = self.comparison.store.publication(self.comparison.key)
-        assert publication is not None, "A publisher in its lock has a publication."
+        publication = self.own.store.publication(self.own.key)
+        assert publication is not None, "A publisher with the lock has a publication."
         return publication

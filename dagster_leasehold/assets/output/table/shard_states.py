@@ -1,23 +1,23 @@
-"""A file beside the table's metadata that records, for each shard, how much is in the table.
+"""A file beside the table's metadata that records how much of each shard the table has.
 
-A lease database that is restored from a backup has lost commits whose output is in the table. The
-files of the table do not tell where they begin and end, so each publication writes that
-into a new file, and the mark of the table names it. The file is removed once the next publication
-is settled; vacuum removes the files of a killed publisher.
+A lease database that is restored from a backup lacks commits whose output is in the table. The data
+files do not have the cursors of their batches. So each publication writes them into a new file,
+which the mark of the table names. The file is removed once the next publication is settled; vacuum
+removes the files of a killed publisher.
 
-Each publication moves on the shards that it has batches of. A forced checkpoint takes a shard back,
-which is looked up in the ledger. A shard whose ledger changes while it is looked up has no state
-until it is published again.
+Each publication updates the shards with published batches. After a forced checkpoint, the state of
+a shard comes from the ledger. A shard whose ledger changes during this lookup has no state until it
+is published again.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from dagster_leasehold.assets.output.table.publication import PublicationPlan
+from dagster_leasehold.assets.output.table.publication import PublicationPlan, each_change
 from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 from dagster_leasehold.lease_store.errors import LogCorrupt
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -37,10 +37,10 @@ class ShardState(NamedTuple):
     """The part of a shard that a table has.
 
     Attributes:
-        start: the cursor of its first batch.
-        end: the cursor behind its last batch.
+        start: the start cursor of its first batch.
+        end: the end cursor of its last batch.
         next_number: the number of the next batch.
-        epoch: of the last tenure that committed output of it.
+        epoch: the last tenure that committed it.
     """
 
     start: str
@@ -82,20 +82,18 @@ def read_states(io: PlaceIO, location: str) -> dict[ShardId, ShardState] | None:
         return {ShardId(shard): ShardState(*state) for shard, state in values.items()}
     except (OSError, EOFError, ValueError, TypeError) as error:
         raise LogCorrupt(
-            f"The file {location}, which tells how far the table has each shard, is damaged: "
-            "restore it from a backup, or remove it, so that the ledger is followed."
+            f"The file {location}, which records how much of each shard the table has, is "
+            "damaged: restore it from a backup, or remove it to follow the ledger instead."
         ) from error
 
 
 def states_after(
     store: LedgerAndRewrites, key: GroupKey, before: States | None, plan: PublicationPlan
 ) -> dict[ShardId, ShardState]:
-    """Return the states of all shards once a publication is in the table.
+    """Return the states of all shards after a publication.
 
     Args:
-        store: has the ledger.
-        key: the group.
-        before: the states; None where they are not known, or where the table was adopted.
+        before: the states before; None if they are unknown, or if the table was adopted.
         plan: the publication.
     """
     spans = {first.shard: (first, last) for first, last in plan.spans}
@@ -107,9 +105,12 @@ def states_after(
             states.pop(shard, None)
             states |= _looked_up(store, key, shard)
     if looked_up is None or looked_up:
-        for shard in _withdrawn_since(store, key, plan.changes):
-            if looked_up is None or shard in looked_up:
-                states.pop(shard, None)
+        # The lookup can have seen withdrawals that this publication does not have.
+        for change in each_change(store, key, after=max(plan.changes, default=0)):
+            if change.kind is ChangeKind.WITHDRAWAL and (
+                looked_up is None or change.shard in looked_up
+            ):
+                states.pop(change.shard, None)
     for shard, (first, last) in spans.items():
         states[shard] = _joined(states.get(shard), first, last)
     return states
@@ -118,7 +119,7 @@ def states_after(
 def _looked_up(
     store: LedgerAndRewrites, key: GroupKey, shard: ShardId | None = None
 ) -> dict[ShardId, ShardState]:
-    """Return the states of one shard or of all, as far as the ledger says they are published."""
+    """Return the states of one shard or of all, by the published part of the ledger."""
     cursors = store.published_until(key, None if shard is None else [shard]) or {}
     states: dict[ShardId, ShardState] = {}
     for batch in store.each_batch(key, shard):
@@ -130,14 +131,3 @@ def _looked_up(
 def _joined(earlier: ShardState | None, first: Batch, last: Batch) -> ShardState:
     start = earlier.start if earlier and in_order(earlier.start, first.start) else first.start
     return ShardState(start, last.end, last.last + 1, until_epoch(last))
-
-
-def _withdrawn_since(
-    store: LedgerAndRewrites, key: GroupKey, changes: Collection[int]
-) -> set[ShardId]:
-    """Return the shards with a withdrawal behind the changes of a plan."""
-    after, shards = max(changes, default=0), set[ShardId]()
-    while page := store.pending_changes(key, after=after):
-        shards |= {each.shard for each in page if each.kind is ChangeKind.WITHDRAWAL}
-        after = page[-1].sequence
-    return shards

@@ -1,33 +1,32 @@
-"""A table's next metadata in the making: columns, snapshots and what expires, staged as updates.
+"""The next metadata of a table, staged as updates: columns, snapshots and expiry.
 
-Everything is written under names that were never used, and counts only once a catalog takes the
-updates, or the default catalog's pointer moves to the metadata that they make. Nothing here knows
-a catalog, the lease store, or a clock.
+All files get names that were never used. They count only once a catalog takes the updates, or the
+pointer of the default catalog moves. This module knows neither catalog, lease store nor clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from dagster_leasehold.assets.output.table.columns import Columns
+from dagster_leasehold.assets.output.table.data_files import FileForm
 from dagster_leasehold.assets.output.table.manifests import (
     COMPRESSION,
     FORMAT,
     Manifests,
     level_suffix,
 )
+from dagster_leasehold.assets.output.table.publication import SnapshotPlan
 from dagster_leasehold.assets.output.table.schemas import (
     evolved,
     file_specs,
     name_mapping,
     sort_order,
 )
-from dagster_leasehold.lease_store.identifiers import ShardId
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
@@ -40,48 +39,18 @@ if TYPE_CHECKING:
 METADATA_FOLDER = "metadata"
 MAPPING_PROPERTY = "schema.name-mapping.default"
 EXPIRED_AT_ONCE = 10
-"""The most snapshots that one publication expires, so that none takes long."""
+"""The most snapshots that one publication expires, which bounds its time."""
 
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 def made(kind: type[Model], **values: Any) -> Model:
-    """Return one of PyIceberg's models by the names of its fields.
+    """Return one of PyIceberg's models by the Python names of its fields.
 
-    Its constructors take the names of the JSON, which are no names of Python.
+    Its constructors take the names in JSON.
     """
     return kind.model_validate(values)
-
-
-class Operation(StrEnum):
-    """The kind of a snapshot, as Iceberg names it."""
-
-    APPEND = "append"
-    REPLACE = "replace"
-    OVERWRITE = "overwrite"
-    DELETE = "delete"
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotContent:
-    """The files that one snapshot adds and takes out, and its summary.
-
-    Attributes:
-        operation: append adds files, replace changes none of the records, delete adds none.
-        added: entries of files.
-        removed: locations of files, with the shard of each where it is known.
-        summary: for its readers.
-        oldest_first: True if the files that are taken out are the table's oldest.
-        without_deletes: True if delete files of other programs are taken out, too.
-    """
-
-    operation: Operation
-    added: Sequence[DataFile] = ()
-    removed: Mapping[str, ShardId | None] = field(default_factory=dict[str, "ShardId | None"])
-    summary: Mapping[str, str] = field(default_factory=dict[str, str])
-    oldest_first: bool = False
-    without_deletes: bool = False
 
 
 @dataclass(slots=True)
@@ -89,15 +58,14 @@ class Staging:
     """The next metadata of a table, step by step.
 
     Attributes:
-        io: reads and writes the table's metadata files.
-        metadata: as the updates so far make it.
+        metadata: the metadata with all updates so far.
         now_ms: milliseconds of the Unix epoch, for snapshots.
-        new_id: gives a snapshot id that was never used.
-        new_name: gives a name that was never used.
-        updates: those so far.
-        written: the locations of the files that were written.
-        missing: the locations of files that were to be taken out, and that the table lacks.
-        specs: the specs of files, since `evolve`; see `file_specs`.
+        new_id: returns a snapshot id that was never used.
+        new_name: returns a name that was never used.
+        updates: all updates so far.
+        written: the locations of written files.
+        missing: the paths, in the ledger, of files to remove that the table lacks.
+        specs: the specs for files, after `evolve`; see `file_specs`.
     """
 
     io: FileIO
@@ -111,10 +79,9 @@ class Staging:
     specs: Sequence[PartitionSpec] = ()
 
     def evolve(self, columns: Columns, partitioning: Sequence[str], order: Sequence[str]) -> None:
-        """Give the table all agreed columns, and its partitioning once the columns are there.
+        """Add agreed columns, and the partitioning once the table has its columns.
 
-        A new spec becomes the one that engines write with. One that another writer chose later
-        stays theirs.
+        A new spec becomes the default of engines. A default that another writer sets later stays.
         """
         from pyiceberg.table.update import (
             AddPartitionSpecUpdate,
@@ -150,7 +117,7 @@ class Staging:
             )
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
-        """Set those properties of the table that have another value."""
+        """Set the properties that have another value."""
         from pyiceberg.table.update import SetPropertiesUpdate
 
         before = self.metadata.properties
@@ -158,10 +125,12 @@ class Staging:
         if new:
             self._apply(made(SetPropertiesUpdate, updates=new))
 
-    def add(self, content: SnapshotContent, *, empty: bool = False) -> int | None:
-        """Write and add a snapshot, and return its id.
+    def add(
+        self, plan: SnapshotPlan, summary: Mapping[str, str], *, empty: bool = False
+    ) -> int | None:
+        """Write and add a snapshot, and return its id; None if it changes nothing.
 
-        None if it would change nothing, unless `empty` asks for such a snapshot.
+        With `empty`, a snapshot without a change is added, too.
         """
         from pyiceberg.manifest import write_manifest_list
         from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -170,10 +139,14 @@ class Staging:
 
         parent = self.metadata.current_snapshot()
         snapshot_id = self.new_id()
+        form = FileForm(self.metadata.schema(), self.specs, self.metadata.location.rstrip("/"))
+        added = [form.data_file(shard, file) for shard, file in plan.added]
         manifests = Manifests(self.io, self.metadata, self.specs, snapshot_id, self._new_manifest)
-        files = self._manifest_files(manifests, parent, content)
-        self.missing |= manifests.missing
-        if not content.added and not manifests.removed and not empty:
+        files = manifests.merged(
+            [*self._without(manifests, parent, plan, form), *manifests.adding(added)]
+        )
+        self.missing |= {path.removeprefix(form.location("")) for path in manifests.missing}
+        if not added and not manifests.removed and not empty:
             return None
         sequence = self.metadata.next_sequence_number()
         location = f"{self._folder}/snap-{snapshot_id}-0-{self.new_name()}.avro"
@@ -194,7 +167,7 @@ class Staging:
             sequence_number=sequence,
             timestamp_ms=self._next_ms(),
             manifest_list=location,
-            summary=_summary(content, manifests.removed, parent),
+            summary=_summary(plan, summary, added, manifests.removed, parent),
             schema_id=self.metadata.current_schema_id,
         )
         self._apply(
@@ -209,7 +182,7 @@ class Staging:
         return snapshot_id
 
     def tag(self, name: str, snapshot_id: int) -> None:
-        """Name a snapshot, which then stays until the name is dropped."""
+        """Tag a snapshot, which keeps it until the tag is removed."""
         from pyiceberg.table.refs import SnapshotRefType
         from pyiceberg.table.update import SetSnapshotRefUpdate
 
@@ -217,9 +190,9 @@ class Staging:
         self._apply(made(SetSnapshotRefUpdate, ref_name=name, type=tag, snapshot_id=snapshot_id))
 
     def expire(self, keep: int) -> tuple[int, ...]:
-        """Let go of the oldest snapshots beyond a number to keep, and return their ids.
+        """Expire the oldest snapshots beyond a number to keep, and return their ids.
 
-        A snapshot that a branch or a tag names stays.
+        A snapshot of a branch or a tag stays.
         """
         from pyiceberg.table.update import RemoveSnapshotsUpdate
 
@@ -232,11 +205,11 @@ class Staging:
         return tuple(ids)
 
     def _next_ms(self) -> int:
-        """Return a time after all that the metadata names.
+        """Return a time later than all times in the metadata.
 
-        This host's clock can be behind that of the publisher before, and PyIceberg dates a change
-        by the host's clock where a snapshot's own time is not a new one. Engines in Java refuse
-        metadata that is older than the newest snapshot in its log.
+        The clock of this host can be behind the clock of an earlier publisher, and PyIceberg dates
+        some changes by the clock of the host. Engines in Java refuse metadata that is older than
+        the newest snapshot in its log.
         """
         log = self.metadata.snapshot_log
         newest = max((entry.timestamp_ms for entry in log), default=0)
@@ -249,17 +222,19 @@ class Staging:
     def _new_manifest(self, level: int) -> str:
         return f"{self._folder}/{self.new_name()}{level_suffix(level)}"
 
-    def _manifest_files(
-        self, manifests: Manifests, parent: Snapshot | None, content: SnapshotContent
+    def _without(
+        self, manifests: Manifests, parent: Snapshot | None, plan: SnapshotPlan, form: FileForm
     ) -> list[ManifestFile]:
+        """Return the manifests of the parent without the files that a plan removes."""
         from pyiceberg.manifest import ManifestContent
 
         before = parent.manifests(self.io) if parent else []
-        if content.without_deletes:
+        if plan.without_deletes:
             before = [each for each in before if each.content == ManifestContent.DATA]
-        if content.removed:
-            before = manifests.without(before, content.removed, oldest_first=content.oldest_first)
-        return manifests.merged([*before, *manifests.adding(content.added)])
+        if not plan.removed:
+            return before
+        locations = {form.location(path): shard for path, shard in plan.removed.items()}
+        return manifests.without(before, locations, oldest_first=plan.oldest_first)
 
     def _apply(self, *updates: TableUpdate) -> None:
         from pyiceberg.table.update import update_table_metadata
@@ -274,10 +249,7 @@ class Staging:
 def new_metadata(
     location: str, columns: Columns, properties: Mapping[str, str], uuid: Any
 ) -> TableMetadata:
-    """Return the metadata of a table that has no snapshot yet, and one spec, without fields.
-
-    Partitioning and sort order come with `Staging.evolve`.
-    """
+    """Return the metadata of a new table; `Staging.evolve` adds partitioning and sort order."""
     from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
     from pyiceberg.table.metadata import new_table_metadata
     from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
@@ -297,41 +269,29 @@ def _sequence_number(snapshot: Snapshot) -> int:
     return snapshot.sequence_number or 0
 
 
-def _summary(content: SnapshotContent, removed: Iterable[DataFile], parent: Snapshot | None) -> Any:
-    """Return a snapshot's summary with the counts that Iceberg's readers look for."""
+def _summary(
+    plan: SnapshotPlan,
+    own: Mapping[str, str],
+    added: Iterable[DataFile],
+    removed: Iterable[DataFile],
+    parent: Snapshot | None,
+) -> Any:
+    """Return the summary of a snapshot, with totals if the summary of its parent has them."""
     from pyiceberg.table.snapshots import Operation as IcebergOperation
-    from pyiceberg.table.snapshots import Summary
+    from pyiceberg.table.snapshots import Summary, UpdateMetrics, update_snapshot_summaries
 
-    added, removed_counts = _counts(content.added), _counts(removed)
-    values: dict[str, str] = {}
-    for before, (name, total) in zip(
-        ("added-data-files", "added-records", "added-files-size"), added.items(), strict=True
-    ):
-        if total:
-            values[before] = str(total)
-        if removed_counts[name]:
-            values[_REMOVED[name]] = str(removed_counts[name])
-        earlier = (parent.summary or {}).get(name) if parent else "0"
-        if earlier is not None:
-            values[name] = str(int(earlier) + total - removed_counts[name])
-    for name in ("total-delete-files", "total-position-deletes", "total-equality-deletes"):
-        # Delete files of other programs stay as they are.
-        earlier_summary = None if parent is None or content.without_deletes else parent.summary
-        values[name] = (earlier_summary or {}).get(name) or "0"
-    return Summary(IcebergOperation(content.operation.value), **values, **content.summary)
-
-
-_REMOVED = {
-    "total-data-files": "deleted-data-files",
-    "total-records": "deleted-records",
-    "total-files-size": "removed-files-size",
-}
-
-
-def _counts(files: Iterable[DataFile]) -> dict[str, int]:
-    listed = list(files)
-    return {
-        "total-data-files": len(listed),
-        "total-records": sum(file.record_count for file in listed),
-        "total-files-size": sum(file.file_size_in_bytes for file in listed),
-    }
+    metrics = UpdateMetrics()
+    for file in added:
+        metrics.add_file(file)
+    for file in removed:
+        metrics.remove_file(file)
+    before: dict[str, str] | None = None
+    if parent is not None:
+        # PyIceberg takes an empty summary for the one of an empty table.
+        before = {"": ""} | (parent.summary.additional_properties if parent.summary else {})
+        if plan.without_deletes:
+            before |= {name: "0" for name in before if "delete" in name}
+    summary = Summary(IcebergOperation.APPEND, **metrics.to_dict(), **own)
+    # PyIceberg refuses to count for a replacement.
+    operation = IcebergOperation(plan.operation.value)
+    return update_snapshot_summaries(summary, before).model_copy(update={"operation": operation})

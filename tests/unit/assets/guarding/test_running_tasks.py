@@ -14,9 +14,8 @@ from dagster_leasehold.assets.consuming.spark_sweeper import SparkSweeper
 from dagster_leasehold.assets.consuming.spark_work import SweepJob
 from dagster_leasehold.assets.consuming.sweep import GuardedSweeper
 from dagster_leasehold.assets.guarding import job_watch
-from dagster_leasehold.assets.guarding.job_watch import JobWatch, watched
+from dagster_leasehold.assets.guarding.job_watch import JobWatch, running_tasks, watched
 from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, run_tag
-from dagster_leasehold.assets.guarding.running_tasks import running_tasks
 from dagster_leasehold.assets.guarding.stall_guard import StallGuard
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.assets.shard_stream import ShardStream

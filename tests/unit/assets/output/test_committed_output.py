@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_leasehold.assets.errors import OutputUnreadable, TransformError
-from dagster_leasehold.assets.output.committed_output import (
-    Choice,
-    committed_dataset,
-    committed_paths,
-    iter_records,
-    plan_committed,
-    write_parquet,
-)
+from dagster_leasehold.assets.output.committed_output import CommittedOutput, write_parquet
 from dagster_leasehold.assets.output.table.reading import EventSpan, TablePlan
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.replay import Replayer
@@ -60,15 +52,16 @@ def append(world: World, shard: ShardId, count: int, begin: int = 0) -> None:
     )
 
 
-ALL = Choice(wait=True, table=TableSettings())
+def output_of(world: World, table: TableSettings | None = None) -> CommittedOutput:
+    return CommittedOutput(world.store, world.key, world.place, table)
 
 
 def dataset(world: World, **asked: Any) -> ds.Dataset:
-    return committed_dataset(world.store, world.key, world.place, **ALL, **asked)
+    return output_of(world, TableSettings()).dataset(wait=True, **asked)
 
 
 def plan(world: World, **asked: Any) -> TablePlan:
-    return plan_committed(world.store, world.key, world.place, **ALL, **asked)
+    return output_of(world, TableSettings()).plan(wait=True, **asked)
 
 
 def values(rows: ds.Dataset) -> list[bytes]:
@@ -122,11 +115,11 @@ def test_shards_and_times_are_chosen_before_a_file_is_opened(world: World) -> No
 
 
 def test_a_reader_that_does_not_wait_sees_the_newest_snapshot(world: World) -> None:
-    assert values(committed_dataset(world.store, world.key, world.place)) == []
+    assert values(output_of(world).dataset()) == []
     before = values(dataset(world))
     append(world, ZERO, 1, begin=10)
     world.consume("run-2")
-    assert values(committed_dataset(world.store, world.key, world.place)) == before
+    assert values(output_of(world).dataset()) == before
     assert values(dataset(world)) == [*world.expected("0", 11), *world.expected("1", 10)]
 
 
@@ -176,39 +169,6 @@ def test_a_reader_from_before_a_swap_finishes(world: World, swap: Any) -> None:
     assert values(before) == everything
     assert values(dataset(world)) == everything
     assert not {str(path) for path in old} & set(dataset(world).files)
-
-
-def test_files_of_older_names_are_in_the_order_of_the_ledger(world: World) -> None:
-    """Method: names that say nothing, in an order that is not theirs; then one batch has another.
-
-    1. The files of a version before tables are published. 2. A replay gives the second batch a
-    file with a name of today.
-    """
-    for name, each in zip("zyxcba", ledger_files(world.store, world.key, world.place), strict=True):
-        path = Path(str(each.path))
-        nameless = path.rename(path.parent / f"{each.shard}.{name}.parquet")
-        batch, rows = each.batch, world.store._groups[world.key].batches
-        relative = str(nameless.relative_to(world.output))
-        rows[batch.shard, batch.sequence] = replace(
-            batch, files=(replace(each.file, path=relative),)
-        )
-    everything = [*world.expected("0", 10), *world.expected("1", 10)]
-    assert values(dataset(world)) == everything
-    assert [file.path.name for file in plan(world, shards=[ZERO]).files] == [
-        "0.z.parquet",
-        "0.y.parquet",
-        "0.x.parquet",
-    ]
-    earlier = world.store.publication(world.key)
-    assert earlier is not None
-    replay(world, ReplaySpan.parse("4", "8"))
-    assert [file.path.name.split(".")[1] for file in plan(world, shards=[ZERO]).files] == [
-        "z",
-        "1-1",
-        "x",
-    ]
-    assert values(dataset(world)) == everything
-    assert sorted(values(dataset(world, snapshot_id=earlier.snapshot))) == sorted(everything)
 
 
 def test_a_column_that_came_later_is_null_before(world: World) -> None:
@@ -293,9 +253,13 @@ def test_a_file_is_on_the_disk_under_its_name(
     assert paths[0].name.startswith(".all.parquet.")
 
 
+def paths_of(world: World) -> list[str]:
+    return [str(file.path) for file in plan(world).files]
+
+
 def test_an_attempt_that_failed_is_no_output(world: World) -> None:
     """Method: a sweep whose commit never came leaves its files; readers do not see them."""
-    before = committed_paths(world.store, world.key, world.place, **ALL)
+    before = paths_of(world)
     world.append(ZERO, 5)
 
     def unlucky(*_: object) -> None:
@@ -304,12 +268,12 @@ def test_an_attempt_that_failed_is_no_output(world: World) -> None:
     world.store.commit = unlucky
     world.consume("run-2")
     assert len([*world.output.rglob("*.parquet")]) == len(before) + 1
-    assert committed_paths(world.store, world.key, world.place, **ALL) == before
+    assert paths_of(world) == before
 
 
 def test_duckdb_reads_the_paths(world: World) -> None:
     duckdb = pytest.importorskip("duckdb")
-    paths = committed_paths(world.store, world.key, world.place, **ALL)
+    paths = paths_of(world)
     [(count, shards)] = duckdb.sql(
         f"SELECT count(*), count(DISTINCT shard_id) FROM read_parquet({paths!r})"
     ).fetchall()
@@ -324,7 +288,7 @@ def test_damaged_output_is_one_sentence_and_never_skipped(world: World, damage: 
     if damage != "missing":
         path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
     seen: list[bytes] = []
-    batches = iter_records(world.store, world.key, world.place, **ALL, shards=[ZERO])
+    batches = plan(world, shards=[ZERO]).batches()
 
     def read_all() -> None:
         for batch in batches:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_leasehold.assets.output.file_names import file_name, shard_and_batches
+from dagster_leasehold.assets.output.attempts import file_name, shard_and_batches
 from dagster_leasehold.lease_store.identifiers import ShardId
 
 SHARDS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).map(ShardId)

@@ -338,11 +338,10 @@ def test_batches_without_output_cost_nothing() -> None:
 def test_columns_are_compared_past_batches_without_files() -> None:
     """Goal: a batch without files between two transforms does not join what differs."""
     batches = [batch(0, 5), batch(1), batch(2, 5), batch(3, 5)]
-    schemas = {0: "old", 2: "new", 3: "new"}
+    text, number = ([{"name": "n", "type": kind}] for kind in ("string", "long"))
+    columns = {0: text, 1: None, 2: number, 3: number}
     merges = each_merge(
-        units(batches),
-        target_bytes=100,
-        columns=lambda unit: (tuple(schemas[each.sequence] for each in unit if each.files), ()),
+        units(batches), target_bytes=100, columns=lambda unit: (columns[unit[0].sequence], None)
     )
     assert [[each.sequence for unit in merge for each in unit] for merge in merges] == [[2, 3]]
 

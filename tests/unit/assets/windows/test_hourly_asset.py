@@ -25,7 +25,7 @@ from dagster_leasehold.shard_sources.local_log import LocalLog
 def test_an_hour_of_all_shards_is_no_arrow_table(tmp_path: Path) -> None:
     transform: Any = arrow_transform(lambda table: table)
     stream = ShardStream("visits", LocalLog(tmp_path))
-    with pytest.raises(InvalidSetting, match=r"takes Arrow tables.*leave the decorator away"):
+    with pytest.raises(InvalidSetting, match=r"takes Arrow tables.*remove the decorator"):
         HourlyAsset("per_hour", stream, transform, since=datetime(2026, 1, 31, tzinfo=UTC))
 
 

@@ -15,7 +15,7 @@ from dagster_leasehold.assets.guarding.run_on_spark import RunOnSpark, run_tag
 from dagster_leasehold.assets.output.table.reading import EventSpan
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.assets.shard_stream import ShardStream
-from dagster_leasehold.assets.windows import window_job
+from dagster_leasehold.assets.windows import window_run
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from tests.unit.assets.spark_doubles import Driver, until
 
@@ -44,7 +44,7 @@ class HourJob:
         )
 
     def make(self, transform: Callable[[Any], Any]) -> object:
-        return window_job.make_files(
+        return window_run.make_files(
             self.on_spark,
             self.stream,
             cast(Any, None),
@@ -66,7 +66,7 @@ class HourJob:
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HourJob:
-    monkeypatch.setattr(window_job, "parquet_frame", lambda *_: "records")
+    monkeypatch.setattr(window_run, "parquet_frame", lambda *_: "records")
     monkeypatch.setattr(job_watch, "WATCH_S", 0.01)
     monkeypatch.setattr(LocalPlace, "watch_every_s", 0.01)
     return HourJob(tmp_path)

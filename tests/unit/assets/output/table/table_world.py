@@ -16,13 +16,8 @@ from pyiceberg.serializers import FromInputFile, ToOutputFile
 
 from dagster_leasehold.assets.output.output_file import event_times, untimed
 from dagster_leasehold.assets.output.table.columns import columns_of, merged
-from dagster_leasehold.assets.output.table.data_files import FileForm
-from dagster_leasehold.assets.output.table.staging import (
-    Operation,
-    SnapshotContent,
-    Staging,
-    new_metadata,
-)
+from dagster_leasehold.assets.output.table.publication import Operation, SnapshotPlan
+from dagster_leasehold.assets.output.table.staging import Staging, new_metadata
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
@@ -95,15 +90,8 @@ class TableWorld:
             lambda: f"name-{next(self._names)}",
         )
         staging.evolve(self.columns, partitioning, ())
-        form = FileForm(staging.metadata.schema(), staging.specs, str(self.root))
-        staging.add(
-            SnapshotContent(
-                operation,
-                [form.data_file(shard, file) for shard, file in added],
-                {form.location(file.path): shard for shard, file in removed},
-                {"leasehold.publication": "p"},
-            )
-        )
+        paths = {file.path: shard for shard, file in removed}
+        staging.add(SnapshotPlan(operation, tuple(added), paths), {"leasehold.publication": "p"})
         staging.expire(keep)
         self.metadata = staging.metadata
         return staging

@@ -12,9 +12,8 @@ import pytest
 
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.assets.output.committed_output import committed_dataset
-from dagster_leasehold.assets.output.table.agreement import ColumnAgreement
-from dagster_leasehold.assets.output.table.columns import columns_of
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
+from dagster_leasehold.assets.output.table.columns import ColumnAgreement, columns_of
 from tests.table_engines import duckdb_query, duckdb_rows, polars_rows, pyiceberg_rows
 from tests.unit.assets.output.table.publishing_world import Publishing
 
@@ -53,7 +52,7 @@ def consume_and_publish(publishing: Publishing, **columns: tuple[pa.DataType, An
 def own_rows(publishing: Publishing) -> list[dict[str, Any]]:
     """Return all rows, as this package reads them."""
     world = publishing.world
-    return committed_dataset(world.store, world.key, world.place).to_table().to_pylist()
+    return CommittedOutput(world.store, world.key, world.place).dataset().to_table().to_pylist()
 
 
 TYPES: dict[str, tuple[pa.DataType, Any, Any]] = {

@@ -18,6 +18,7 @@ from typing_extensions import override
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.table import catalog_clients
 from dagster_leasehold.assets.output.table.other_catalog import open_catalog
+from dagster_leasehold.assets.table_settings import CatalogSettings
 from dagster_leasehold.lease_store.publication_rows import TableName
 from tests.waiting import wait_for
 
@@ -55,7 +56,7 @@ def requests_in_flight() -> int:
 
 
 def find_table(properties: dict[str, str]) -> None:
-    open_catalog("lake", properties, NOTHING, NOTHING, lambda: "").find(NAME)
+    open_catalog(CatalogSettings("lake", properties), NAME, NOTHING, NOTHING).find()
 
 
 def properties_of(kind: str, port: int) -> dict[str, str]:

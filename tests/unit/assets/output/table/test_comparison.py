@@ -69,7 +69,8 @@ def test_files_that_somebody_else_removed_or_doubled_are_named(lake: Publishing)
                 f"The file {file.path} of {file.records} records is missing in the table."
                 for file in removed
             ),
-            f"The file {doubled.path} of {doubled.records} records is too much in the table.",
+            "The table contains a file that the ledger does not: "
+            f"{doubled.path} of {doubled.records} records.",
         ]
     )
 

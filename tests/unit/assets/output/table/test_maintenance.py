@@ -58,7 +58,7 @@ def test_a_remover_that_was_frozen_leaves_what_others_published_meanwhile(
         consume_and_publish(scene, f"run-{number}")
     age(scene)
     lock, remover = lock_of(scene, OTHER), scene.publisher()
-    owner: Any = {"find": remover._catalog, "publication": scene.store}.get(moment, LocalPlace)
+    owner: Any = {"find": remover.own.catalog, "publication": scene.store}.get(moment, LocalPlace)
     verb: Callable[..., Any] = getattr(owner, moment)
 
     def freezing(*arguments: Any, **options: Any) -> Any:

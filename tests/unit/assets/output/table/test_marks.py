@@ -14,7 +14,7 @@ from dagster_leasehold.assets.output.table.marks import (
     table_records,
     table_trouble,
 )
-from dagster_leasehold.assets.output.table.staging import Operation
+from dagster_leasehold.assets.output.table.publication import Operation
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.publication_rows import Publication, TableName
 from tests.unit.assets.output.table.table_world import NEW_YEAR, TableWorld
@@ -44,8 +44,12 @@ def changed(metadata: Any, **summary: str | None) -> Any:
     return metadata.model_copy(update={"snapshots": [*metadata.snapshots[:-1], newest]})
 
 
+def mark(publication: str, sequence: int) -> Mark:
+    return Mark(publication, sequence, 1, 1, "states.json.gz")
+
+
 def marked(world: TableWorld, publication: str = "p", sequence: int = 3) -> Any:
-    properties = {MARK_PROPERTY: str(Mark(publication, sequence))}
+    properties = {MARK_PROPERTY: str(mark(publication, sequence))}
     return world.metadata.model_copy(update={"properties": properties})
 
 
@@ -56,8 +60,8 @@ def trouble(world: TableWorld, metadata: Any, *, records: int | None = 5, at: in
 
 
 def test_the_mark_is_read_as_it_was_written(world: TableWorld) -> None:
-    assert mark_of(marked(world, "q", 7)) == Mark("q", 7)
-    assert mark_of(world.metadata) == Mark("p", 3), "a table of a release before marks"
+    assert mark_of(marked(world, "q", 7)) == mark("q", 7)
+    assert mark_of(world.metadata) == Mark("p", 3), "another program has removed the property"
 
 
 def test_records_are_counted_where_the_newest_snapshot_does_not(world: TableWorld) -> None:

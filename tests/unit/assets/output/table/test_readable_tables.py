@@ -23,7 +23,7 @@ import pytest
 from dagster_leasehold.assets.arrow_transform import checked
 from dagster_leasehold.assets.consuming.consumption_report import StopReason
 from dagster_leasehold.assets.errors import TransformError
-from dagster_leasehold.assets.output.committed_output import iter_records
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.assets.output.quarantined import quarantined_records
 from dagster_leasehold.assets.places.address import output_place
 from dagster_leasehold.assets.places.place import OutputPlace
@@ -266,7 +266,7 @@ def check_rows(publishing: Publishing, expected: Rows, engines: Engines, cases: 
     world = publishing.world
     lines = [
         json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-        for batch in iter_records(world.store, world.key, world.place)
+        for batch in CommittedOutput(world.store, world.key, world.place).plan().batches()
         for line in json_lines(batch)
     ]
     assert sorted(line["cursor"] for line in lines) == sorted(expected)

@@ -308,7 +308,7 @@ def test_damaged_states_are_named_and_the_ledger_stays(scene: Restored) -> None:
     dump = grown(scene)
     (scene.home.output / "metadata" / scene.state_files()[0]).write_bytes(b"{}")
     scene.restore(dump)
-    with pytest.raises(Exception, match="how far the table has each shard, is damaged"):
+    with pytest.raises(Exception, match="how much of each shard the table has, is damaged"):
         scene.publish("adopt")
     assert [batch.last for batch in scene.home.store.each_batch(KEY)] == [0, 1, 0, 1]
 

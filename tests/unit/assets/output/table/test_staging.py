@@ -16,8 +16,8 @@ from pyiceberg.table import StaticTable
 
 from dagster_leasehold.assets.output.table import manifests, staging
 from dagster_leasehold.assets.output.table.manifests import Manifests
+from dagster_leasehold.assets.output.table.publication import Operation
 from dagster_leasehold.assets.output.table.schemas import shard_place
-from dagster_leasehold.assets.output.table.staging import Operation
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from tests.table_engines import (
