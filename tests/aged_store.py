@@ -28,7 +28,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.open import open_store, open_transactions
 from dagster_leasehold.lease_store.outcomes import Changed, Opened, Registered
 from dagster_leasehold.lease_store.shard_rows import ShardListing, Tenure
-from dagster_leasehold.lease_store.sql_store.mapping import BATCH, file_values, note_row
+from dagster_leasehold.lease_store.sql_store.mapping import BATCH, note_row
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.lease_store.tables import batch, lease_journal, shard_lease
 from dagster_leasehold.lease_store.transactions import Transaction, Transactions
@@ -145,7 +145,7 @@ def _ledger(age: Age, shard: ShardId) -> Iterator[dict[str, Any]]:
             "epoch": number // BATCHES_PER_TENURE + 1,
             "run": run,
             "attempt": path.rpartition("/")[0],
-            "files": file_values([file]),
+            "files": BATCH.bound("files", (file,)),
             "first_event_time": first,
             "last_event_time": last,
             "committed_at": last,

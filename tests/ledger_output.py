@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ from dagster_leasehold.assets.places.place import OutputPlace
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 from dagster_leasehold.lease_store.roles.ledger import Ledger
+from dagster_leasehold.lease_store.rules.withdrawal import Ledger as CommittedBatches
 
 
 class LedgerFile(NamedTuple):
@@ -60,3 +61,13 @@ def ledger_records(
     for each in ledger_files(store, key, output_root, shard, quarantine=quarantine):
         with each.path.parquet() as file:
             yield from file.iter_batches()
+
+
+def ledger_of(batches: Sequence[Batch]) -> CommittedBatches:
+    """Return a ledger of these committed batches, given in order."""
+
+    def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
+        order = reversed(batches) if newest_first else batches
+        return (batch for batch in order if batch.sequence in numbers)
+
+    return look

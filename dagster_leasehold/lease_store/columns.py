@@ -1,8 +1,7 @@
-"""Columns that mean the same on every database: exact text, event times, JSON, names, counts."""
+"""Column types and columns that mean the same on every database."""
 
 from __future__ import annotations
 
-import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,56 +20,42 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class ExactText(sa.TypeDecorator[str]):
-    """Text that is compared byte for byte: no collation, no padding, no case folding.
+    """Text in VARBINARY, which MySQL compares byte by byte: no collation, padding or case folding.
 
-    MySQL's text collations take `a`, `A`, `á` and `a ` for the same key; bytes are never.
+    MySQL's text collations treat `a`, `A`, `á` and `a ` as the same key.
     """
 
-    impl = sa.String
+    impl = mysql.VARBINARY
     cache_ok = True
 
-    def __init__(self, length: int) -> None:
-        super().__init__(length)
-        self.length = length
-
     @override
-    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
-        """VARBINARY on MySQL and MariaDB; SQLite's text is exact already."""
-        if dialect.name == "mysql":
-            return dialect.type_descriptor(mysql.VARBINARY(self.length))
-        return dialect.type_descriptor(sa.String(self.length))
-
-    @override
-    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> Any:
-        if value is None or dialect.name == "sqlite":
-            return None if value is None else str(value)
-        return value.encode()
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> bytes | None:
+        return None if value is None else value.encode()
 
     @override
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        # SQLAlchemy's way by `process_result_value` takes three calls for each value of a row.
-        return None if dialect.name == "sqlite" else _decoded
+        # With `process_result_value` SQLAlchemy makes three calls for each value of a row.
+        return _decoded
 
 
 def _decoded(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _loaded(value: str | None) -> Any:
-    if value is None or value == "[]":
-        return None if value is None else []  # what most shards have for parents
-    return json.loads(value)
+def exact_text(length: int) -> TypeEngine[str]:
+    """Return the type of a text that is compared byte by byte; SQLite's own text is."""
+    return sa.String(length).with_variant(ExactText(length), "mysql")
 
 
 class EventTime(sa.TypeDecorator[datetime]):
-    """A moment as microseconds since 1970 in UTC: no session time zone can bend it."""
+    """A moment as microseconds since 1970 in UTC, whatever the session's time zone."""
 
     impl = sa.BigInteger
     cache_ok = True
 
     @override
     def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> int | None:
-        """The moment as a number; a time without a zone would be ambiguous and is refused."""
+        """Return the number; a time without a zone would be ambiguous."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -82,34 +67,14 @@ class EventTime(sa.TypeDecorator[datetime]):
         return None if value is None else _EPOCH + value * _MICROSECOND
 
 
-class JsonText(sa.TypeDecorator[Any]):
-    """A small value as JSON text."""
-
-    impl = sa.Text
-    cache_ok = True
-
-    @override
-    def load_dialect_impl(self, dialect: sa.Dialect) -> TypeEngine[Any]:
-        """MySQL's TEXT ends at 64 KiB, which a batch of many files exceeds."""
-        if dialect.name == "mysql":
-            return dialect.type_descriptor(mysql.MEDIUMTEXT())
-        return dialect.type_descriptor(sa.Text())
-
-    @override
-    def process_bind_param(self, value: Any | None, dialect: sa.Dialect) -> str | None:
-        return None if value is None else json.dumps(value, separators=(",", ":"))
-
-    @override
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:
-        return _loaded
-
-
+JsonText = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql")
+"""JSON, decoded by `sql_store.mapping`. MySQL's TEXT ends at 64 KiB, which many files exceed."""
 AutoNumber = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 ServerTime = sa.DateTime().with_variant(mysql.DATETIME(fsp=6), "mysql")
 
 
 class server_time(FunctionElement[datetime]):  # noqa: N801 - reads like the SQL function it is
-    """The database's own UTC clock, for columns that people read; nothing is decided by it."""
+    """The database's own UTC clock, for columns that only people read."""
 
     type = ServerTime
     inherit_cache = True
@@ -126,9 +91,9 @@ def _server_time_mysql(*_: object, **__: object) -> str:
 
 
 def identifier_column(name: str, *, key: bool = True, nullable: bool = False) -> sa.Column[str]:
-    """Return a column for a name of the grammar; in the table's key unless told otherwise."""
-    column = ExactText(IDENTIFIER_LENGTH_MAX)
-    return sa.Column(name, column, primary_key=key, nullable=nullable and not key)
+    """Return a column for an identifier, by default in the table's key."""
+    type_ = exact_text(IDENTIFIER_LENGTH_MAX)
+    return sa.Column(name, type_, primary_key=key, nullable=nullable and not key)
 
 
 def group_key() -> tuple[sa.Column[str], sa.Column[str]]:
@@ -138,12 +103,12 @@ def group_key() -> tuple[sa.Column[str], sa.Column[str]]:
 
 def cursor_column(name: str, *, nullable: bool = False) -> sa.Column[str]:
     """Return a column for a cursor of a shard."""
-    return sa.Column(name, ExactText(CURSOR_LENGTH_MAX), nullable=nullable)
+    return sa.Column(name, exact_text(CURSOR_LENGTH_MAX), nullable=nullable)
 
 
 def name_column(name: str, *, nullable: bool = False) -> sa.Column[str]:
     """Return a column for a text of at most 255 bytes."""
-    return sa.Column(name, ExactText(NAME_LENGTH_MAX), nullable=nullable)
+    return sa.Column(name, exact_text(NAME_LENGTH_MAX), nullable=nullable)
 
 
 def count_column(name: str) -> sa.Column[int]:
@@ -152,7 +117,7 @@ def count_column(name: str) -> sa.Column[int]:
 
 
 def times() -> tuple[sa.Column[Any], sa.Column[Any]]:
-    """Return the columns that say when a row was made and changed; for people only."""
+    """Return the times of a row's creation and last change, for people only."""
     return (
         sa.Column("create_time", ServerTime, nullable=False, default=server_time()),
         sa.Column(
@@ -162,7 +127,7 @@ def times() -> tuple[sa.Column[Any], sa.Column[Any]]:
 
 
 def grammar_checks(table: str, *columns: str) -> list[sa.CheckConstraint]:
-    """CHECK constraints for the grammar of `lease_store.identifiers`, in each dialect's words."""
+    """Return CHECK constraints for the grammar of `lease_store.identifiers`."""
     checks: list[sa.CheckConstraint] = []
     for column in columns:
         name = f"{table}_{column}_grammar"

@@ -1,6 +1,6 @@
-"""The meaning of database errors for a transaction: one table of numbers decides, alone.
+"""The meaning of database errors for a transaction, by the error's number.
 
-All of these arrive as the driver's `OperationalError`, so that its class says nothing.
+The class of the driver's error says nothing: all of these are an `OperationalError`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 
 
 class Verdict(Enum):
-    """A transaction's way on after a database error."""
+    """How to continue after a database error."""
 
     RETRY = "the whole transaction was or can be rolled back; run it again"
     LOST = "the connection is gone; what it had not committed is undone"
@@ -64,7 +64,7 @@ SQLITE_VERDICTS: dict[int, Verdict] = {
 SQLITE_FULL = 13
 SQLITE_IOERR_SHMSIZE = 4874  # the file that readers and writers share cannot grow
 PACKET_TOO_LARGE = 1153
-"""The server closes the connection besides; the same statement would be refused again."""
+"""The server also closes the connection, and would refuse the same statement again."""
 MYSQL_FULL = frozenset({1021, 1114})
 
 ADVICE: dict[int, str] = {
@@ -78,11 +78,11 @@ ADVICE: dict[int, str] = {
     2003: "check ssl_ca, ssl_cert and ssl_key in its URL against the server's certificate",
     2026: "enable TLS on the server, or drop the ssl_ options from its URL",
 }
-"""Advice about errors that repeating does not fix; 2003 is fatal for TLS alone."""
+"""Advice about fatal errors; 2003 is fatal only with TLS."""
 
 
 def error_number(error: DBAPIError) -> int:
-    """Return the driver's number of an error; 0 where it has none."""
+    """Return the driver's number of an error, or 0."""
     original: Any = error.orig
     number = getattr(original, "sqlite_errorcode", None)
     if number is None:
@@ -92,7 +92,7 @@ def error_number(error: DBAPIError) -> int:
 
 
 def disk_is_full(error: DBAPIError) -> bool:
-    """Return True if the database found no room to write."""
+    """Return True if the database's disk is full."""
     number = error_number(error)
     if hasattr(error.orig, "sqlite_errorcode"):
         return number & 0xFF == SQLITE_FULL or number == SQLITE_IOERR_SHMSIZE
@@ -100,15 +100,15 @@ def disk_is_full(error: DBAPIError) -> bool:
 
 
 def verdict(error: DBAPIError) -> Verdict:
-    """Return the way on after this error."""
+    """Return how to continue after this error."""
     number = error_number(error)
     if isinstance(getattr(error.orig, "original_exception", None), ssl.SSLError):
-        return Verdict.FATAL  # the server answers, but is not who it should be
+        return Verdict.FATAL  # the server's certificate is wrong
     if hasattr(error.orig, "sqlite_errorcode"):
         # The low byte is the error; the rest names the part of SQLite.
         return SQLITE_VERDICTS.get(number & 0xFF, Verdict.FATAL)
-    judged = MYSQL_VERDICTS.get(number, Verdict.FATAL)
-    if judged is Verdict.FATAL and error.connection_invalidated and number != PACKET_TOO_LARGE:
-        # PyMySQL reports a connection that it closed itself without any number.
+    result = MYSQL_VERDICTS.get(number, Verdict.FATAL)
+    if result is Verdict.FATAL and error.connection_invalidated and number != PACKET_TOO_LARGE:
+        # PyMySQL closed the connection itself, and gives no number.
         return Verdict.LOST
-    return judged
+    return result

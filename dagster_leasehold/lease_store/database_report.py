@@ -1,4 +1,4 @@
-"""A look at the lease store's database from this host: session, schema, rights and clock."""
+"""A report of the lease store's database, as this host sees it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dagster_leasehold.lease_store.release import HEAD, StoredSchema
 from dagster_leasehold.lease_store.transactions import Transaction, isolation, parse_url
 
 PRUNED = ("lease_journal", "batch", "outbox", "gap", "table_change")
-"""The tables whose old rows are deleted, so that history stays bounded."""
+"""The tables whose old rows are deleted."""
 _DENIED = (1142, 1143)
-"""The server's numbers for a table, and a column, that an account may not use so."""
+"""The error numbers of a missing right on a table or a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class DatabaseSession:
     Attributes:
         isolation: of its transactions.
         lock_wait_s: its `innodb_lock_wait_timeout`.
-        idle_s: its `wait_timeout`, after which the server ends it where it is silent.
-        cipher: of TLS; empty where there is none.
-        verified: the URL has the server's certificate verified; some drivers take TLS without it.
+        idle_s: its `wait_timeout`, after which the server ends an idle session.
+        cipher: the TLS cipher suite; empty without TLS.
+        verified: True if the server's certificate is verified.
     """
 
     isolation: str
@@ -45,15 +45,15 @@ class DatabaseSession:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseReport:
-    """The database as this host reaches it.
+    """The database as this host sees it.
 
     Attributes:
         server: its kind and version.
-        session: the one that looked; None for a file.
+        session: with the server; None for a file.
         schema: of its lease tables.
-        refused: what this account may not do, such as `DELETE on batch`; None if it was not asked,
-            since it is a file, or has the schema of another release.
-        now: the database's own clock, which decides nothing.
+        refused: the rights that this account lacks, such as `DELETE on batch`; None for a file, or
+            for the schema of another release.
+        now: the database's own clock.
     """
 
     server: str
@@ -64,7 +64,7 @@ class DatabaseReport:
 
 
 def database_report(url: SecretStr) -> DatabaseReport:
-    """Return a report of the database at a URL; nothing is changed there.
+    """Return a report of the database at a URL, without changing it.
 
     Raises:
         InvalidSetting: the URL is not of a supported database, or says nothing about TLS.
@@ -85,8 +85,7 @@ def _look(transaction: Transaction, url: SecretStr) -> DatabaseReport:
     version = ".".join(str(part) for part in dialect.server_version_info or ())
     stored = schema.stored(connection)
     server = dialect.name != "sqlite"
-    # Rights are checked before a statement looks for rows, and none is meant here. A file has
-    # one owner, and a process that cannot write it gets an error at the first write.
+    # The server checks rights before it reads rows, so statements without rows are enough.
     refused: tuple[str, ...] | None = None
     if server and stored.revision == HEAD:
         each = tables.metadata.sorted_tables

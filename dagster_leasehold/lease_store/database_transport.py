@@ -1,9 +1,8 @@
-"""The transport of a session to MariaDB or MySQL: verified TLS, or a way within this machine.
+"""The transport of a session to MariaDB or MySQL: verified TLS, or a local connection.
 
-Without TLS, everyone on the network reads the rows, and can take the password: the driver sends
-it readable to any server that asks for it. So a server on another machine needs either TLS with a
-certificate that is verified, or a word in the URL that says that the network is private.
-The loopback and a socket leave nothing to read for others, and need neither.
+Without TLS, others on the network can read rows and passwords. So a server on another machine needs
+either TLS with a verified certificate, or an option in the URL that says that the network is
+private. The loopback interface and a socket need neither.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _FILES = ("ssl_ca", "ssl_cert", "ssl_key")
 
 
 def transport(url: URL) -> tuple[URL, dict[str, Any]]:
-    """Return the URL without its `ssl_*` options, and the driver's arguments that stand for them.
+    """Return the URL without its `ssl_*` options, and the driver's arguments for them.
 
-    The driver's own reading of these options would accept any certificate.
+    The driver itself would accept any certificate.
 
     Raises:
-        InvalidSetting: an option is unknown, a file cannot be read, or the server is on another
-            machine and nothing is said about TLS.
+        InvalidSetting: an option is unknown, a file cannot be read, or the URL of a server on
+            another machine has no TLS option.
     """
     query = dict(url.query)
     options = {name: _text(query.pop(name)) for name in tuple(query) if name.startswith("ssl_")}
@@ -61,7 +60,7 @@ def _text(option: str | tuple[str, ...]) -> str:
 
 
 def _stays_here(url: URL) -> bool:
-    """Return True if the way to the server stays on this machine."""
+    """Return True if the connection stays on this machine."""
     if "unix_socket" in url.query or not url.host or url.host.lower() == "localhost":
         return True
     try:
@@ -71,7 +70,6 @@ def _stays_here(url: URL) -> bool:
 
 
 def _verifying(options: dict[str, str]) -> ssl.SSLContext:
-    """Make a context that verifies certificate and host."""
     try:
         context = ssl.create_default_context(cafile=options.get("ssl_ca"))
         if "ssl_cert" in options:

@@ -1,12 +1,12 @@
-"""Draining a group: pause it, and wait until nothing of it is under way.
+"""Draining a group: pause it, and wait until no run has a shard open.
 
-A closed tenure is the proof that a shard's checkpoint is durable: a run closes its tenures after
-its last commit, and a client after it has saved its confirmed records. Why nothing opens again:
+A closed tenure proves that a shard's checkpoint is durable: a run closes its tenures after its last
+commit, and a client after it has saved its confirmed records. Nothing opens again, because:
 
-1. `open_tenure` locks the shard's row, and only then looks whether the group is paused.
-2. The group is paused, and that is committed.
-3. `draining` locks all rows of the group. A transaction that got a row before it is waited for and
-   seen; one that gets a row after it finds the group paused.
+1. `open_tenure` locks the shard's row, and only then checks if the group is paused.
+2. The pause is committed.
+3. `draining` locks all rows of the group. It waits for a transaction that locked a row before, and
+   sees its tenure. One that locks a row afterwards finds the group paused.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ LOOK_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ShardDrain:
-    """Work that is still under way on a shard.
+    """Work in progress on a shard.
 
     Attributes:
-        check_point: the cursor up to which output is committed, durable.
-        holder: the node that may consume it.
-        run: the run that has it open; empty when none has.
-        intent: a range that was intended and not committed. Without a run, a run left it
-            that died: the next one reads the same range, under the same number.
+        check_point: the cursor up to which output is committed.
+        holder: the node that can consume it.
+        run: the run that has it open; empty if none has.
+        intent: a range that was intended and not committed. If no run has the shard open, a dead
+            run left it, and the next run repeats it.
     """
 
     shard: ShardId
@@ -45,30 +45,30 @@ class ShardDrain:
 
     @property
     def drained(self) -> bool:
-        """True if no run is at work on it."""
+        """True if no run has it open."""
         return not self.run
 
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """Work that is still under way in a group, all of one moment, by shard."""
+    """Work in progress in a group at one moment, by shard."""
 
     paused: bool
     shards: tuple[ShardDrain, ...]
 
     @property
     def open(self) -> tuple[ShardDrain, ...]:
-        """The shards that a run is at work on."""
+        """The shards that a run has open."""
         return tuple(shard for shard in self.shards if not shard.drained)
 
     @property
     def drained(self) -> bool:
-        """True if no run is at work, and none can begin."""
+        """True if no run has a shard open, and none can open one."""
         return self.paused and not self.open
 
 
 def draining_of(group: Group, shards: Iterable[ShardLease], intents: Iterable[Batch]) -> Draining:
-    """Return the work under way that the rows of a group show."""
+    """Return the work in progress that the rows of a group show."""
     intended = {batch.shard: batch for batch in intents if batch.state is BatchState.INTENT}
     rows = sorted(shards, key=lambda row: rank_key(row.shard))
     drains = (
@@ -93,27 +93,27 @@ def wait_until_drained(
     sleep: Callable[[float], None],
     report: Callable[[Draining], None] = lambda _: None,
 ) -> Draining:
-    """Look at a paused group until it is drained, is resumed, or the time is up.
+    """Wait until a paused group is drained or resumed, or the time is up.
 
     Args:
         look: reads the group's state: `Groups.draining` of the lease store.
-        timeout_s: how long to look, in seconds; the group is looked at once at least.
+        timeout_s: the longest time to wait, in seconds.
         clock: monotonic seconds.
         sleep: waits, in seconds.
-        report: is called with each state that differs from the one before.
+        report: called with each new state.
 
     Raises:
         UnknownGroup: there is no such group.
         StoreUnavailable: the store does not answer.
     """
     until = clock() + timeout_s
-    seen: Draining | None = None
+    previous: Draining | None = None
     while True:
         draining = look()
-        if draining != seen:
+        if draining != previous:
             report(draining)
-            seen = draining
-        left_s = until - clock()
-        if draining.drained or not draining.paused or left_s <= 0:
+            previous = draining
+        remaining_s = until - clock()
+        if draining.drained or not draining.paused or remaining_s <= 0:
             return draining
-        sleep(min(LOOK_EVERY_S, left_s))
+        sleep(min(LOOK_EVERY_S, remaining_s))

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, and files and folders that survive a power failure."""
+"""Files that are replaced atomically, and files and folders that survive a power failure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any, BinaryIO
 
 
 def sync_file(file: IO[Any]) -> None:
-    """Have the content of an open file on the disk."""
+    """Make the content of an open file durable."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -26,20 +26,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
-    """Make a folder and the parents that are missing; their names are durable when this returns.
+    """Make a folder and its missing parents, all with durable names.
 
-    A file that is on the disk is lost all the same if the name of a folder above it is not:
+    A durable file is lost if the name of a folder above it is not durable:
 
-    1. a job makes the folder of its attempt, writes files, and syncs the files and their folder;
-    2. the commit that names them is durable;
-    3. the power fails before the entry of the attempt's folder was written back.
+    1. A job makes the folder of its attempt, writes files, and syncs the files and the folder.
+    2. The commit that names them is durable.
+    3. The power fails before the folder's own name was written to the disk.
 
     Args:
         folder: the new folder.
-        exist_ok: take one that is there already; who made it has made its name durable.
+        exist_ok: accept an existing folder, whose name is durable already.
 
     Raises:
-        FileExistsError: it is there already, and `exist_ok` is false; or it is a file.
+        FileExistsError: it exists, and `exist_ok` is false; or it is a file.
         OSError: it cannot be made.
     """
     if exist_ok and folder.is_dir():
@@ -58,20 +58,18 @@ def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
 
 @contextmanager
 def replacing(path: Path, *, durable: bool = False, mode: int | None = None) -> Generator[BinaryIO]:
-    """Open a draft that takes the place of a file as a whole when it is complete.
+    """Open a draft that replaces a file atomically once it is complete.
 
-    Readers see the old file or the new one, and never a part of either. A draft that an error
-    leaves incomplete is deleted; each has a name of its own, so that two processes can replace
-    one file at the same moment.
+    Readers see the old or the new file. An incomplete draft is deleted. Each draft has a unique
+    name, so two processes can replace a file at once.
 
     Args:
-        path: the file, in a folder that exists.
-        durable: wait until the new file and its name are on the disk.
-        mode: the permissions that the draft has from its first moment on; by default those that
-            the process gives to new files.
+        path: the file, in an existing folder.
+        durable: wait until the new file and its name are durable.
+        mode: the permissions of the draft from the start; by default those of new files.
 
     Raises:
-        OSError: the file cannot be written; the old one is as it was.
+        OSError: the file cannot be written; the old one stays.
     """
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -94,6 +92,6 @@ def replacing(path: Path, *, durable: bool = False, mode: int | None = None) -> 
 def replace_file(
     path: Path, content: str, *, durable: bool = False, mode: int | None = None
 ) -> None:
-    """Replace a file as a whole by a text; see `replacing`."""
+    """Replace a file by a text; see `replacing`."""
     with replacing(path, durable=durable, mode=mode) as file:
         file.write(content.encode())

@@ -1,7 +1,7 @@
-"""The root of all errors that Leasehold raises on purpose; errors of the store and sources.
+"""The errors that Leasehold raises on purpose.
 
-The message of each is one sentence for the person who reads it: what is wrong, where, and what
-to do. Values of foreign origin are escaped and cut, so that an error is always one line.
+Each message says what is wrong, where, and what to do. Foreign values are escaped and cut, so that
+an error is always one line.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def shown(text: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the first line of a foreign text, without control characters, cut to 300 bytes."""
+    """Return the first line of a foreign text, printable and cut to 300 bytes."""
     first = next((line for line in text.splitlines() if line.strip()), "").strip()
     printable = "".join(letter if letter.isprintable() else "?" for letter in first)
     encoded = printable.encode(errors="replace")
@@ -38,7 +38,7 @@ def one_line(text: str) -> str:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name: the nearest one, or all that exist."""
+    """Return the end of a sentence about an unknown name: the nearest name, or all names."""
     existing = sorted(names)
     if near := get_close_matches(name, existing, n=1):
         return f"did you mean {near[0]}?"
@@ -51,23 +51,23 @@ def plain_reason(message: str) -> str:
 
 
 def without_secrets(line: str) -> str:
-    """Return an error's line without what looks like credentials: of a URL, or named as such.
+    """Return a line without what looks like credentials.
 
-    Foreign code talks to services of its own, whose clients put their arguments into errors.
+    Clients of foreign services put their arguments into error messages.
     """
     return _NAMED_SECRET.sub(r"\1\2***", _CREDENTIALS.sub("***@", line))
 
 
 class LeaseholdError(Exception):
-    """The root of all errors of this project."""
+    """The base of all errors of this project."""
 
 
 class UserMistake(LeaseholdError):
-    """Something that the caller can put right; shown as one sentence, without a stack trace."""
+    """An error that the caller can fix; shown without a stack trace."""
 
 
 class InvalidIdentifier(UserMistake):
-    """A name is not of the grammar."""
+    """A name does not match the grammar."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(
@@ -77,11 +77,11 @@ class InvalidIdentifier(UserMistake):
 
 
 class InvalidSetting(UserMistake):
-    """A setting is missing, unknown, or breaks a rule; the message names it."""
+    """A setting is missing, unknown or invalid."""
 
 
 class NoSpace(UserMistake):
-    """The disk of a home has too little room for a deployment."""
+    """The disk has too little space for a deployment."""
 
 
 class UnknownStream(UserMistake):
@@ -109,7 +109,7 @@ class UnknownShard(UserMistake):
 
 
 class NodeNameTaken(UserMistake):
-    """Another live process answers to this node name."""
+    """Another live process uses this node name."""
 
 
 class AssignmentConflict(UserMistake):
@@ -121,7 +121,7 @@ class ShardOccupied(UserMistake):
 
 
 class CheckpointRefused(UserMistake):
-    """A checkpoint may not be set like this without the caller's explicit choice."""
+    """A checkpoint cannot be set like this without an explicit choice."""
 
 
 class CopyRefused(UserMistake):
@@ -133,7 +133,7 @@ class StoreError(LeaseholdError):
 
 
 class StoreUnavailable(StoreError):
-    """The database does not answer; nothing was changed; trying again later is safe."""
+    """The database does not answer. Nothing was changed, so a retry is safe."""
 
 
 class StoreReadOnly(StoreError):
@@ -141,7 +141,7 @@ class StoreReadOnly(StoreError):
 
 
 class OutcomeUnknown(StoreError):
-    """The reply to a write was lost and could not be re-read: whether it happened is unknown."""
+    """The reply to a write was lost, so its outcome is unknown."""
 
 
 class SchemaTooNew(StoreError):
@@ -153,11 +153,11 @@ class SchemaTooOld(StoreError):
 
 
 class CheckpointUnsaved(StoreError):
-    """A member could not save a checkpoint before it was to leave, so it has not left."""
+    """A member could not save a checkpoint, so it has not left its group."""
 
 
 class LeaseLost(LeaseholdError):
-    """A tenure is over: its holder may not persist, commit, renew or release under it again."""
+    """A tenure is over: nothing can be written under it."""
 
 
 class SourceError(LeaseholdError):
@@ -165,14 +165,14 @@ class SourceError(LeaseholdError):
 
 
 class SourceUnavailable(SourceError):
-    """The source does not answer; trying again later is safe."""
+    """The source does not answer. A retry is safe."""
 
 
 class SourceThrottled(SourceUnavailable):
-    """The service asks for fewer requests, and kept asking while they were repeated.
+    """The service asks for fewer requests, and still did after retries.
 
     Attributes:
-        retry_after_s: how long the service asked to wait, in seconds; 0 where it did not say.
+        retry_after_s: how long the service asked to wait, in seconds; 0 if it did not say.
     """
 
     retry_after_s: float = 0.0
@@ -183,7 +183,7 @@ class SourceThrottled(SourceUnavailable):
 
 
 class SourceRefused(SourceError, UserMistake):
-    """The service does not accept the credentials, or they do not allow the request."""
+    """The service rejects the credentials, or they do not allow the request."""
 
 
 class CursorExpired(SourceError):
@@ -191,7 +191,7 @@ class CursorExpired(SourceError):
 
 
 class LogCorrupt(SourceError):
-    """Stored bytes of a log do not have the form that was written."""
+    """Stored bytes of a log are damaged."""
 
 
 class PayloadTooLarge(SourceError):
@@ -199,11 +199,11 @@ class PayloadTooLarge(SourceError):
 
 
 class PayloadDamaged(SourceError):
-    """A compressed payload is cut off, of another codec, or of another size than declared."""
+    """A compressed payload is truncated, or has another codec or size than declared."""
 
 
 class IntentConflict(LeaseholdError):
-    """A batch contradicts the ledger: its number, bounds or intent are not the next in line."""
+    """A batch contradicts the ledger: its number, bounds or intent are not the next ones."""
 
 
 class LogNotFound(SourceError, UserMistake):
@@ -211,7 +211,7 @@ class LogNotFound(SourceError, UserMistake):
 
 
 class LogRenewed(SourceError, UserMistake):
-    """A log was deleted and recreated under its old name, and cursors mean other records."""
+    """A log was deleted and recreated under its name, so cursors mean other records."""
 
 
 class LogExists(UserMistake):
@@ -219,7 +219,7 @@ class LogExists(UserMistake):
 
 
 class ShardReadOnly(SourceError, UserMistake):
-    """The shard was split or merged: records go to its children."""
+    """The shard was split or merged, so records go to its children."""
 
 
 class ShardBusy(SourceError, UserMistake):
@@ -263,7 +263,7 @@ class ModuloIdTaken(AssignmentConflict):
 
 
 class RunStalled(LeaseholdError):
-    """The holder of some shards made no progress for too long, and gave them up."""
+    """A holder made no progress for too long, and released its shards."""
 
 
 class ShardNotOpen(UserMistake):
@@ -271,12 +271,12 @@ class ShardNotOpen(UserMistake):
 
 
 class BatchUnconfirmed(UserMistake):
-    """The last batch of the shard is still protected: confirm it before polling again."""
+    """The last batch of the shard is not confirmed yet."""
 
 
 class ConfirmedTooLate(LeaseholdError):
-    """The batch was rolled back when its protect time ended: its records are delivered again."""
+    """The batch was rolled back after its protect time; its records are delivered again."""
 
 
 class GapHeld(LeaseholdError):
-    """Records were removed before they were read, and the group holds until that is accepted."""
+    """Records were removed before they were read, and the group holds until the gap is accepted."""

@@ -1,8 +1,8 @@
-"""The rows of consumer groups and their nodes as frozen values, and pictures of a whole group."""
+"""The rows of consumer groups and their nodes as frozen values, and snapshots of a group."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,8 +35,8 @@ class AssignmentMode(StrEnum):
 class GapPolicy(StrEnum):
     """The fate of records that retention removed before the group read them.
 
-    `hold`: nothing moves until an operator acknowledges the loss; `begin`: continue with the first
-    record that is still there; `end`: continue behind the last one. Every such range is recorded.
+    `hold` waits until an operator accepts the loss, `begin` continues with the oldest record that
+    is left, `end` continues after the newest one. Each such range is recorded as a gap.
 
     Examples:
         >>> ShardStream("visits", LocalLog("log"), gap_policy=GapPolicy.BEGIN).gap_policy.value
@@ -50,10 +50,10 @@ class GapPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The durations of the protocol, in seconds; it cannot be built unsafe.
+    """The durations of the protocol, in seconds.
 
     Attributes:
-        timeout_s: T, after which a node whose counter does not move is judged dead.
+        timeout_s: T; a node whose counter stands still for longer counts as dead.
         beat_s: the interval between two beats; at most T/3.
 
     Raises:
@@ -76,7 +76,7 @@ class Timing:
 
     @property
     def trust_s(self) -> float:
-        """The time that a holder trusts itself, from before it sent its last beat."""
+        """The time that a holder trusts itself, from just before its last beat was sent."""
         return self.timeout_s * TRUST_FRACTION
 
 
@@ -85,15 +85,15 @@ class Group:
     """A consumer group: row of `consumer_group`.
 
     Attributes:
-        ordered: whether a child shard waits until all its parents are finished.
+        ordered: True if a child shard waits until all its parents are finished.
         timeout_s: T, the volume lease timeout of its nodes.
-        handoff_limit_s: the longest time of a transfer, above all announcements.
-        initial_position: `begin`, `end` or an ISO 8601 time, used only where nothing is stored.
-        node_cap: the most shards one node may hold, or None.
-        weighted: balance the sum of the shards' weights instead of their number.
-        paused: nothing is claimed or opened; holders stop at their next batch boundary.
-        gap_policy: what becomes of records that were removed before they were read.
-        generation: rises on any change of membership, shard list or ownership.
+        handoff_limit_s: the longest time of a transfer, whatever was announced.
+        initial_position: `begin`, `end` or an ISO 8601 time, for shards without a checkpoint.
+        node_cap: the most shards that one node can hold, or None.
+        weighted: True to balance the sum of the shards' weights instead of their number.
+        paused: True if nothing is claimed or opened; holders stop at their next batch boundary.
+        gap_policy: for records that were removed before they were read.
+        generation: rises with every change of membership, shard list or ownership.
 
     Examples:
         >>> Group(GroupKey.parse("counting", "visits"), timeout_s=10).ordered
@@ -123,9 +123,9 @@ class Node:
         source_count: modulo assignment: the number of members, or None.
         node_id: modulo assignment: this member's remainder, or None.
         pinned: pinned assignment: shard to bootstrap cursor, or None to continue from the store.
-        accepts_runs: False while the node's code server takes no runs, or its deployment launches
-            none: it gives its shards away.
-        release_version: of the process that answers to this name; empty before 0.2.
+        accepts_runs: False while the node's code server accepts no runs, or its deployment launches
+            none; the node then gives its shards away.
+        release_version: of the process that has this name.
     """
 
     name: NodeName
@@ -140,13 +140,19 @@ class Node:
 
     @property
     def member(self) -> bool:
-        """True if a process has this name, as far as the store knows."""
+        """True if a process has this name."""
         return self.incarnation != ""
+
+
+def rival_of(name: NodeName, incarnation: str, nodes: Iterable[Node]) -> Node | None:
+    """Return the row of another incarnation that has a name, or None."""
+    row = next((node for node in nodes if node.name == name), None)
+    return row if row is not None and row.member and row.incarnation != incarnation else None
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """The reading of an idle tick: the group's row and its nodes' counters, in one statement."""
+    """The group's row and its nodes' counters, read in one statement."""
 
     group: Group
     nodes: tuple[Node, ...]
@@ -154,11 +160,10 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One consistent picture of a group: all that planning sees.
+    """A consistent read of a group: the input of planning.
 
     Attributes:
-        weights: records per second of the shards where they are known; none where the group
-            balances by count.
+        weights: the known records per second of shards; empty if the group balances by count.
     """
 
     group: Group

@@ -1,8 +1,7 @@
-"""The names of things, parsed at every door before they become paths, keys or SQL.
+"""Identifiers, parsed wherever text enters, before they become paths, keys or SQL.
 
-One grammar serves all of them: an ASCII letter or digit, then up to 63 letters, digits, dots,
-underscores or hyphens. It is what MySQL keeps byte for byte, what a Dagster partition key can
-show, what Spark does not skip when it lists a folder, and what no file system takes for a path.
+All have one grammar: an ASCII letter or digit, then up to 63 letters, digits, dots, underscores or
+hyphens. Such a text is safe as a MySQL key, a Dagster partition key and a folder that Spark lists.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from dagster_leasehold.lease_store.errors import InvalidIdentifier
 
 IDENTIFIER_LENGTH_MAX = 64
 CURSOR_LENGTH_MAX = 512
-"""The most bytes of a cursor that the lease store has room for."""
+"""The most bytes of a cursor."""
 _GRAMMAR = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 
 class Identifier(str):
-    """A string that matches the grammar of this module; it cannot be built otherwise.
+    """A string that matches the grammar of this module.
 
     Raises:
-        InvalidIdentifier: the text is not of the grammar.
+        InvalidIdentifier: the text does not match.
     """
 
     __slots__ = ()
     kind: ClassVar[str] = "identifier"
 
-    def __new__(cls, text: str) -> Self:  # noqa: D102 - the class says it
+    def __new__(cls, text: str) -> Self:  # noqa: D102 - see the class
         if isinstance(text, cls):
             return text
         if not _GRAMMAR.fullmatch(text):
@@ -97,7 +96,7 @@ class GroupKey:
         """Parse both names.
 
         Raises:
-            InvalidIdentifier: one of them is not of the grammar.
+            InvalidIdentifier: one of them does not match the grammar.
         """
         return cls(GroupName(group), StreamName(stream))
 

@@ -1,4 +1,4 @@
-"""The rows that tell what happened as frozen values: journal, gaps, events of the outbox."""
+"""The rows of the journal, the gaps and the outbox as frozen values."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ TENURE_KINDS = frozenset({"open", "close", "force", "gap", "ack"})
 class Note:
     """One change of membership, ownership, tenure or checkpoint, for the journal.
 
-    `kind` is one of `edge, open, close, force, join, leave, evict, resume, group, gap, ack,
-    rewrite, accept`. For `edge` the number of the edge of `lease_store.rules.states` is in `edge`;
-    `resume` is a member that registered again with other settings; `group` is a change of the
-    group's settings; `gap` is a range that was found missing or was skipped, and `ack` one that
-    an operator accepted; `rewrite` is committed output that was replaced; `accept` is a shard that
-    continues although its parent was reopened.
-
     Attributes:
-        reason: for people alone; no code reads it.
-        facts: what code reads beside the columns, as JSON values: for `group` each changed setting
-            with its values before and after, for `accept` the `parent`, for an `open` that rolled a
-            shard forward to its table the publication (`rolled_forward`).
+        kind: `edge` (see `rules.states`), `open`, `close`, `force`, `join`, `leave`, `evict`,
+            `resume` (a member registered with other settings), `group` (its settings changed),
+            `gap` (held or skipped), `ack` (an operator accepted a gap), `rewrite` (committed output
+            was replaced) or `accept` (a shard continues although its parent was reopened).
+        reason: for people only.
+        edge: the number of an `edge`.
+        facts: JSON values that code reads: of a `group` each changed setting with its values before
+            and after, of an `accept` the `parent`, of an `open` that rolled a shard forward to its
+            table the publication (`rolled_forward`).
     """
 
     kind: str
@@ -49,7 +47,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry(Note):
-    """A row of the journal: a note with its number, its date and who wrote it."""
+    """A row of the journal: a numbered and dated note of an observer."""
 
     sequence: int
     observer: str
@@ -58,11 +56,11 @@ class JournalEntry(Note):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Records that were never consumed: `[start, end)` of a shard, and why.
+    """Records `[start, end)` of a shard that were never consumed.
 
     Attributes:
-        acknowledged: an operator has accepted the loss.
-        skipped: the checkpoint has moved past it; otherwise the shard holds at `start`.
+        acknowledged: True if an operator has accepted the loss.
+        skipped: True if the checkpoint has passed it; otherwise the shard holds at `start`.
     """
 
     shard: ShardId
@@ -86,9 +84,9 @@ class OutboxEvent:
     """A row of the outbox: delivered at least once, with `batch_id` as its idempotency key.
 
     Attributes:
-        attempts: how often its delivery has failed.
-        error: how it failed last, in one line; empty where it did not.
-        at: when it was committed; its age counts once it is delivered.
+        attempts: the number of failed deliveries.
+        error: of the last failed one, in one line; empty if none failed.
+        at: when it was committed.
     """
 
     sequence: int
@@ -105,7 +103,7 @@ class OutboxEvent:
 
 @dataclass(frozen=True, slots=True)
 class WaitingEvents:
-    """The number of a shard's undelivered events of one kind; `oldest` comes next."""
+    """A shard's undelivered events of one kind: their number and the oldest."""
 
     shard: ShardId
     count: int
@@ -114,7 +112,7 @@ class WaitingEvents:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryClaim:
-    """The lock to deliver a group's hook events: a node, and the lock's fencing number."""
+    """The lock to deliver a group's hook events, with its fencing number."""
 
     key: GroupKey
     node: NodeName

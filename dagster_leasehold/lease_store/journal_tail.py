@@ -1,13 +1,13 @@
-"""Following the end of a journal: each entry once, in any order of transactions.
+"""Following the end of a journal: each entry once, whatever the order of transactions.
 
-Numbers are given out when entries are written, and entries appear when their transaction ends:
+An entry is numbered when it is written, and visible when its transaction ends:
 
-1. Transaction A writes entry 10 and continues; B writes entry 11 and commits.
-2. A reader sees 11. Were it to continue from there, it would never see 10.
+1. Transaction A writes entry 10 and continues. B writes entry 11 and commits.
+2. A reader sees 11. If it continued from there, it would never see 10.
 3. A commits.
 
-So a number counts as settled only when one above it was seen so long ago that every transaction
-of that time is over; later entries are read again, and the ones seen before are left out.
+So entries are read again until a higher number was seen so long ago that all transactions of that
+time are over. Entries that were read before are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 Value = TypeVar("Value")
 SETTLED_AFTER_S = 120.0
-"""Far longer than a transaction can last: its statements and its idle times are limited."""
+"""Far longer than any transaction, whose statements and idle times are limited."""
 
 
 class JournalTail:
@@ -39,7 +39,7 @@ class JournalTail:
         self._readings: deque[tuple[float, int]] = deque()
 
     def read(self, store: Ledger, key: GroupKey) -> Iterator[JournalEntry]:
-        """Return the entries since the last reading; none at the first, which begins it."""
+        """Yield the entries since the last call; none at the first call."""
         if self._settled is None:
             self.begin(store, key)
             return
@@ -49,7 +49,7 @@ class JournalTail:
         )
 
     def touched(self, store: Ledger, key: GroupKey) -> set[ShardId]:
-        """Return the shards with new entries on tenures, once it was begun."""
+        """Return the shards with new entries on tenures, after `begin`."""
         return set(self._unseen(store.touched(key, self._settle())))
 
     def begin(self, store: Ledger, key: GroupKey) -> None:
@@ -64,11 +64,11 @@ class JournalTail:
             if number not in self._seen:
                 self._seen.add(number)
                 yield value
-        # A number below the highest was given out before this moment.
+        # Every lower number was assigned before this moment.
         self._readings.append((self._clock(), highest))
 
     def _settle(self) -> int:
-        """Return the number up to which nothing can appear any longer."""
+        """Return the number up to which no further entry can appear."""
         now_s = self._clock()
         while self._readings and now_s - self._readings[0][0] >= SETTLED_AFTER_S:
             self._settled = self._readings.popleft()[1]

@@ -12,10 +12,10 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 class BatchState(StrEnum):
-    """The state of a batch: only intended, committed, or given up.
+    """The state of a batch.
 
-    `abandoned` was intended only; `withdrawn` was committed until a forced checkpoint went back
-    before it: its range is read again, and its files are no longer committed output.
+    An `abandoned` batch was intended and never committed. A `withdrawn` batch was committed until
+    a forced checkpoint went back before it; its range is read again.
     """
 
     INTENT = "intent"
@@ -26,14 +26,16 @@ class BatchState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file of committed output: path relative to the stream's output folder, size in bytes.
+    """A file of committed output.
 
-    `batches` is the number of consecutive batches of the shard whose records it holds: those of
-    the batch that lists it, and of the following ones, which then list no file of this kind. A row
-    that others were folded into counts as all of its batches.
-    `first_event_time` and `last_event_time` bound the column `event_time` of its records, as the
-    transform left it; None where they are not known. `untimed` is the number of records without
-    one; None for files of versions that did not count them.
+    Attributes:
+        path: relative to the stream's output folder.
+        bytes: its size.
+        batches: the number of consecutive batches in it: the one that lists it and the ones that
+            follow, which list no file of this kind. A folded row counts as all of its batches.
+        first_event_time: the smallest `event_time` after the transform, or None if unknown.
+        last_event_time: the largest one, or None if unknown.
+        untimed: the number of records without an event time, or None if unknown.
     """
 
     path: str
@@ -48,10 +50,10 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """Counts and times seen while a batch was read and written; they never decide a cursor.
+    """Counts and times of a batch; they never decide a cursor.
 
     Attributes:
-        records: records read; None when the reader was stopped early by the transform.
+        records: records read; None if the transform stopped the reader early.
         bytes: bytes of keys and values read.
         written: records written to committed output.
         quarantined: records that could not be parsed.
@@ -71,10 +73,8 @@ class BatchStatistics:
 class Batch:
     """A row of the ledger: the range `[start, end)` of one shard, intended or committed.
 
-    `batch_id` is `<shard>.<sequence>`, the same for every attempt at the range.
-
-    An old row can stand for several `batches`, which were folded into the first of them: it has
-    their whole range and all their statistics, and names the last one's number and epoch.
+    An old row can stand for several `batches`, folded into the first one. It has their range and
+    statistics, and the number and epoch of the last one.
     """
 
     shard: ShardId
@@ -102,7 +102,7 @@ class Batch:
 
     @property
     def batch_id(self) -> str:
-        """The batch's stable id: an idempotency key within its stream and group."""
+        """The id of the range, the same for every attempt: an idempotency key within its group."""
         return batch_id(self.shard, self.sequence)
 
 
@@ -123,14 +123,14 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class BatchCommit:
-    """All that one shard's commit makes visible at once.
+    """One shard's part of a commit.
 
     Attributes:
         attempt: the folder of the attempt, relative to the stream's output folder.
-        finished: a read-only shard's checkpoint reached its end with this batch.
-        watermark: the shard's new watermark, or None to leave it.
-        hooked: the stream's own hook is to be called for it, too.
-        mistimed: records whose time cannot be kept; its event in the outbox tells their number.
+        finished: True if a read-only shard ends with this batch.
+        watermark: the shard's new watermark, or None to keep it.
+        hooked: True if the stream's hook is called for it.
+        mistimed: the number of records whose event time cannot be stored.
         suspicion: of the records behind it, or None.
     """
 
@@ -153,10 +153,9 @@ class Throughput:
     """The sum of a shard's newest committed batches.
 
     Attributes:
-        batches: their number.
-        records: the number of records that they read, or wrote where reading was stopped early.
-        first_at: when the oldest of them was committed.
-        last_at: when the newest of them was committed.
+        records: the records read, or written if reading was stopped early.
+        first_at: when the oldest batch was committed.
+        last_at: when the newest one was committed.
     """
 
     shard: ShardId
@@ -167,7 +166,7 @@ class Throughput:
 
 
 class RewriteKind(StrEnum):
-    """The reason to replace committed output by files of the same meaning to the ledger."""
+    """The reason to replace the files of committed batches."""
 
     REPLAY = "replay"
     COMPACTION = "compaction"
@@ -175,12 +174,11 @@ class RewriteKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The progress of the compactions of a shard, in numbers of its batches.
+    """The progress of a shard's compactions, as batch numbers (exclusive).
 
     Attributes:
-        until: smaller numbers lie in files that need no further compaction.
-        looked_until: smaller numbers were looked at; their files can still be merged with later
-            ones.
+        until: earlier batches need no further compaction.
+        looked_until: earlier batches were examined, and can still be merged with later ones.
     """
 
     until: int = 0
@@ -189,13 +187,12 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class RewriteClaim:
-    """The right to replace a shard's committed output; consuming the shard continues beside.
+    """The right to replace a shard's committed output, beside its consumption.
 
     Attributes:
-        run: unique to one rewrite, so that it fences all earlier ones; empty once the claim was
-            given back.
+        run: unique to one rewrite, so that it fences earlier ones; empty after the release.
         at: when it began; for people only.
-        compacted: the progress of all compactions of the shard so far.
+        compacted: the progress of the shard's compactions.
     """
 
     shard: ShardId
@@ -210,9 +207,9 @@ class BatchRewrite:
     """Other output for a committed batch; its range, number and tenure stay.
 
     Attributes:
-        generation: of the output that it was made from; it takes effect only in its place.
-        attempt: that was committed. It is what is different in a batch that a fail-over has lost,
-            and that was made again under the same number. None does not look at it.
+        generation: of the output that it replaces; the swap is refused if that has changed.
+        attempt: the committed attempt. It differs if a fail-over lost the batch and the range was
+            committed again under the same number. None skips this check.
     """
 
     sequence: int
@@ -224,14 +221,13 @@ class BatchRewrite:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """The end of a shard's ledger as it is now.
+    """The end of a shard's ledger.
 
     Attributes:
-        check_point: of the shard's row, read together with the rest.
-        next_number: the number of the shard's next batch, that of an open intent included.
-        intent: the open intent's run, if there is one.
-        version: rises whenever committed rows of the shard are changed or removed, or its
-            checkpoint is forced.
+        check_point: of the shard's row, read at the same moment.
+        next_number: the number of the next batch, which can be an open intent.
+        intent: the open intent's run, if any.
+        version: rises when committed rows are changed or removed, or the checkpoint is forced.
     """
 
     shard: ShardId
@@ -243,7 +239,7 @@ class LedgerHead:
 
 @dataclass(frozen=True, slots=True)
 class ShardTotals:
-    """All that was ever committed to a shard; it never falls, not by a forced checkpoint either."""
+    """All that was ever committed to a shard; even a forced checkpoint does not lower it."""
 
     shard: ShardId
     batches: int = 0
@@ -254,14 +250,13 @@ class ShardTotals:
 
 @dataclass(frozen=True, slots=True)
 class LedgerCounters:
-    """The counters of a shard's ledger, so that the ledger need not be added up.
+    """The counters of a shard's ledger.
 
     Attributes:
-        version: rises whenever committed rows of the shard are changed or removed, or its
-            checkpoint is forced.
-        committed_until: the number behind the shard's last committed batch.
-        published_until: the shard's cursor: batches with smaller numbers are in the group's table.
-        rows: the number of ledger rows of batches that were ever committed.
+        version: as in `LedgerHead`.
+        committed_until: the number after the last committed batch.
+        published_until: the shard's cursor: earlier batches are in the group's table.
+        rows: the number of ledger rows that were ever committed.
         totals: all that was ever committed.
     """
 
@@ -274,7 +269,7 @@ class LedgerCounters:
 
     @property
     def numbers_left(self) -> int:
-        """The most batches that can wait for publication: some numbers were given up as intents."""
+        """The most batches that can wait for publication; abandoned intents count too."""
         return max(self.committed_until - self.published_until, 0)
 
     def after(self, sequence: int, statistics: BatchStatistics) -> LedgerCounters:

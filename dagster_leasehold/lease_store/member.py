@@ -34,10 +34,12 @@ from dagster_leasehold.lease_store.group_rows import (
     Node,
     Pulse,
     Timing,
+    rival_of,
 )
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import Beaten, Changed, Registered, Stale
-from dagster_leasehold.lease_store.rules.assignment_modes import check_member
+from dagster_leasehold.lease_store.roles.groups import Groups
+from dagster_leasehold.lease_store.rules.assignment_plan import check_member
 from dagster_leasehold.lease_store.rules.liveness import (
     Clock,
     Observations,
@@ -45,9 +47,7 @@ from dagster_leasehold.lease_store.rules.liveness import (
     steady_clock,
 )
 from dagster_leasehold.lease_store.rules.refusals import name_taken
-from dagster_leasehold.lease_store.rules.registration import rival_of
 from dagster_leasehold.lease_store.shard_rows import Progress
-from dagster_leasehold.lease_store.store import GroupsAndNodes
 
 _LOG = logging.getLogger(__name__)
 RETRIES_PER_BEAT = 4
@@ -93,7 +93,7 @@ class Member:
 
     def __init__(
         self,
-        store: GroupsAndNodes,
+        store: Groups,
         key: GroupKey,
         settings: Node,
         timing: Timing | None = None,

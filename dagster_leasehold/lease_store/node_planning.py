@@ -1,20 +1,18 @@
-"""Planning for one node by the processes that beat for it: its agent, and its run that follows.
+"""Planning for one node by the processes that beat for it: its agent and its following run.
 
-The sensors plan for all nodes of their deployment whenever Dagster's daemon ticks, which takes
-seconds, and which stops where the daemon stops. So the process that beats for a node plans for it
-as well. All plan by the same rules, and their changes are compare-and-set: of two that claim a
-shard for the node, one is too late.
+Sensors plan for all nodes whenever Dagster's daemon ticks, which takes seconds, and they stop with
+the daemon. So the process that beats for a node also plans for it. All planners use the same rules,
+and their changes are compare-and-set: of two that claim a shard, one is refused.
 
-What happens after a host has died, with a timeout T:
+After a host has died:
 
-1. The node before it, in the order of the names, has watched its beats, and sees none for T.
-2. That node's planner evicts it: its shards are free, and the group's `generation` has risen.
-3. The planners of all nodes see that within a second, and claim what falls to their nodes.
-4. The run of each node opens the shards that its node has gained. None of this has waited for
-   Dagster.
+1. The node before it in the order of names watches its beats, and sees none for T.
+2. That node's planner evicts it. Its shards are unassigned, and the group's `generation` has risen.
+3. The planners of all nodes see that within a second, and claim their shards.
+4. The run of each node opens the gained shards. No step waits for Dagster.
 
-Where several neighbours die at once, step 1 takes T for each of them in turn; a sensor, which
-watches all nodes, evicts them together.
+If several neighbours die at once, step 1 takes T for each in turn. A sensor watches all nodes and
+evicts them together.
 """
 
 from __future__ import annotations
@@ -28,23 +26,23 @@ from dagster_leasehold.lease_store.store import LeaseStore
 
 LOOK_S = 1.0
 NODES_PER_SECOND = 60
-"""The looks per second in a group of more nodes than this: each node looks less often.
+"""The most nodes that check the group once a second; in a larger group each checks less often.
 
-A look reads two rows and a beat three, so that the looks of a thousand nodes, which beat 214 times
-a second, read less than a fifth of what their beats read.
+A check reads two rows and a beat three. So in a group of a thousand nodes, which beat 214 times a
+second, checks read less than a fifth of what beats read.
 """
 PAUSE = 9.0
-"""The pause after a look, in multiples of its own time: a planner works a tenth of the time."""
+"""The pause after a check, in multiples of its duration: a planner works a tenth of the time."""
 
 
 class NodePlanner:
-    """Plans for one node of a group, once a second or as seldom as the size of the group asks.
+    """Plans for one node of a group, once a second or less often in a large group.
 
     Args:
-        node: the node, which others keep a member.
+        node: a member that another process beats for.
         observer: named in the journal.
         clock: monotonic seconds.
-        rebalancer: the class of what carries plans out.
+        rebalancer: the class that carries plans out.
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class NodePlanner:
         self._held: set[ShardId] | None = None
 
     def plan(self) -> TickReport | None:
-        """Look at the group, and plan where it has changed; None if it is too early to look.
+        """Check the group, and plan if it has changed; None if it is too early.
 
         Raises:
             StoreError: the store does not answer.
@@ -86,7 +84,7 @@ class NodePlanner:
         try:
             report = self._rebalancer.tick()
         except BaseException:
-            # A store that takes long to say that it is away is asked again as soon as any other.
+            # The duration of a failed check does not lengthen the pause.
             self._next_s = self._clock() + LOOK_S
             raise
         ended_s = self._clock()
@@ -95,10 +93,10 @@ class NodePlanner:
         return report
 
     def gained(self, run: str) -> tuple[ShardId, ...]:
-        """Plan, and return the shards that the node has gained since the last look.
+        """Plan, and return the shards that the node has gained since the last check.
 
-        The launcher starts runs for the shards that the node had at the first look, and for shards
-        that need a run of their own. A run that searches a shard for a bad record takes no others.
+        Not included are the shards of the first check and shards that need runs of their own, since
+        the launcher starts runs for these. A run that searches a bad record takes no other shards.
 
         It raises as `plan` does.
         """

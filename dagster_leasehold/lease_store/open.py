@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 WHOLE_TABLE_S = 3_600
-"""The seconds that a statement of an upgrade can take: an index over millions of rows is slow."""
+"""The limit of a statement of an upgrade, such as a large index, in seconds."""
 
 
 def open_store(
     url: SecretStr | str, *, upgrade: bool = False, clock: Callable[[], datetime] = utc_now
 ) -> SqlStore:
-    """Return the lease store at a URL; it connects when it is first used.
+    """Return the lease store at a URL; it connects at its first use.
 
-    A SQLite file is created, and brought to this release's schema, at its first use.
+    A SQLite file is created, and upgraded to this release's schema, at its first use.
 
     Args:
         url: `sqlite:///path` or `mysql+pymysql://user:password@host:port/database`.
-        upgrade: bring the schema of any database to this release's version now.
-        clock: the wall clock for the journal's dates; nothing is decided by it.
+        upgrade: upgrade the schema of any database now.
+        clock: the wall clock for the journal's dates; it decides nothing.
 
     Raises:
         InvalidSetting: the URL is not of a supported database.
@@ -54,8 +54,8 @@ def open_transactions(url: SecretStr | str, *, statement_s: int | None = None) -
 
     Args:
         url: as of `open_store`.
-        statement_s: how long a statement can take, in seconds; None takes the limit that is safe
-            for leases.
+        statement_s: the limit of a statement in seconds; None is the limit that is safe for
+            leases.
 
     Raises:
         InvalidSetting: the URL is not of a supported database.

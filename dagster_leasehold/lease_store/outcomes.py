@@ -1,4 +1,4 @@
-"""The typed outcomes of the lease store's verbs: losing a race is an outcome, not an error."""
+"""The outcomes of the lease store's operations; a lost race is an outcome, not an error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The name is ours; `lease_id` is its counter now."""
+    """The node has its name; `lease_id` is its counter."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class NameTaken:
-    """Another incarnation answers to the name; its counter is what to watch."""
+    """Another incarnation has the name; watch its counter."""
 
     incarnation: str
     lease_id: int
@@ -35,7 +35,7 @@ class Beaten:
 
 @dataclass(frozen=True, slots=True)
 class BeatRefused:
-    """The name is no longer this incarnation's: it was evicted or taken."""
+    """The incarnation no longer has the name: it was evicted or displaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The condition no longer held; nothing was changed. A normal outcome of a race."""
+    """The condition did not hold, as happens in a race; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsSynced:
-    """The changes that a new shard list made."""
+    """The shards that a new listing added or changed."""
 
     added: tuple[ShardId, ...] = ()
     changed: tuple[ShardId, ...] = ()
@@ -63,12 +63,12 @@ class Opened:
     """A tenure began.
 
     Attributes:
-        check_point: where to resume, or None where nothing is stored.
+        check_point: where to resume, or None.
         next_sequence: the number of the next batch.
-        intent: a range that an earlier tenure intended and did not commit: it comes first, with
-            the same bounds and the same batch id.
-        failures: the tries of that range that failed, or of the first batch if there is none.
-        suspicion: of the records behind the checkpoint, after those tries; or None.
+        intent: a range that an earlier tenure intended and did not commit. It comes first, with the
+            same bounds and batch id.
+        failures: the failed tries of that range, or of the first batch if there is none.
+        suspicion: of the records behind the checkpoint, or None.
     """
 
     tenure: Tenure
@@ -88,7 +88,7 @@ class OpenByOther:
 
 @dataclass(frozen=True, slots=True)
 class NotHeld:
-    """The node may not consume the shard now."""
+    """The node cannot consume the shard now."""
 
     state: str
     consumer_owner: NodeName | None
@@ -106,9 +106,9 @@ class TenureView:
     """A holder's view of its own shard at a batch boundary.
 
     Attributes:
-        current: the tenure still holds.
+        current: True if the tenure lasts.
         transfer_to: the node that waits for the shard, if any.
-        paused: the group is paused.
+        paused: True if the group is paused.
     """
 
     current: bool
@@ -118,10 +118,10 @@ class TenureView:
 
 @dataclass(frozen=True, slots=True)
 class LockTaken:
-    """The lock to deliver or to publish is another's.
+    """Another node has the publish or delivery lock.
 
     Attributes:
-        node: the live node that has it; None where the one that asked is not alive itself.
+        node: has the lock; None if the node that asked is not a member itself.
     """
 
     node: NodeName | None
@@ -129,21 +129,20 @@ class LockTaken:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The lock was current, and the write took effect."""
+    """The lock was valid, and the write took effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class LockOver:
-    """The lock has passed to another since; nothing was changed."""
+    """Another node has taken the lock; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishesElsewhere:
-    """The group and the table do not belong together; nothing was changed.
+    """The group publishes to another table, or another group to this table; nothing was changed.
 
     Attributes:
-        group: the one that publishes to the table.
-        table: the one that the group publishes to.
+        group: publishes to `table`.
     """
 
     group: GroupKey
@@ -152,10 +151,10 @@ class PublishesElsewhere:
 
 @dataclass(frozen=True, slots=True)
 class PointerMoved:
-    """The table's pointer is not where it was seen; nothing was changed.
+    """The table's pointer has moved; nothing was changed.
 
     Attributes:
-        location: of the table's newest metadata file; None where the catalog has no such table.
+        location: of the table's newest metadata file; None if the catalog lacks the table.
     """
 
     location: str | None
@@ -163,10 +162,10 @@ class PointerMoved:
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """A batch that was to be rewritten is not in the group's table yet; nothing was changed.
+    """A batch to rewrite is not in the group's table yet; nothing was changed.
 
     Attributes:
-        until: the batches of the shard with smaller numbers are.
+        until: the shard's batches before this number are in the table.
     """
 
     until: int

@@ -1,17 +1,15 @@
-"""The identity of a process, and a look at whether that very process still exists.
+"""The identity of a process, and a check if that process still exists.
 
-A process number means something only within one boot of one machine and one namespace of process
-numbers (a container has its own), and numbers are used again. So a process is named by all four:
-boot id, pid namespace, number and start, counted in clock ticks since boot. None of them follows
-the wall clock, and two containers of one host name have different ones.
+A process is identified by boot id, pid namespace, pid and start ticks since boot. None of them
+depends on the wall clock, and two containers with the same host name differ.
 
-1. A container ends, and the inode number of its namespace goes to the next one.
-2. A process there gets the number of one that was noted in the first.
-3. Its start differs: the noted process is gone, which is right, for its namespace is.
+1. A container ends, and the next container gets the inode number of its namespace.
+2. A process there gets the same pid.
+3. Its start differs, so the first process is known to be gone.
 
-Systems without `/proc` have neither boot id nor namespaces: there the host's name stands for both,
-and the start is what psutil says, which a step of the wall clock can move; two seconds of
-difference are overlooked.
+Systems without `/proc` have neither boot id nor namespaces. There the host's name replaces both,
+and the start comes from psutil. A step of the wall clock can shift it, so two seconds are
+tolerated.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from typing import Self
 
 PROC = Path("/proc")
 _STATE_FIELD, _START_FIELD = 0, 19
-"""Of `/proc/PID/stat`, counted from behind the program's name, which can hold anything."""
+"""Indexes in `/proc/PID/stat` after the program's name."""
 _ENDED = frozenset("ZXx")
 _DIGITS_MAX = 18
 _CENTISECONDS = 100
@@ -33,7 +31,7 @@ _TOLERANCE = 2 * _CENTISECONDS
 
 
 class Existence(StrEnum):
-    """Result of a look for a process; `UNKNOWN` where this process cannot see it."""
+    """The existence of a process; `UNKNOWN` if this process cannot see it."""
 
     ALIVE = "alive"
     GONE = "gone"
@@ -41,15 +39,15 @@ class Existence(StrEnum):
 
 
 def current_place(proc: Path = PROC) -> str:
-    """Return the name of the boot and pid namespace of this process; empty if it has none.
+    """Return the boot and pid namespace of this process, or the host on systems without `/proc`.
 
-    A host name stands for it on systems without `/proc`.
+    Empty if it cannot be found out.
     """
     if not (proc / "self").is_symlink():
         return f"host-{platform.node()}"
     try:
         if os.readlink(proc / "self") != str(os.getpid()):
-            # It is another namespace's table: its numbers are not ours.
+            # This is the process table of another namespace.
             return ""
         boot = (proc / "sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}.{(proc / 'self/ns/pid').stat().st_ino}"
@@ -58,7 +56,7 @@ def current_place(proc: Path = PROC) -> str:
 
 
 def current_boot(proc: Path = PROC) -> str:
-    """Return a name of this boot of the machine that a step of the wall clock leaves alone."""
+    """Return an identifier of this boot that does not depend on the wall clock."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -69,12 +67,12 @@ def current_boot(proc: Path = PROC) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process, never mistaken for another one.
+    """The identity of a process.
 
     Attributes:
-        place: boot and pid namespace, as `current_place` names them.
+        place: see `current_place`.
         pid: its number there.
-        started: when it began, in clock ticks since boot; in hundredths of a second since 1970 on
+        started: its start in clock ticks since boot, or in hundredths of a second since 1970 on
             systems without `/proc`.
     """
 
@@ -84,7 +82,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int, proc: Path = PROC) -> Self:
-        """Return the identity of the process that has this number here and now.
+        """Return the identity of the process that has this number now.
 
         Raises:
             ProcessLookupError: there is none.
@@ -96,7 +94,7 @@ class ProcessIdentity:
 
     @classmethod
     def parse(cls, note: str) -> Self | None:
-        """Return the identity that `str` wrote; None for any other text."""
+        """Return the identity that `str` wrote, or None for other texts."""
         place, _, numbers = note.partition("|")
         pid, _, started = numbers.partition("|")
         whole = all(
@@ -110,11 +108,11 @@ class ProcessIdentity:
 
     @property
     def same_place(self) -> bool:
-        """True if its number means the same process here as in the process that noted it."""
+        """True if it lives in the same boot and pid namespace as this process."""
         return self.place != "" and self.place == current_place()
 
     def existence(self, proc: Path = PROC) -> Existence:
-        """Look for it; `UNKNOWN` from another place, or where the system hides it from us."""
+        """Check if it exists; `UNKNOWN` from another place, or if the system hides it."""
         if not self.place or self.place != current_place(proc):
             return Existence.UNKNOWN
         try:
@@ -126,7 +124,7 @@ class ProcessIdentity:
         return Existence.ALIVE
 
     def began_at(self, started: int) -> bool:
-        """Return True if a process of its number with this start is the same one."""
+        """Return True if a process with its number and this start is the same process."""
         tolerance = _TOLERANCE if self.place.startswith("host-") else 0
         return abs(started - self.started) <= tolerance
 
@@ -135,7 +133,7 @@ def start_of(pid: int, proc: Path = PROC) -> int | None:
     """Return the start of a process, as `ProcessIdentity.started`; None if it does not exist.
 
     Raises:
-        PermissionError: there is one, but the system hides it from us.
+        PermissionError: the system hides it.
     """
     if not (proc / "self").is_symlink():
         return _start_by_psutil(pid)
@@ -153,7 +151,7 @@ def _stat_fields(pid: int, proc: Path) -> list[str]:
 
 
 def _raise_if_hidden(pid: int) -> None:
-    """Raise PermissionError for a process of another user that `hidepid` keeps from view."""
+    """Raise PermissionError for a process of another user that `hidepid` hides."""
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -161,7 +159,7 @@ def _raise_if_hidden(pid: int) -> None:
 
 
 def _ended(pid: int, proc: Path) -> bool:
-    """Return True if the process has ended, and only its exit code is left to be asked for."""
+    """Return True if the process is a zombie or gone."""
     if not (proc / "self").is_symlink():
         import psutil
 

@@ -1,7 +1,7 @@
-"""The processes of a session: all that a child of ours has started, whoever is their parent by now.
+"""The processes of a session: all that a child process has started.
 
-A child leads a session of its own, and the processes that it starts belong to it until they leave.
-So all of it can be found and ended though the child itself is gone.
+Each child leads a session, and the processes that it starts belong to it unless they leave it. So
+they can be found and ended after the child has ended.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ KILL_TIMEOUT_S = 60.0
 
 
 def session_of(leader: ProcessIdentity) -> list[psutil.Process]:
-    """Return the processes that are left of the session of a leader."""
+    """Return the remaining processes of a leader's session."""
     if not leader.same_place:
         return []
     now = start_of(leader.pid)
     if now is not None and not leader.began_at(now):
-        # The system gives a number away only when nothing is left of its session.
+        # The system reuses a number only when its session is empty.
         return []
     session: list[psutil.Process] = []
     for process in psutil.process_iter():
@@ -36,10 +36,9 @@ def session_of(leader: ProcessIdentity) -> list[psutil.Process]:
 
 
 def wait_for_end(processes: Collection[psutil.Process], timeout_s: float) -> bool:
-    """Wait until processes have ended; return False if one of them has not within `timeout_s`.
+    """Wait until processes have ended; return False if one has not within `timeout_s`.
 
-    An orphan has ended though nothing has collected its exit code: in a container, the first
-    process often never does.
+    Zombies count as ended, because in a container nothing can be left to collect their exit codes.
     """
     deadline = time.monotonic() + timeout_s
     while not all(map(has_ended, processes)):
@@ -50,7 +49,7 @@ def wait_for_end(processes: Collection[psutil.Process], timeout_s: float) -> boo
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Return True if a process is gone, or only its exit code is left."""
+    """Return True if a process is gone or a zombie."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -58,13 +57,13 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def end_session(leader: ProcessIdentity, patience_s: float = 0.0) -> int:
-    """End all that is left of the session of a leader; return the number of processes.
+    """End the remaining processes of a leader's session; return their number.
 
-    A code server's runs are of its session, and outlive it when it is killed.
+    A code server's runs belong to its session, and survive it when it is killed.
 
     Args:
         leader: of the session.
-        patience_s: how long its processes can take to end when told to, before they are killed.
+        patience_s: the time between SIGTERM and SIGKILL, in seconds.
     """
     session = session_of(leader)
     if patience_s:

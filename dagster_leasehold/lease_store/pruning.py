@@ -1,6 +1,6 @@
-"""A round of deleting history, and output that has expired: shard by shard, portion by portion.
+"""A round of deleting history and expired output: shard by shard, in small transactions.
 
-One shard's trouble stops no other: it is in the report, and the next round tries it again.
+A shard that fails is in the report, and the next round tries it again; the others continue.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ HISTORY_DAYS_MIN = 1.0
 HISTORY_DAYS_MAX = 36_500.0
 EXPIRED = "expired"
 FAILURES_MAX = 5
-"""So many failures one after the other are no shard's trouble but the store's: a round ends."""
+"""After this many failures in a row the store is at fault, and the round ends."""
 
 
 def history_age(days: float | Literal["forever"]) -> timedelta | None:
-    """Return the age of rows of history that can go; None where all of them stay.
+    """Return the age at which rows of history are deleted; None if all stay.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
@@ -46,7 +46,7 @@ def history_age(days: float | Literal["forever"]) -> timedelta | None:
 
 
 def output_age(days: float | None) -> timedelta | None:
-    """Return the age of committed output that expires; None where it is kept for good.
+    """Return the age at which committed output expires; None if it is kept for good.
 
     Raises:
         InvalidSetting: it is less than a day, or more than a century.
@@ -71,9 +71,8 @@ class OutputExpiry:
     """The age at which committed output expires.
 
     Attributes:
-        age: of a batch, counted back from the newest entries of its group's journal.
-        renew: makes files look new: vacuum's age counts from when they expire, since a reader may
-            have listed them a moment ago.
+        age: of a batch, relative to the newest entries of its group's journal.
+        renew: makes files look new, so that vacuum keeps them until readers are done with them.
     """
 
     age: timedelta
@@ -85,9 +84,9 @@ class PruneReport:
     """The work of a round so far.
 
     Attributes:
-        rows: the deleted rows by table, except expired output.
-        expired: the deleted ledger rows of expired output.
-        failures: what could not be done, a sentence each.
+        rows: the number of deleted rows by table, without expired output.
+        expired: the number of deleted ledger rows of expired output.
+        failures: a sentence for each failure.
     """
 
     rows: Counter[str] = field(default_factory=Counter[str])
@@ -106,7 +105,7 @@ class PruneRound:
     """One round over a group; each step is one short transaction.
 
     Args:
-        age: of a row that can go, counted back from the group's newest; None keeps all.
+        age: of the rows to delete, relative to the group's newest; None keeps all.
         output: the expiry of committed output; None keeps it.
 
     Raises:
@@ -147,11 +146,11 @@ class PruneRound:
         self._add("gap", None, lambda: store.prune_gaps(key, before=before))
 
     def _expire(self, shard: ShardId, newest: datetime, output: OutputExpiry) -> Portion:
-        """Forget the oldest output of a shard.
+        """Delete the oldest ledger rows of a shard whose output has expired.
 
         1. A reader lists the ledger; its files are old.
-        2. The rows go. Vacuum, which begins now, finds the files unnamed.
-        3. They look new, and stay until the reader has had vacuum's age to read them.
+        2. The rows are deleted. A vacuum that begins now finds files that nothing names.
+        3. The files look new, so vacuum keeps them while the reader reads them.
         """
         before = newest - output.age
         rows = self._store.expirable(self._key, shard, before=before)
@@ -162,8 +161,7 @@ class PruneRound:
         through = rows[-1].sequence
         portion = self._store.expire_batches(self._key, shard, before=before, through=through)
         if portion.rows:
-            # Again: the store might have kept it waiting, and a reader listed them until it
-            # happened.
+            # Again, since the transaction can have taken long, and readers listed them until then.
             output.renew(file for row in rows for file in row.files)
         return portion
 
@@ -176,12 +174,12 @@ class PruneRound:
         return not self._tasks
 
     def step(self) -> None:
-        """Delete one portion. What fails is noted, and left to the next round."""
+        """Delete one portion; a failure is reported and left to the next round."""
         task = self._tasks[0]
         try:
             portion = task.portion()
         except Exception as error:
-            # Unforeseen errors are no reason to leave the other shards' history alone.
+            # The other shards continue after an unforeseen error, too.
             of = f" of shard {task.shard}" if task.shard else ""
             rows = "Expired output" if task.table == EXPIRED else f"Old rows of {task.table}"
             self.report.failures.append(f"{rows}{of} of {self._key} could not be deleted: {error}")
@@ -205,7 +203,7 @@ def prune(
     age: timedelta,
     progress: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
-    """Do a whole round over history; `progress` gets the number of rows that are deleted so far.
+    """Do a whole round over history; `progress` gets the number of deleted rows.
 
     Raises:
         UnknownGroup: there is no such group.
@@ -220,7 +218,7 @@ def expire(
     output: OutputExpiry,
     progress: Callable[[int], None] = lambda _: None,
 ) -> PruneReport:
-    """Forget all committed output of a group that has expired; `progress` as for `prune`.
+    """Delete the ledger rows of all expired output of a group; `progress` as for `prune`.
 
     Raises:
         UnknownGroup: there is no such group.

@@ -1,7 +1,6 @@
-"""The rows of published output as frozen values: a group's table, what changes it, and its backlog.
+"""The rows of published output as frozen values: a group's table, its changes and its backlog.
 
-The ledger is written first, and the table follows. Numbers of batches are the ledger's;
-`end` and `until` are exclusive.
+The ledger is written first, and the table follows. `end` and `until` are exclusive.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 
 LATE_S = 300.0
-"""The time after which committed output that waits for its table is behind, in seconds."""
+"""Committed output that waits longer for its table is behind, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """The name of an Iceberg table: the catalog, a namespace with its levels joined by dots."""
+    """The name of an Iceberg table; the levels of its namespace are joined by dots."""
 
     catalog: str
     namespace: str
@@ -33,12 +32,11 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class TableColumns:
-    """The columns that the files of a group may have, as all of its runs have agreed on them.
+    """The columns of a group's files, as its runs have agreed on them.
 
     Attributes:
-        version: rises with each change; 0 where nothing was agreed on yet.
-        columns: a JSON object per column; their content is the business of the runs that agree on
-            them.
+        version: rises with each change; 0 before the first agreement.
+        columns: a JSON object for each column, which only runs interpret.
     """
 
     version: int = 0
@@ -46,7 +44,7 @@ class TableColumns:
 
 
 class ChangeKind(StrEnum):
-    """The reason for other files in a table than the published ones."""
+    """The reason to change published files."""
 
     REPLAY = "replay"
     COMPACTION = "compaction"
@@ -56,18 +54,17 @@ class ChangeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """Files to take out of a group's table and to put into it, in one snapshot.
+    """Files to remove from a group's table and to add to it, in one snapshot.
 
-    The ledger has made the change already; the table is to follow. Quarantine files are in no
-    table, and in no change.
+    The ledger has changed already. Quarantine files are never in a table.
 
     Attributes:
-        sequence: changes of a group are carried out in this order.
+        sequence: the order of the group's changes.
         first: the number of the first batch whose output changes.
         removed: the paths of files that are no longer committed output.
-        added: files that are committed output instead.
-        published: the table has followed, or no longer needs to.
-        at: when the ledger made it; its age counts once it is published.
+        added: the files that replace them.
+        published: True if the table has the change, or no longer needs it.
+        at: when the ledger changed.
     """
 
     sequence: int
@@ -86,8 +83,8 @@ class PublishedRange:
 
     Attributes:
         start: the shard's cursor when the publication was planned.
-        end: the shard's cursor afterwards: behind the last batch of the publication.
-        version: of the shard's ledger, read before its batches were.
+        end: the shard's cursor afterwards.
+        version: of the shard's ledger, read before its batches.
     """
 
     shard: ShardId
@@ -101,11 +98,11 @@ class PlannedPublication:
     """The content of one snapshot: batches by shard, and changes of published ones.
 
     Attributes:
-        id: unique; the table's mark and the snapshot's summary name it, too.
-        snapshot: the id of the snapshot that holds it.
-        base: the id of the snapshot that it follows; None where the table has none yet.
-        changes: the numbers of the changes that it carries out.
-        records: the number of records in the table with it; None where the catalog counts none.
+        id: unique; a table property and the snapshot's summary name it.
+        snapshot: the id of its snapshot.
+        base: the id of the snapshot before it; None if the table has none.
+        changes: the numbers of the changes in it.
+        records: the number of records in the table afterwards; None if the catalog counts none.
     """
 
     id: str
@@ -118,7 +115,7 @@ class PlannedPublication:
 
 @dataclass(frozen=True, slots=True)
 class PublishLock:
-    """The lock to publish a group's output: a node or none, and the lock's fencing number."""
+    """The lock to publish a group's output, with its fencing number; `node` can be None."""
 
     key: GroupKey
     node: NodeName | None
@@ -130,21 +127,18 @@ class Publication:
     """The state of a group's table: row of `publication`.
 
     Attributes:
-        epoch: of the newest lock to publish; 0 if none was ever taken: the group's
-            output goes into no table, and its columns alone are known.
-        node: of the lock, or None.
-        incarnation: of that node; empty where there is none.
-        run: took the lock, or took the last one; empty where a sensor or a command did.
+        epoch: of the newest publish lock; 0 before the first one, while only the columns are known.
+        node: holds the lock, or None.
+        incarnation: of that node; empty if there is none.
+        run: took the newest lock; empty if a sensor or a command did.
         table: the table's name; None until the first lock.
-        columns: see `TableColumns`.
-        number: how many publications there were.
+        number: the number of publications.
         last: the id of the newest publication, or None.
         snapshot: the id of its snapshot, or None.
-        records: the number of records in the table after it; None where it was not counted.
+        records: the number of records in the table after it; None if it was not counted.
         at: when it was committed; for people only.
-        pending: the publication that was sent to another catalog and is not settled. It can be
-            in the table.
-        changes_pending: True if there are changes that are not published.
+        pending: the unsettled publication that was sent to another catalog; the table can have it.
+        changes_pending: True if a change is not published.
     """
 
     key: GroupKey
@@ -165,19 +159,18 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class ShardAhead:
-    """A shard that the table has more of than the ledger, since a backup was restored.
+    """A shard of which the table has more than the ledger, because a backup was restored.
 
     Attributes:
         publication: the id of the table's newest publication.
-        publications: how many there were.
-        first: the number of the first batch that ledger and table disagree on.
+        publications: their number.
+        first: the number of the first batch on which ledger and table disagree.
         start: the cursor where that batch begins.
-        version: of the shard's ledger, read before its batches were; 0 for a shard that the ledger
-            does not have.
-        end: the cursor where the table's records of the shard end.
-        next_number: the number that the next batch had.
-        epoch: of the shard's last tenure that the table has output of.
-        files: files of the table from `start` on, and those in quarantine that the ledger has.
+        version: of the shard's ledger, read before its batches; 0 if the ledger lacks the shard.
+        end: the cursor where the shard's records in the table end.
+        next_number: the number of the batch after them.
+        epoch: of the shard's last tenure with output in the table.
+        files: the table's files from `start` on, and the ledger's quarantine files.
     """
 
     publication: str
@@ -193,7 +186,7 @@ class ShardAhead:
 
     @property
     def records(self) -> int:
-        """The number of records in the files of the table."""
+        """The number of records in the table's files."""
         return sum(file.records for file in self.files if not file.quarantine)
 
     def __str__(self) -> str:
@@ -209,10 +202,9 @@ class ShardBacklog:
     """Committed batches of a shard that are not published, oldest first.
 
     Attributes:
-        start: the shard's cursor: the number of the first batch that is not published.
-        version: of the shard's ledger, read before its batches were.
-        batches: not all of them where a limit was reached.
-        more: True if there are more.
+        start: the number of the first unpublished batch.
+        version: of the shard's ledger, read before its batches.
+        more: True if a limit left out further batches.
     """
 
     shard: ShardId
@@ -224,14 +216,14 @@ class ShardBacklog:
 
 @dataclass(frozen=True, slots=True)
 class ShardLag:
-    """The part of a shard's committed output that waits for publication.
+    """The unpublished output of a shard.
 
     Attributes:
-        start: the shard's cursor: the number of the first batch that is not published.
-        batches: their number.
+        start: the number of the first unpublished batch.
+        batches: the number of batches.
         records: the number of records in their files.
-        oldest_at: when the oldest of them was committed.
-        more: True if there are more than were counted.
+        oldest_at: when the oldest was committed.
+        more: True if further batches were not counted.
     """
 
     shard: ShardId
@@ -244,11 +236,11 @@ class ShardLag:
 
 @dataclass(frozen=True, slots=True)
 class PublicationLag:
-    """All committed output of a group that waits for publication; it reads as a part of a sentence.
+    """The unpublished output of a group; its text is a part of a sentence.
 
     Attributes:
-        since: when the oldest of it was committed; None where nothing waits.
-        more: True if there is more than was counted.
+        since: when the oldest batch was committed; None if nothing waits.
+        more: True if further batches were not counted.
     """
 
     batches: int
@@ -267,7 +259,7 @@ class PublicationLag:
         )
 
     def seconds(self, now: datetime) -> float:
-        """Return for how long the oldest of it has waited."""
+        """Return how long the oldest batch has waited."""
         return 0.0 if self.since is None else max(0.0, (now - self.since).total_seconds())
 
     def __str__(self) -> str:

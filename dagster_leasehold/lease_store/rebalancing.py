@@ -44,7 +44,6 @@ from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.snapshot_memory import ProgressMemory, SnapshotMemory
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.lease_store.stored_rows import chunks
 
 CLAIMS_PER_STEP = 5_000
 TRANSFERS_PER_STEP = 500
@@ -172,7 +171,8 @@ class PlanSteps:
         claims = [action for action in actions if isinstance(action, plans.Claim)]
         claims.sort(key=lambda claim: rank_key(claim.node))
         asked, left = False, len(claims)
-        for part in chunks(claims, CLAIMS_PER_STEP):
+        for start in range(0, len(claims), CLAIMS_PER_STEP):
+            part = claims[start : start + CLAIMS_PER_STEP]
             if asked and late():
                 self.notes.decide(f"{left} claims are left to the next tick")
                 break

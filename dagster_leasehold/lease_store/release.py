@@ -1,9 +1,8 @@
 """This release, and which releases can share a database with it.
 
-A database carries two revisions: the one that its tables have, and the oldest one whose releases
-can use them. A revision that only adds (a table, an index, a column whose default says what held
-before) leaves the second as it is: releases that do not know it continue, beside newer ones, and
-nodes are upgraded one by one. Every other revision raises it, and releases before it are refused.
+A database stores two revisions: that of its tables, and the oldest one whose releases can use them.
+A revision that only adds (a table, an index, a column with a default) keeps the second one, so
+nodes can be upgraded one by one. Any other revision raises it, and older releases are refused.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from dagster_leasehold.lease_store.errors import SchemaTooNew, SchemaTooOld
 
 DISTRIBUTION = "dagster-leasehold"
 REVISIONS = ("0100",)
-"""Versions before 0.2.0 used smaller numbers; their databases cannot be upgraded."""
+"""Databases of versions before 0.2.0 have smaller numbers, and cannot be upgraded."""
 HEAD = REVISIONS[-1]
 OLDEST = "0100"
-"""The last revision that releases before it cannot use. When you add a revision that does more than
-add to the schema names it here."""
+"""The newest revision that did more than add to the schema: older releases cannot use it."""
 
 
 def _installed() -> str:
@@ -34,11 +32,11 @@ RELEASE = _installed()
 
 @dataclass(frozen=True, slots=True)
 class StoredSchema:
-    """The schema of a database, in its own words.
+    """The schema of a database.
 
     Attributes:
-        revision: of its tables; None where it has no lease tables yet.
-        oldest: the oldest revision whose releases can use them; None where there are no tables.
+        revision: of its tables; None if it has no lease tables yet.
+        oldest: the oldest revision whose releases can use them; None without tables.
     """
 
     revision: str | None
@@ -46,7 +44,7 @@ class StoredSchema:
 
     @property
     def newer(self) -> bool:
-        """True if a newer release has upgraded it, or is about to."""
+        """True if a newer release has upgraded it, or has begun to."""
         return max(self.revision or "", self.oldest or "") > HEAD
 
     @property
@@ -61,7 +59,7 @@ class StoredSchema:
             place: the database, for the sentence.
 
         Raises:
-            SchemaTooNew: a newer release has upgraded it, or is about to.
+            SchemaTooNew: a newer release has upgraded it, or has begun to.
             SchemaTooOld: it was not upgraded yet.
         """
         oldest = self.oldest or (self.revision if self.newer else None)

@@ -1,4 +1,4 @@
-"""The version of the database's schema: read it, upgrade it.
+"""The version of the database's schema: read, check and upgrade it.
 
 Alembic is imported only to upgrade.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Lock
 
 from filelock import FileLock
 from sqlalchemy import (
@@ -15,16 +16,18 @@ from sqlalchemy import (
     Engine,
     String,
     column,
+    event,
     inspect,
     literal_column,
     select,
     table,
     update,
 )
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from dagster_leasehold.lease_store.errors import StoreReadOnly
 from dagster_leasehold.lease_store.release import HEAD, OLDEST, StoredSchema
-from dagster_leasehold.lease_store.transactions import WRITE_OPTION, sqlite_path
+from dagster_leasehold.lease_store.transactions import WRITE_OPTION, Transactions, sqlite_path
 
 VERSION_TABLE = "leasehold_schema"
 OLDEST_COLUMN = "oldest_revision"
@@ -40,14 +43,14 @@ def stored(connection: Connection) -> StoredSchema:
     """Return the schema of a database."""
     if not inspect(connection).has_table(VERSION_TABLE):
         return StoredSchema(None)
-    # The second column is missing while the first upgrade has just begun.
+    # The first upgrade adds the second column after it has begun.
     every = select(literal_column("*")).select_from(_version)
     row = connection.execute(every).mappings().first() or {}
     return StoredSchema(row.get("version_num"), row.get(OLDEST_COLUMN))
 
 
 def upgrade(engine: Engine) -> None:
-    """Bring the schema to this release's version; nothing happens where it is there already.
+    """Upgrade the schema to this release's version, if it is older.
 
     Raises:
         SQLAlchemyError: the database refuses.
@@ -66,26 +69,95 @@ def upgrade(engine: Engine) -> None:
         with engine.connect() as connection:
             writing = connection.execution_options(**{WRITE_OPTION: True})
             if before.oldest is not None:
-                # Processes that connect from now on, while tables change, are refused.
+                # Older releases are refused from now on, while tables change.
                 _raise_oldest(writing)
             _run_revisions(writing)
             _raise_oldest(writing)
 
 
+class SchemaCheck:
+    """Makes sure that the schema of a store is right before its first statement.
+
+    Attributes:
+        passed: True if no check is due.
+    """
+
+    def __init__(self, transactions: Transactions) -> None:
+        self.passed = False
+        self._transactions = transactions
+        self._lock = Lock()
+        self._embedded = transactions.engine.dialect.name == "sqlite"
+        if not self._embedded:
+            event.listen(transactions.engine, "connect", self._repeat)
+
+    def _repeat(self, *_: object) -> None:
+        """Check again with each new connection, since a newer release can upgrade the schema.
+
+        The pool renews its connections, so a process that runs for months notices.
+        """
+        self.passed = False
+
+    def stored(self) -> StoredSchema:
+        """Return the schema of the database."""
+        return self._transactions.read("schema", lambda tx: stored(tx.connection))
+
+    def upgrade(self) -> None:
+        """Bring the schema to this release's version; a newer one that it can use stays.
+
+        Raises:
+            SchemaTooNew: a newer release has upgraded it, and this one cannot use it.
+            SchemaTooOld: a version before 0.2.0 made it.
+            StoreError: the database refuses, or does not answer.
+        """
+        place = self._transactions.place
+        try:
+            before = self.stored() if self._exists() else StoredSchema(None)
+            if before.newer or before.unsupported:
+                before.check(place)
+                return
+            with self._transactions.patient_engine() as engine:
+                upgrade(engine)
+        except SQLAlchemyError as error:
+            raise self._transactions.translated(error) from error
+        except OSError as error:
+            raise StoreReadOnly(
+                f"The lease store at {place} cannot be created ({error.strerror}): make its "
+                "folder writable, or choose another."
+            ) from None
+
+    def require(self) -> None:
+        """Check the schema; an embedded store upgrades itself."""
+        with self._lock:
+            if self.passed:
+                return
+            if self._embedded and not self._exists():
+                self.upgrade()
+            schema = self.stored()
+            if self._embedded and schema.revision != HEAD and not schema.newer:
+                self.upgrade()
+            else:
+                schema.check(self._transactions.place)
+            self.passed = True
+
+    def _exists(self) -> bool:
+        path = sqlite_path(self._transactions.engine.url)
+        return path is None or path.exists()
+
+
 def _one_at_a_time(path: Path | None) -> FileLock | nullcontext[None]:
-    """Let one process at a time create tables: several of the embedded default start at once."""
+    """Let one process at a time create tables, since several can start at once."""
     if path is None:
         return nullcontext()
     return FileLock(f"{path}.upgrade.lock", timeout=UPGRADE_LOCK_TIMEOUT_S)
 
 
 def _write_ahead(engine: Engine) -> None:
-    """Let readers continue while another connection writes; set outside transactions."""
+    """Let readers continue while another connection writes."""
     connection = engine.raw_connection()
     try:
         connection.cursor().execute(WRITE_AHEAD)
     except sqlite3.Error as error:
-        # Outside a transaction nothing else translates the driver's error.
+        # SQLAlchemy translates the driver's errors only in its own statements.
         raise OperationalError(WRITE_AHEAD, None, error, hide_parameters=True) from error
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""The rows of a group's shards as frozen values, a source's listing of them, and tenures."""
+"""The rows of a group's shards as frozen values, a source's listing, and tenures."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class ShardLease:
     """A shard within a group: row of `loghub_client_shard_lease`.
 
     Attributes:
-        lease_id: +1 at every change of ownership; the test-and-set of every claim.
+        lease_id: +1 at every change of ownership; the compare-and-set value of every claim.
         lease_owner: the node that has claimed it, or None.
-        consumer_owner: who may consume and persist now; differs from `lease_owner` in a transfer.
-        check_point: the cursor up to which output is committed; None where nothing is stored.
+        consumer_owner: the node that can consume it; differs from `lease_owner` in a transfer.
+        check_point: the cursor up to which output is committed, or None.
         consumer_epoch: the fencing number of the newest tenure; never decreases.
-        consumer_run: the run that has the shard open; empty when none has.
-        handoff_eta_s: how long the holder expects to need until its next batch boundary.
+        consumer_run: the run that has the shard open; empty if none has.
+        handoff_eta_s: the holder's estimate until its next batch boundary, in seconds.
         watermark: event time up to which committed output is complete, or None.
-        bootstrap: the bootstrap cursor that a pinned node last started the shard at, or None.
+        bootstrap: the cursor at which a pinned node last started the shard, or None.
         gone_parents: the parents that the source has removed for good.
-        tries: the tenures in a row, the open one included, that began at the checkpoint and neither
-            committed nor released for a reason that has nothing to do with records.
-        suspicion: what failed tries tell of the records behind the checkpoint, or None.
+        tries: the tenures in a row, with the open one, that began at the checkpoint and did not
+            commit. A release for a reason other than its records does not count.
+        suspicion: what failed tries say about the records behind the checkpoint, or None.
     """
 
     shard: ShardId
@@ -54,7 +54,7 @@ class ShardLease:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of one served shard: the part of its row that changes without a generation."""
+    """The columns of a shard's row that change without a change of ownership."""
 
     shard: ShardId
     check_point: str | None
@@ -79,10 +79,10 @@ class ShardListing:
     """One shard as its source lists it.
 
     Attributes:
-        parents: the shards that it came from. An ordered group waits for all of them, also for
-            parents that were not listed yet.
-        gone_parents: the parents that the source has removed for good and will not list again:
-            one that the group never had cannot be finished, so that it is not waited for.
+        parents: the shards that it came from. An ordered group waits for all of them, even for
+            parents that are not listed yet.
+        gone_parents: the parents that the source has removed for good. The group does not wait for
+            one that it never had.
 
     Examples:
         >>> ShardListing(ShardId("2"), parents=(ShardId("0"), ShardId("1"))).read_only
@@ -100,10 +100,9 @@ class ShardListing:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """One uninterrupted holding of one shard by one run: the fencing token, held since opening.
+    """One uninterrupted holding of one shard by one run: the fencing token.
 
-    Nothing re-reads it just before a write: a write names the tenure as it was opened, and fails
-    when the store has moved on.
+    Every write names the tenure as it was opened, and fails if the tenure is over.
     """
 
     key: GroupKey

@@ -11,26 +11,26 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""
 ENTRIES_KEPT = 100
-"""The number of newest journal entries of each shard that stay, however old they look."""
+"""The newest journal entries of each shard that stay, whatever their age."""
 BATCHES_KEPT = 100
-"""The number of newest ledger rows of each shard that stay as they are."""
+"""The newest ledger rows of each shard that stay as they are."""
 EVENTS_KEPT = 1_000
-"""The number of newest delivered events of each kind that stay in each group."""
+"""The newest delivered events of each kind that stay in each group."""
 CHANGES_KEPT = 1_000
-"""The number of newest published changes of a group's table that stay."""
+"""The newest published changes of a group's table that stay."""
 SKIPS_KEPT = 1_000
-"""The most deleted gaps of a shard that are remembered; those beyond are not deleted."""
+"""The most deleted gaps that a summary remembers; further gaps are not deleted."""
 VIOLATIONS_KEPT = 20
-"""The most broken promises of a shard's deleted history that are remembered."""
+"""The most violations in deleted rows that a summary remembers."""
 
 
 Finding = tuple[str, str]
-"""A broken rule and how it is broken, without the shard's name."""
+"""A broken rule, and how it is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """An entry of the journal that opened a tenure."""
+    """A journal entry that opened a tenure."""
 
     sequence: int
     epoch: int
@@ -40,7 +40,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a committed batch, where the next one starts; its row can be deleted."""
+    """The end of a committed batch, whose row can be deleted."""
 
     number: int
     cursor: str
@@ -49,15 +49,15 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Committed output of a shard that was forgotten: all of it from the start to one batch.
+    """Expired output of a shard: all of it from the start to one batch.
 
     Attributes:
-        last: the last forgotten batch; committed output begins where it ended.
-        batches: the number of forgotten batches.
-        records: the number of records that they had written.
-        events_since: no forgotten record has an earlier event time; None where that is not known.
-        events_until: none has a later one, except those from the future of their commit; None
-            where no batch had any output.
+        last: the last expired batch.
+        batches: the number of expired batches.
+        records: the number of records in them.
+        events_since: no expired record has an earlier event time; None if that is not known.
+        events_until: none has a later event time, except times after its commit; None if no batch
+            had output.
     """
 
     last: End
@@ -73,11 +73,11 @@ class Expired:
 
     @property
     def first_number(self) -> int:
-        """The first number that a batch which is still there may have."""
+        """The smallest number that a remaining batch can have."""
         return self.last.number + 1
 
     def may_hold(self, since: datetime | None, until: datetime | None) -> bool:
-        """Return True if forgotten records may have event times of `[since, until)`."""
+        """Return True if expired records can have event times in `[since, until)`."""
         if self.events_until is None:
             return False
         early = until is None or self.events_since is None or self.events_since < until
@@ -86,22 +86,22 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """The remains of a shard's deleted history: row of `shard_summary`.
+    """The summary of a shard's deleted history: row of `shard_summary`.
 
     Attributes:
-        shard: None for the entries of the group that concern no shard.
+        shard: None for the journal entries that concern no shard.
         version: +1 at every write.
-        journal_until: entries up to this number are part of the summary, those that stay too.
+        journal_until: entries up to this number are in the summary; some still have their rows.
         entries: the number of deleted entries by kind; an edge's as `edge 3`.
-        epoch: the highest fencing number in the summarised entries.
-        opening: the newest tenure that was opened in them, or None.
-        open: that tenure was not closed in them.
+        epoch: the highest fencing number in the summarized entries.
+        opening: the newest tenure opened in them, or None.
+        open: True if that tenure was not closed in them.
         proven_until: committed batches before this number were found under opened tenures.
-        proven_epoch: the highest epoch of those.
-        folded_until: rows before this number were looked at for folding since they were written.
-        skips: deleted gaps that the checkpoint has moved past, with their cursors.
-        violations: the broken promises that deleted rows showed, as rule and sentence.
-        expired: the committed output that was forgotten, if any was.
+        proven_epoch: the highest epoch of these batches.
+        folded_until: rows before this number were examined for folding since they were written.
+        skips: deleted gaps that the checkpoint has passed, as start and end.
+        violations: the violations that deleted rows showed.
+        expired: the expired output, if any.
     """
 
     shard: ShardId | None
@@ -121,11 +121,11 @@ class ShardSummary:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """One step of deleting.
+    """One transaction of deleting.
 
     Attributes:
-        rows: the number of rows that went.
-        more: the next step can find more.
+        rows: the number of deleted rows.
+        more: True if the next transaction can find more.
     """
 
     rows: int = 0

@@ -1,11 +1,12 @@
-"""The lease store: one conditional write per verb, with a typed outcome.
+"""The lease store: all operations together.
 
-The operations stand in `lease_store.roles`. `lease_store.sql_store` runs them on SQLite, MariaDB
-and MySQL, `lease_store.memory_store` on dictionaries; one conformance suite runs on all of them.
+`lease_store.roles` has the operations, each written once. `lease_store.sql_store` runs them on
+SQLite, MariaDB and MySQL, `lease_store.memory_store` on dictionaries; one conformance suite runs
+on all of them.
 
-Every method can raise `StoreUnavailable` (nothing changed), `StoreReadOnly` (nothing changed) or
-`OutcomeUnknown` (the reply was lost and a re-read did not settle it), and `UnknownGroup` where
-the group does not exist. An outcome is returned, an error is raised: losing a race is an outcome.
+Every operation can raise `StoreUnavailable` or `StoreReadOnly` (nothing changed), `OutcomeUnknown`
+(the reply was lost, and reading again did not help), and `UnknownGroup`. A lost race is returned
+as an outcome; it is no error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections import Counter
 from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.identity import Identity
 from dagster_leasehold.lease_store.roles.ledger import Ledger
-from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.roles.outbox import Outbox
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.retention import Retention
@@ -25,28 +25,23 @@ from dagster_leasehold.lease_store.roles.tenures import Tenures
 from dagster_leasehold.lease_store.roles.windows import Windows
 
 
-class GroupsAndNodes(Groups, Nodes):
-    """The roles that a caller needs to join a group and stay in it."""
-
-
 class GroupsAndShards(Groups, Shards):
-    """The roles that a caller needs to bring a shard list into a group."""
+    """Groups and their shard lists."""
 
 
 class GroupsAndLedger(Groups, Ledger):
-    """The roles that a caller needs to show, weigh or prove what became of a group."""
+    """Groups and their history."""
 
 
 class GroupsAndRetention(Groups, Retention):
-    """The roles that a caller needs to delete the old history of a group."""
+    """Groups and the deletion of their history."""
 
 
 class LedgerAndRewrites(Identity, Ledger, Rewrites, Publications):
-    """The roles that a caller needs to replace committed output with other files."""
+    """Committed output and its replacement."""
 
 
 class LeaseStore(
-    GroupsAndNodes,
     GroupsAndShards,
     GroupsAndLedger,
     GroupsAndRetention,
@@ -55,15 +50,15 @@ class LeaseStore(
     Windows,
     Outbox,
 ):
-    """The lease store of a deployment: all roles together.
+    """The lease store of a deployment.
 
     Attributes:
-        statements: how often each kind of statement was sent since the store was opened: `pulse`,
-            `beat`, `progress`, `claim` and so on; the model in memory counts its verbs.
+        statements: the number of sent statements by kind (`pulse`, `beat`, `progress`, `claim`, …)
+            since the store was opened; the store in memory counts its operations.
     """
 
     statements: Counter[str]
 
     def close(self) -> None:
-        """Let go of all connections; the store opens new ones when it is used again."""
+        """Close all connections; the store opens new ones when it is used again."""
         ...

@@ -1,17 +1,17 @@
-"""Moving a lease store into another database: leases, ledger, journal and all.
+"""Moving a lease store into another database.
 
-What is copied must not continue in the old store, or the two would disagree about what is
-committed. So every group has to be drained first:
+Consumption must not continue in the old store, or the two would disagree about what is committed.
+So every group has to be drained first:
 
-1. In a paused group no tenure can be opened, and without an open tenure neither its ledger nor a
-   checkpoint can change. That it has live members is no harm: they only beat and take ownership.
-2. The groups are looked at again when all rows are written, before the copy becomes visible:
-   a shard that was opened or forced meanwhile has another epoch, and the copy is undone.
-3. Paused they stay in both stores. A process that was left on the old one does nothing there, and
-   is no member of the new one: its row there lapses like that of a node that died.
+1. In a paused group no tenure can be opened, and without one neither ledger nor checkpoint can
+   change. Its members can stay: they only beat and change owners.
+2. The groups are checked again before the copy becomes visible. A shard that was opened or forced
+   meanwhile has another epoch, and the copy is undone.
+3. The groups stay paused in both stores. A process that still uses the old store does nothing, and
+   its node expires in the new store.
 
-Values go through the column types of `lease_store.columns`, so that they mean the same in a
-database of another kind: exact text, moments, JSON, booleans, the numbers of journal and outbox.
+Values pass through the column types of `lease_store.columns`, so they mean the same in a database
+of another kind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.lease_store.store import LeaseStore
 
 STATEMENT_S = 300
-"""The seconds that one statement of the copy can take: it reads and counts whole tables."""
+"""The limit of one statement, which reads or counts a whole table, in seconds."""
 MYSQL_PORT = 3306
 PORTION_ROWS = 500
 KIND = "copy"
@@ -51,7 +51,7 @@ Epochs = dict[GroupKey, dict[ShardId, tuple[int, str | None]]]
 
 @dataclass(frozen=True, slots=True)
 class StoreCopy:
-    """The extent of a copy.
+    """The result of a copy.
 
     Attributes:
         groups: the groups, by stream and name.
@@ -70,14 +70,14 @@ def copy_store(
     """Copy a lease store whose groups are drained into an empty one of the same schema.
 
     Args:
-        source_url: of the store as it is; it must exist, and is not changed.
-        target_url: of a database that `leasehold db upgrade` has prepared; of any kind.
-        report: called with the number of rows copied so far, and that of all.
+        source_url: of the existing store, which is not changed.
+        target_url: of a database of any kind that `leasehold db upgrade` has prepared.
+        report: called with the number of rows copied so far, and of all.
 
     Raises:
         InvalidSetting: a URL is not of a supported database.
-        CopyRefused: both are one store, the target is not empty, the source is, or a group of it
-            is not at rest.
+        CopyRefused: both are the same store, the source is empty or the target is not, or a group
+            is not drained.
         SchemaTooOld, SchemaTooNew: one of them has another schema than this release.
         StoreError: a database refuses or does not answer; nothing was copied.
     """
@@ -92,23 +92,23 @@ def copy_store(
             )
         check_schema(source)
         check_schema(target)
-        seen = epochs_at_rest(store)
-        if not seen:
+        epochs = epochs_at_rest(store)
+        if not epochs:
             raise CopyRefused(
                 f"The lease store at {source.place} has no consumer group: there is nothing to "
                 "copy; create the groups in the new store."
             )
 
         def check_unchanged() -> None:
-            if epochs_at_rest(store) != seen:
+            if epochs_at_rest(store) != epochs:
                 raise CopyRefused(
                     f"The lease store at {source.place} was changed while it was copied, so "
                     "nothing was: stop its processes, and copy again."
                 )
 
         rows = copy_tables(source, target, before_commit=check_unchanged, report=report)
-        violations = tuple(violation for key in seen for violation in verify(copy, key))
-        return StoreCopy(tuple(seen), rows, violations)
+        violations = tuple(violation for key in epochs for violation in verify(copy, key))
+        return StoreCopy(tuple(epochs), rows, violations)
     finally:
         for transactions in (source, target):
             transactions.engine.dispose()
@@ -117,7 +117,7 @@ def copy_store(
 
 
 def epochs_at_rest(store: LeaseStore) -> Epochs:
-    """Return the epoch and checkpoint of every shard of a store that is at rest.
+    """Return the epoch and checkpoint of every shard of a drained store.
 
     Raises:
         CopyRefused: a group is not paused, has a shard open, or has its output rewritten.
@@ -148,7 +148,7 @@ def epochs_at_rest(store: LeaseStore) -> Epochs:
 
 
 def _place(url: URL) -> tuple[object, ...]:
-    """Return the part that all names of one database share, without accounts and options."""
+    """Return a URL without its account and options, to compare databases."""
     path = sqlite_path(url)
     if path is not None:
         return (path.resolve(),)
@@ -156,7 +156,7 @@ def _place(url: URL) -> tuple[object, ...]:
 
 
 def check_schema(store: Transactions) -> None:
-    """Refuse a database without the tables of this release; nothing is made or changed.
+    """Refuse a database without the tables of this release.
 
     Raises:
         SchemaTooOld: it has none yet, or was not upgraded.
@@ -167,20 +167,19 @@ def check_schema(store: Transactions) -> None:
     revision = None
     if path is None or path.exists():
         revision = store.read(KIND, lambda tx: schema.stored(tx.connection)).revision
-    # Of a newer schema this release does not know all columns, even where it can use them.
+    # A newer schema can have columns that this release does not know.
     StoredSchema(revision).check(store.place)
 
 
 def copy_tables(
     source: Transactions, target: Transactions, *, before_commit: Callable[[], None], report: Report
 ) -> dict[str, int]:
-    """Copy every row as it was at one moment; the target has all of them, or none.
+    """Copy all rows of one moment in one transaction.
 
     Args:
-        source: read at one moment; later writes are not seen.
-        target: of this release's schema and without rows.
-        before_commit: refuses by raising, once everything is written and nothing is visible.
-        report: called with the number of rows written so far, and that of all.
+        target: has this release's schema and no rows.
+        before_commit: called when all rows are written; raises to refuse the copy.
+        report: called with the number of rows written so far, and of all.
 
     Returns:
         The number of rows by table.
@@ -192,7 +191,7 @@ def copy_tables(
 
     def read(reading: Transaction) -> dict[str, int]:
         if source.engine.dialect.name == "mysql":
-            # Under the isolation of all other transactions, each statement sees its own moment.
+            # With the usual isolation, each statement would see its own moment.
             reading.connection.execution_options(isolation_level="REPEATABLE READ")
 
         def write(writing: Transaction) -> dict[str, int]:
@@ -250,7 +249,7 @@ def _copied(
 def _portions(
     source: Transactions, reading: Connection, table: Table
 ) -> Generator[Sequence[RowMapping]]:
-    """The rows of a table, some at a time."""
+    """Yield the rows of a table in portions."""
     query = select(table).order_by(*table.primary_key)
     with (
         _errors_of(source),
@@ -261,7 +260,7 @@ def _portions(
 
 @contextmanager
 def _errors_of(source: Transactions) -> Generator[None]:
-    """Tell the source's errors apart from the target's.
+    """Translate the source's errors.
 
     Raises:
         StoreError: the source refuses or does not answer.

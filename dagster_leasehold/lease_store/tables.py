@@ -1,7 +1,7 @@
 """The tables of the lease store. The first two carry the LogHub client's own names and columns.
 
-There are no foreign keys on purpose: InnoDB would lock the group's row in share mode for every
-journal or ledger row inserted, and the group's row is the lock that orders changes of ownership.
+There are no foreign keys, because InnoDB would lock the group's row in share mode for every
+inserted journal or ledger row, and that row's lock orders changes of ownership.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dagster_leasehold.lease_store.columns import (
     NAME_LENGTH_MAX,
     AutoNumber,
     EventTime,
-    ExactText,
     JsonText,
     count_column,
     cursor_column,
+    exact_text,
     grammar_checks,
     group_key,
     identifier_column,
@@ -95,17 +95,17 @@ shard_lease = sa.Table(
     sa.Column("watermark", EventTime),
     cursor_column("bootstrap", nullable=True),
     sa.Column("gone_parents", JsonText),
-    # Tenures in a row that began at the checkpoint and failed, and what that tells of its records.
+    # Failed tenures in a row at the checkpoint, and what they say about its records.
     count_column("tries"),
     sa.Column("suspicion", JsonText),
-    # The group's generation at which it was added, listed otherwise, or changed state or owner.
+    # The group's generation at its last change of listing, state or owner.
     count_column("generation"),
-    # Rises whenever committed rows of its ledger are changed or removed.
+    # Rises when committed rows of its ledger are changed or removed.
     count_column("ledger_version"),
-    # Numbers of batches: smaller ones are committed, or were; smaller ones are in the table.
+    # Numbers of batches: earlier ones were committed; earlier ones are in the table.
     count_column("committed_until"),
     count_column("published_until"),
-    # What was ever committed to it: these only rise, and no reader has to add the ledger up.
+    # Totals of all that was ever committed; they never decrease.
     count_column("committed_batches"),
     count_column("committed_records"),
     count_column("committed_bytes"),
@@ -139,7 +139,7 @@ lease_journal = sa.Table(
     name_column("run"),
     cursor_column("check_point", nullable=True),
     sa.Column("facts", JsonText),
-    # The transaction that wrote the entry: how a lost reply to its COMMIT is settled.
+    # The transaction that wrote the entry; it settles a lost reply to its COMMIT.
     name_column("transaction_id"),
     sa.Index("lease_journal_by_group", "consume_group", "logstream_sig", "sequence"),
     sa.Index("lease_journal_by_shard", "consume_group", "logstream_sig", "shard_id", "sequence"),
@@ -171,7 +171,7 @@ batch = sa.Table(
     sa.Column("last_event_time", EventTime),
     sa.Column("finished", sa.Boolean, nullable=False),
     sa.Column("committed_at", EventTime),
-    # Of a row that later batches were folded into: the last of them, and how many it stands for.
+    # The last batch that was folded into the row, and the number of its batches.
     sa.Column("last_sequence", sa.BigInteger),
     sa.Column("last_epoch", sa.BigInteger),
     sa.Column("batches", sa.Integer, nullable=False, server_default="1"),
@@ -193,7 +193,7 @@ outbox = sa.Table(
     name_column("run"),
     sa.Column("delivered", sa.Boolean, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("error", ExactText(LINE_BYTES_MAX), nullable=False, server_default=""),
+    sa.Column("error", exact_text(LINE_BYTES_MAX), nullable=False, server_default=""),
     sa.Column("recorded_at", EventTime, nullable=False, server_default="0"),
     sa.Index("outbox_by_kind", *_PENDING, "sequence"),
     sa.Index("outbox_by_shard", *_PENDING, "shard_id", "sequence"),
@@ -206,8 +206,8 @@ gap = sa.Table(
     metadata,
     *group_key(),
     identifier_column("shard_id"),
-    sa.Column("start_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
-    sa.Column("end_cursor", ExactText(CURSOR_LENGTH_MAX), primary_key=True),
+    sa.Column("start_cursor", exact_text(CURSOR_LENGTH_MAX), primary_key=True),
+    sa.Column("end_cursor", exact_text(CURSOR_LENGTH_MAX), primary_key=True),
     sa.Column("reason", sa.Text, nullable=False),
     sa.Column("recorded_at", EventTime, nullable=False),
     sa.Column("acknowledged", sa.Boolean, nullable=False),
@@ -223,11 +223,11 @@ rewrite_claim = sa.Table(
     metadata,
     *group_key(),
     identifier_column("shard_id"),
-    # Empty while no run is rewriting: the account of a running node may not delete rows.
+    # Empty while no run is rewriting: the account of a node cannot delete rows.
     name_column("run"),
     sa.Column("kind", sa.String(16), nullable=False),
     sa.Column("claimed_at", EventTime, nullable=False),
-    # Numbers of batches: those before are in full files, or were looked at by a compaction.
+    # Numbers of batches: earlier ones are in full files, or were examined by a compaction.
     count_column("compacted_until"),
     count_column("looked_until"),
     **TABLE_OPTIONS,
@@ -237,7 +237,7 @@ delivery_claim = sa.Table(
     "delivery_claim",
     metadata,
     *group_key(),
-    # Empty while no node is delivering: the account of a running node may not delete rows.
+    # Empty while no node is delivering: the account of a node cannot delete rows.
     name_column("worker_instance"),
     name_column("incarnation"),
     sa.Column("epoch", sa.BigInteger, nullable=False),
@@ -248,7 +248,7 @@ event_window = sa.Table(
     "event_window",
     metadata,
     *group_key(),
-    sa.Column("asset", ExactText(NAME_LENGTH_MAX), primary_key=True),
+    sa.Column("asset", exact_text(NAME_LENGTH_MAX), primary_key=True),
     sa.Column("window_start", EventTime, primary_key=True, autoincrement=False),
     sa.Column("window_end", EventTime, nullable=False),
     sa.Column("version", sa.BigInteger, nullable=False),
@@ -268,9 +268,9 @@ window_attempt = sa.Table(
     "window_attempt",
     metadata,
     *group_key(),
-    # Rows are used again: there are as many as attempts were ever under way at once.
+    # Rows are reused, so there are as many as attempts ever ran at once.
     sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),
-    # Empty where none is under way: the account of a running node may not delete rows.
+    # Empty if no attempt is in progress: the account of a node cannot delete rows.
     name_column("attempt"),
     name_column("run"),
     sa.Column("begun_at", EventTime, nullable=False),
@@ -297,7 +297,7 @@ shard_summary = sa.Table(
     sa.Column("folded_until", sa.BigInteger, nullable=False),
     sa.Column("skips", JsonText, nullable=False),
     sa.Column("violations", JsonText, nullable=False),
-    # What is left of committed output that expired; empty where none did.
+    # The summary of expired output; empty if none has expired.
     sa.Column("expired", JsonText),
     **TABLE_OPTIONS,
 )
@@ -306,11 +306,11 @@ publication = sa.Table(
     "publication",
     metadata,
     *group_key(),
-    # Empty while no node is publishing: the account of a running node may not delete rows.
+    # Empty while no node is publishing: the account of a node cannot delete rows.
     name_column("worker_instance"),
     name_column("incarnation"),
     name_column("run"),
-    # 0 until the first publication: only the columns mean anything then.
+    # 0 until the first publication; until then only the columns are known.
     sa.Column("epoch", sa.BigInteger, nullable=False),
     name_column("catalog_name", nullable=True),
     name_column("table_namespace", nullable=True),
@@ -349,7 +349,7 @@ log_identity = sa.Table(
     "log_identity",
     metadata,
     *group_key(),
-    sa.Column("identity", ExactText(255), nullable=False),
+    sa.Column("identity", exact_text(255), nullable=False),
     **TABLE_OPTIONS,
 )
 
@@ -361,7 +361,7 @@ store_identity = sa.Table(
     **TABLE_OPTIONS,
 )
 
-# The next two belong to Iceberg's SQL catalogs, in the form that their clients expect.
+# The next two are Iceberg's SQL catalog, as its clients expect it.
 iceberg_tables = sa.Table(
     "iceberg_tables",
     metadata,

@@ -1,15 +1,15 @@
-"""Times for people: the wall clock, and ISO 8601 text read and written by pendulum."""
+"""Times for people: the wall clock, and ISO 8601 text."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return an ISO 8601 date or time as a moment in UTC; None where the text is neither.
+    """Return an ISO 8601 date or time in UTC, or None for other texts.
 
-    Without an offset it means UTC, and a date alone its first moment. A bare number is never a
-    time, although ISO 8601 would take some for one: it is far more often a cursor.
+    The default offset is UTC. A bare number is no time, because it is more often a cursor.
     """
     import pendulum
 
@@ -18,12 +18,12 @@ def parse_time(text: str) -> datetime | None:
     try:
         parsed = pendulum.parse(text, exact=True)
     except (ValueError, TypeError, OverflowError):
-        return None  # the last two come from texts that look like an interval
+        return None  # the last two are raised for texts that look like an interval
     if isinstance(parsed, pendulum.DateTime):
         try:
             moment = parsed.in_timezone("UTC")
         except OverflowError:
-            return None  # its offset puts it outside the years 1 to 9999
+            return None  # its offset moves it outside the years 1 to 9999
         return datetime.combine(moment.date(), moment.time(), UTC)
     if isinstance(parsed, pendulum.Date):
         return datetime(parsed.year, parsed.month, parsed.day, tzinfo=UTC)
@@ -31,7 +31,7 @@ def parse_time(text: str) -> datetime | None:
 
 
 def stored_time(text: str) -> datetime:
-    """Return the moment that `time_text` has written, in UTC.
+    """Return the moment that `time_text` wrote, in UTC.
 
     Raises:
         ValueError: the text is no time.
@@ -43,12 +43,11 @@ def stored_time(text: str) -> datetime:
 
 
 def time_text(moment: datetime) -> str:
-    """Return a time in ISO 8601 with its own offset, or with none where it has no time zone."""
+    """Return a time in ISO 8601 with its offset, if it has a time zone."""
     import pendulum
 
     return pendulum.instance(moment, tz=None).isoformat()
 
 
-def utc_now() -> datetime:
-    """Return the wall clock's time in UTC, for dates that people read; it decides nothing."""
-    return datetime.now(UTC)
+utc_now = partial(datetime.now, UTC)
+"""The wall clock's time in UTC, for dates that only people read."""

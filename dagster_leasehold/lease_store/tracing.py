@@ -1,9 +1,8 @@
-"""Spans of OpenTelemetry, which show where the time of a tick, a run or a publication goes.
+"""OpenTelemetry spans, which show where the time of a tick, a run or a publication goes.
 
-The API package alone makes them: an SDK with its exporter is the user's choice, and without one in
-the process a span is nothing and costs some microseconds. There is one for each step that waits for
-something, never one for each shard or record. An attribute is a name or a number: no record, no
-cursor, no address, and no secret is one.
+Only the API package is used; the user chooses an SDK and an exporter. Without an SDK a span costs
+some microseconds. There is one span for each step that waits, and none for each shard or record.
+Attributes are names and numbers, never records, cursors, addresses or secrets.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.rules.failing_steps import sentence_of
 
 PREFIX = "leasehold."
-# Looks for the user's provider when the first span is made, which can be set up after this module.
+# It finds the user's provider at the first span, so the user can set that up later.
 _TRACER = get_tracer("dagster_leasehold")
 
 
 @contextmanager
 def span(name: str, key: GroupKey | None = None, **attributes: str | int) -> Generator[None]:
-    """Make a span around some work, or around each call of a function that this decorates.
+    """Make a span around some work, or around each call of a decorated function.
 
-    What the work raises makes it an error, described by one sentence without a stack trace.
+    An exception makes it an error, with one sentence and no stack trace.
 
     Args:
         name: of the step, the same for all groups.
-        key: the group of a span that has none above it.
+        key: the group, for a span without a parent.
         attributes: names and numbers.
     """
     group = {"stream": str(key.stream), "group": str(key.group)} if key else {}
@@ -47,14 +46,14 @@ def span(name: str, key: GroupKey | None = None, **attributes: str | int) -> Gen
 
 
 def note(**attributes: str | int) -> None:
-    """Add attributes that are known only now to the span around the caller."""
+    """Add attributes to the current span."""
     current: Span = get_current_span()
     if current.is_recording():
         current.set_attributes(_prefixed(attributes))
 
 
 def fail(sentence: str) -> None:
-    """Make the span around the caller an error although nothing is raised."""
+    """Make the current span an error although nothing is raised."""
     get_current_span().set_status(StatusCode.ERROR, sentence)
 
 

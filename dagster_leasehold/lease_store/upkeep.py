@@ -1,4 +1,4 @@
-"""The cost of staying in a group: statements and writes over one lease term, by kind."""
+"""The cost of staying in a group: the statements of one lease term, by kind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.rules.liveness import Clock
 from dagster_leasehold.lease_store.times import time_text
 
 READS = frozenset({"pulse", "snapshot", "progress", "throughput"})
-"""The verbs of rebalancing that only read; every other one writes."""
+"""The operations of rebalancing that only read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class UpkeepReport:
 
     Attributes:
         at: when it was written, for people.
-        term_s: T, the lease term that was looked back on, in seconds.
+        term_s: the lease term T, in seconds.
         nodes: the number of nodes that the process serves.
         ticks: the number of ticks in the term.
-        statements: the number of statements, by verb.
+        statements: the number of statements by operation.
     """
 
     at: str
@@ -38,17 +38,17 @@ class UpkeepReport:
 
     @property
     def writes(self) -> dict[str, int]:
-        """The statements that write; a beat writes one row for any number of shards."""
+        """The statements that write."""
         return {kind: count for kind, count in self.statements.items() if kind not in READS}
 
     def save(self, path: Path) -> None:
-        """Write the report whole or not at all."""
+        """Write the report atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(asdict(self)))
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
-        """Return the report at a path; None where there is none, or none that can be read."""
+        """Return the report at a path, or None if it cannot be read."""
         try:
             content = json.loads(path.read_text())
             return cls(**cast("dict[str, Any]", content))
@@ -64,11 +64,11 @@ class Upkeep:
         self._ticks: deque[tuple[float, Counter[str]]] = deque()
 
     def add(self, statements: Mapping[str, int]) -> None:
-        """Take note of one tick."""
+        """Record the statements of one tick."""
         self._ticks.append((self._clock(), Counter(statements)))
 
     def report(self, *, term_s: float, nodes: int, at: datetime) -> UpkeepReport:
-        """Return the statements of the last `term_s` seconds' ticks; older ones are released."""
+        """Return the statements of the last `term_s` seconds; older ones are dropped."""
         since = self._clock() - term_s
         while self._ticks and self._ticks[0][0] <= since:
             self._ticks.popleft()

@@ -1,4 +1,4 @@
-"""The rows of windows of event time, and of attempts to make them, as frozen values."""
+"""The rows of event-time windows and of attempts to compute them, as frozen values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class EventWindow:
     Attributes:
         asset: the downstream asset's name.
         version: +1 at every write of the row; the test-and-set of the next one.
-        generation: how often the output was made.
-        run: the run that made the output.
+        generation: the number of times the output was computed.
+        run: computed the output.
         files: of the output, relative to the stream's output folder.
         records: in these files.
-        covered: for each shard the number of its first batch that is neither in the output nor
-            looked through for late records; 0 for a shard that is missing.
-        late: records of the window that were committed after it was first made.
-        rerun: late records wait for the window to be made again.
-        made_at: when the output was made; for people only.
+        covered: for each shard, its batches before this number are in the output or were searched
+            for late records; 0 for a missing shard.
+        late: records of the window that were committed after it was first computed.
+        rerun: True if late records wait for another computation.
+        made_at: when the output was computed; for people only.
     """
 
     asset: str
@@ -44,13 +44,12 @@ class EventWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowAttempt:
-    """An attempt to make a window that is under way: vacuum leaves its files alone.
+    """An attempt in progress to compute a window; vacuum keeps its files.
 
     Attributes:
-        attempt: its name, which is used once; its folder of files bears it.
-        run: the run that makes it.
+        attempt: its unique name, which is also its folder's.
         at: when it began; for people only.
-        slot: the number of its row, which later attempts use again.
+        slot: the number of its row, which later attempts reuse.
     """
 
     attempt: str

@@ -162,7 +162,7 @@ def test_abandoned_and_withdrawn_rows_go_with_their_neighbours(world: World) -> 
 def test_a_checkpoint_goes_back_to_where_output_begins_and_no_further(world: World) -> None:
     consumed(world, 4)
     assert expire(world, through=1) == 2
-    with pytest.raises(CheckpointRefused, match=r"begins at '2': what lay before has expired"):
+    with pytest.raises(CheckpointRefused, match=r"begins at '2': earlier output has expired"):
         world.store.force_checkpoint(world.key, X, "1", observer="ops", reason="again")
     world.store.force_checkpoint(world.key, X, "2", observer="ops", reason="again")
     assert numbers(world) == []

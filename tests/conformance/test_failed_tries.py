@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.outcomes import Changed, Opened, Stale
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from tests.conformance.world import NOON, A, B, World, X, a_commit
 
-SUSPECTED = Suspicion(failure="it hangs", records=8, left=8)
+SUSPECTED = Suspicion(failure="it hangs", records=8, remaining=8)
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_suspicion_may_leave_the_range_as_it_is(ready: World) -> None:
     assert again.intent is not None
     assert again.intent.sequence == 0
     ready.intend(again.tenure, "0", "1")
-    ready.store.suspect(again.tenure, replace(alone, held=True), abandon=False)
+    ready.store.suspect(again.tenure, replace(alone, holds_shard=True), abandon=False)
     assert reopened(ready, "run-3", "run-2").failures == 2
 
 
@@ -191,7 +191,7 @@ def test_the_record_at_which_a_shard_is_held_can_be_sent_to_quarantine(ready: Wo
 
     ready.store.suspect(tenure, SUSPECTED, abandon=False)
     assert skip("4") == Stale(), "it is not held yet"
-    ready.store.suspect(tenure, replace(SUSPECTED, alone=True, held=True), abandon=False)
+    ready.store.suspect(tenure, replace(SUSPECTED, alone=True, holds_shard=True), abandon=False)
     assert skip("3") == Stale(), "it is held at 4"
     assert skip("4") == Changed((X,))
     suspicion = ready.shard(X).suspicion

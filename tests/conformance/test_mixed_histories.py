@@ -39,6 +39,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from tests.conformance.conftest import on_databases
 from tests.conformance.world import NOON, a_commit
 from tests.conformance.world import World as Verbs
+from tests.histories import check_history
 
 pytestmark = pytest.mark.long
 
@@ -270,9 +271,7 @@ class Rows:
 
     def verdict(self) -> set[str]:
         rows = self.history.store.snapshot(self.history.key).shards
-        violations = verification.check_history(
-            rows, self.journal, self.batches, self.gaps, ordered=True
-        )
+        violations = check_history(rows, self.journal, self.batches, self.gaps, ordered=True)
         return {violation.rule for violation in violations}
 
 

@@ -27,7 +27,7 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteKind,
 )
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.memory_store.rows import ByShard
+from dagster_leasehold.lease_store.memory_store.rows_in_memory import ByShard
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.verification import verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing

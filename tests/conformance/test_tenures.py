@@ -221,7 +221,7 @@ def test_review_answers_for_many_shards(ready: World) -> None:
 def test_a_saved_checkpoint_goes_back_by_force_only(ready: World) -> None:
     tenure = ready.open(A, X).tenure
     ready.store.save_checkpoint(tenure, "10")
-    with pytest.raises(CheckpointRefused, match=r"is '10' and does not go back to '9': .*by force"):
+    with pytest.raises(CheckpointRefused, match=r"is '10' and does not go back to '9'. .*by force"):
         ready.store.save_checkpoint(tenure, "9")
     assert ready.shard(X).check_point == "10"
     ready.store.close_tenure(tenure, reason="r")

@@ -110,8 +110,8 @@ class Isolation:
         ):
             unread = open_.failures >= UNREAD_AFTER
             return NextRange(range_, size, set_aside=suspicion.known_failure, unread=unread)
-        if not suspicion.held or open_.refused:
-            self._suspect(open_, replace(suspicion, held=True))
+        if not suspicion.holds_shard or open_.refused:
+            self._suspect(open_, replace(suspicion, holds_shard=True))
         if open_.refused:
             tenure = open_.tenure
             raise RecordBlocks(sentence(tenure.key, tenure.shard, range_.start, open_.suspicion))

@@ -1,10 +1,9 @@
 """Consumers of a group without Dagster or Spark: the same leases, tenures and checkpoints.
 
-For people who consume from a Python program of their own; in the package only the simulation calls
-it, and `shard_sources.record_feed`, which makes feeds. `GroupMember` is the heartbeat surface that
-any client can be built on. A `PullLoop` connects a member's shards, reads them through a
-`ShardFeed` and saves confirmed checkpoints: `PullClient` is asked for records, and
-`ProcessorWorker` calls the user's code.
+`GroupMember` sends heartbeats and saves checkpoints. On top of it, a `PullLoop` connects shards,
+reads them through a `ShardFeed` and confirms batches. `PullClient` offers the loop to a program
+that asks for records, and `ProcessorWorker` calls the user's code. `dagster_leasehold.clients`
+offers these names to users; in the package, `shard_sources.record_feed` makes feeds.
 """
 
 from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed

@@ -1,7 +1,7 @@
-"""Records of a sharded log by cursor, as far as a client needs it.
+"""Records of a sharded log by cursor, as far as a client needs them.
 
-The lease store knows no sources: `shard_sources.record_feed.SourceFeed` makes a feed of any of
-them, and a client of something else brings its own.
+`shard_sources.record_feed.SourceFeed` makes a feed of any source. A client of another log brings
+its own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Record:
     """One record of a shard.
 
     Attributes:
-        cursor: its place.
-        next_cursor: the place of the record after it, to be confirmed when this one is done.
+        cursor: its position.
+        next_cursor: the position after it; confirm this cursor once the record is done.
 
     Examples:
         >>> Record(ShardId("0"), "10", "11", event_time=None, key=None, value=b"one").attributes
@@ -41,9 +41,9 @@ class Fetched:
     """Some records of one shard, in order.
 
     Attributes:
-        start: the cursor of the first one.
-        end: the cursor after the last one; equal to `start` when there is none.
-        last: a read-only shard ends here.
+        start: the cursor of the first record.
+        end: the cursor after the last record; equal to `start` if there is none.
+        last: True if a read-only shard ends here.
 
     Examples:
         >>> Fetched("0", "2").records
@@ -60,39 +60,39 @@ class ShardFeed(Protocol):
     """Reads a log's shards; called from the thread that polls or processes."""
 
     def cursor_at(self, shard: ShardId, position: str) -> str:
-        """The cursor at a position: `begin`, `end`, or an ISO 8601 time."""
+        """Return the cursor at a position: `begin`, `end`, or an ISO 8601 time."""
         ...
 
     def first_cursor(self, shard: ShardId) -> str:
-        """The cursor of the first record that the shard ever had.
+        """Return the cursor of the first record that the shard ever had.
 
-        If that cursor is gone, it is the cursor of the oldest record that the shard still has.
-        Retention might have removed the records there: `fetch` says so.
+        If that cursor is gone, return that of the oldest record that the shard still has. If
+        retention removed the record there, `fetch` raises `CursorExpired`.
         """
         ...
 
     def clamp(self, shard: ShardId, cursor: str) -> str:
-        """`cursor`, or the nearest one that the shard still has or has already.
+        """Return `cursor`, or the nearest one that can be read.
 
         Raises:
-            CursorInvalid: it is no cursor of the shard at all.
+            CursorInvalid: it is no cursor of the shard.
         """
         ...
 
     def fetch(self, shard: ShardId, cursor: str, *, records_max: int) -> Fetched:
-        """The next records from a cursor on, at most so many; none where the shard ends.
+        """Return the next records from a cursor on, at most `records_max`.
 
         Raises:
-            CursorExpired: retention has removed the record at `cursor`.
+            CursorExpired: retention removed the record at `cursor`.
             SourceUnavailable: the log does not answer.
         """
         ...
 
     def fetch_between(self, shard: ShardId, start: str, end: str, *, records_max: int) -> Fetched:
-        """The first records of `[start, end)`, which were fetched before, at most so many.
+        """Return the first records of `[start, end)`, which were fetched before.
 
         Raises:
-            CursorExpired: retention has removed the record at `start`.
+            CursorExpired: retention removed the record at `start`.
             SourceUnavailable: the log does not answer.
         """
         ...

@@ -1,7 +1,7 @@
 """A worker that gives the records of its shards to a processor, written by the user.
 
-For each shard a processor of its own goes through `initialize`, `process` again and again, and
-`shutdown`. All calls come from the one thread that calls `step` or `run`.
+Each shard has a processor of its own: `initialize`, then `process` again and again, then
+`shutdown`. All calls come from the thread that calls `step` or `run`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from dagster_leasehold.lease_store.client.feed import Record, ShardFeed
 from dagster_leasehold.lease_store.client.group_member import GroupMember
-from dagster_leasehold.lease_store.client.pulling import RECORDS_DEFAULT, PullLoop, cursors_of
+from dagster_leasehold.lease_store.client.pulling import RECORDS_DEFAULT, PullLoop
 from dagster_leasehold.lease_store.errors import (
     CursorExpired,
     CursorInvalid,
@@ -37,9 +37,6 @@ from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 IDLE_DEFAULT_S = 0.5
 RETRY_FIRST_S = 0.2
 RETRY_MAX_S = 60.0
-STOP_REQUESTED = "the worker was asked to stop"
-SHARD_OVER = "the shard is over"
-WANTED_ELSEWHERE = "it is wanted elsewhere, or the group is paused"
 
 _LOG = logging.getLogger(__name__)
 
@@ -52,13 +49,12 @@ class Processor(Protocol):
         ...
 
     def process(self, records: tuple[Record, ...]) -> str | None:
-        """Deal with some records, in order.
+        """Process some records, in order.
 
         Returns:
-            None: they are done; the checkpoint moves past them. A cursor: reading continues there.
-            One of this batch takes its rest back: what comes before counts as done. An earlier
-            one takes all of it back, and brings records again that were done before; the
-            checkpoint stays where it is until they have been done once more.
+            None if all are done. Otherwise the cursor to read again from. A cursor of these
+            records counts the records before it as done. An earlier cursor brings back records
+            that were done before; the checkpoint stays until they are done again.
         """
         ...
 
@@ -69,11 +65,7 @@ class Processor(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """The work on one shard.
-
-    Attributes:
-        again_from: the place that a processor wants records from again, up to the confirmed one.
-    """
+    """The work on one shard; `again_from` is where the processor wants earlier records from."""
 
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
     processor: Processor | None = None
@@ -81,22 +73,28 @@ class _Work:
     failures: int = 0
     retry_at: float = -math.inf
 
+    def stop(self, reason: str) -> None:
+        self.consumer = self.consumer.stop(reason)
+
+    def fence(self, reason: object) -> None:
+        self.consumer = self.consumer.fence(str(reason))
+
 
 class ProcessorWorker:
-    """Works on the shards that a member of a group is given.
+    """Gives the records of the shards that a member owns to processors.
 
     A processor that raises gets the same records again, after a pause that doubles up to a
-    minute; its shard waits, the others continue.
+    minute; the other shards continue.
 
     Args:
         member: this worker's place in the group; not registered yet.
         feed: reads the log.
-        processor: makes a processor for each shard, whenever one is opened.
+        processor: makes a processor for each shard that is opened.
         records_max: the most records of one `process` call.
-        idle_s: how long `run` waits when no shard had anything to read.
-        stall_limit_s: how long one call of a processor or of the feed can take, in seconds. After
-            that the worker leaves the group, so that others continue with its shards; the call
-            cannot be ended, but nothing that it still does is saved.
+        idle_s: how long `run` sleeps when no shard had anything to read.
+        stall_limit_s: the longest time that one call of a processor or of the feed can take, in
+            seconds. Then the worker leaves the group, so that other nodes continue with its
+            shards. Nothing that the call still does is saved.
         clock: monotonic seconds.
 
     Raises:
@@ -123,11 +121,11 @@ class ProcessorWorker:
         self._records_max = records_max
         self._idle_s = idle_s
         self._clock = clock
+        self._stall_limit_s = stall_limit_s
         self._lock = threading.RLock()
         self._work: dict[ShardId, _Work] = {}
-        self._stall_limit_s = stall_limit_s
-        # The shard that is advanced at this moment, and since when.
-        self._at_work: tuple[ShardId, float] | None = None
+        # The shard that `step` works on now, and since when.
+        self._active: tuple[ShardId, float] | None = None
         self._stalled: RunStalled | None = None
         self._left = False
 
@@ -141,7 +139,7 @@ class ProcessorWorker:
 
         Raises:
             NodeNameTaken, AssignmentConflict: the worker cannot be a member.
-            StoreError, UnknownGroup: the store did not let it join or leave.
+            StoreError, UnknownGroup: the worker could not join or leave.
             RunStalled: a call took longer than the stall limit; the worker has left the group.
         """
         self._member.register()
@@ -158,70 +156,59 @@ class ProcessorWorker:
             raise self._member.problem
 
     def beat(self) -> None:
-        """Beat once: learn the assignment; shards that are wanted elsewhere begin to stop.
+        """Beat once: learn the assignment; shards that the node no longer owns begin to stop.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the worker lost its place and cannot join again.
             StoreError: the store does not answer.
         """
-        if self._give_up_stalled():
+        if self._has_stalled():
             return
         with self._lock:
-            for shard, work in list(self._work.items()):
-                if not work.consumer.reported:
-                    del self._work[shard]
-            shards = list(self._work)
+            self._work = {
+                shard: work for shard, work in self._work.items() if work.consumer.reported
+            }
+            works = dict(self._work)
         self._loop.beat()
-        confirmed = self._loop.confirmed_shards()
-        for shard in shards:
-            if shard not in confirmed:
+        for shard in works.keys() - set(self._loop.owned_shards()):
+            with self._lock:
                 try:
                     self._loop.require(shard)
+                    works[shard].stop("another node waits for it, or the group is paused")
                 except (LeaseLost, ShardNotOpen) as error:
-                    self._fence(shard, str(error))
-                else:
-                    self._stop(shard, WANTED_ELSEWHERE)
+                    works[shard].fence(error)
 
-    def _stop(self, shard: ShardId, reason: str) -> None:
-        with self._lock:
-            work = self._work[shard]
-            work.consumer = work.consumer.stop(reason)
+    def _has_stalled(self) -> bool:
+        """Leave the group if a call takes too long; return True if the worker has left.
 
-    def _fence(self, shard: ShardId, reason: str) -> None:
-        with self._lock:
-            work = self._work[shard]
-            work.consumer = work.consumer.fence(reason)
-
-    def _give_up_stalled(self) -> bool:
-        """Leave the group if a call takes too long; return True if it has left, now or before.
-
-        1. A processor hangs. This thread keeps beating, so that the node lives, and no other node
-           would ever get the shards.
-        2. It leaves the group here, at the checkpoints of its work.
-        3. The processor returns after all. Its shard is fenced, and nothing of it is saved.
+        1. A processor hangs. This thread keeps beating, so no other node would ever get the shards.
+        2. The worker leaves the group here. Other nodes continue from its checkpoints.
+        3. The processor returns after all. Its shard is fenced, so nothing of it is saved.
         """
         with self._lock:
-            at_work, now = self._at_work, self._clock()
-            if self._stalled is None and at_work and now - at_work[1] > self._stall_limit_s:
+            active, now = self._active, self._clock()
+            if self._stalled is None and active and now - active[1] > self._stall_limit_s:
                 self._stalled = RunStalled(
-                    f"Shard {at_work[0]} made no progress for {self._stall_limit_s:g} s, so that "
+                    f"Shard {active[0]} made no progress for {self._stall_limit_s:g} s, so that "
                     f"node {self._member.node} left its group, and others continue from the "
                     "checkpoints: let the processor and the log answer sooner, or raise "
                     "stall_limit_s."
                 )
                 _LOG.error("%s", self._stalled)
-                for shard in self._work:
-                    self._fence(shard, str(self._stalled))
-        if self._stalled is not None and not self._left:
+                for work in self._work.values():
+                    work.fence(self._stalled)
+        if self._stalled is not None:
             self._leave()
-            self._left = True
         return self._stalled is not None
 
     def _leave(self) -> None:
+        if self._left:
+            return
         try:
             self._loop.leave()
         except LeaseLost as error:
             _LOG.warning("A shard was lost before the worker left: %s", error)
+        self._left = self._stalled is not None
 
     def step(self) -> bool:
         """Advance every shard by one step; return True if any had something to do.
@@ -230,16 +217,16 @@ class ProcessorWorker:
             RunStalled: an earlier call took longer than the stall limit.
         """
         with self._lock:
-            for shard in self._loop.confirmed_shards():
+            for shard in self._loop.owned_shards():
                 self._work.setdefault(shard, _Work())
             works = list(self._work.items())
         busy = False
         for shard, work in works:
-            self._at_work = (shard, self._clock())
+            self._active = (shard, self._clock())
             try:
                 busy = self._advance(shard, work) or busy
             finally:
-                self._at_work = None
+                self._active = None
             if self._stalled is not None:
                 raise self._stalled
         return busy
@@ -248,23 +235,20 @@ class ProcessorWorker:
         """Stop all shards, save their checkpoints and leave the group.
 
         Raises:
-            CheckpointUnsaved: a checkpoint is not persisted, and the worker has not left: it may
-                be called again.
-            StoreError: all is persisted, but the store did not let the worker leave: its shards
-                are free after the group's timeout.
+            CheckpointUnsaved, StoreError: as for `GroupMember.shutdown`.
         """
         for shard, work in list(self._work.items()):
-            self._stop(shard, STOP_REQUESTED)
+            with self._lock:
+                work.stop("the worker was asked to stop")
             self._advance(shard, work)
         with self._lock:
             self._work.clear()
-        if not self._left:
-            self._leave()
+        self._leave()
 
     # -- one shard ----------------------------------------------------------------------------
 
     def _advance(self, shard: ShardId, work: _Work) -> bool:
-        """Do what comes next; return True if there was anything to do."""
+        """Take the next step of one shard; return True if there was anything to do."""
         state = work.consumer.state
         if state is ConsumerState.STOPPING:
             return self._wind_up(shard, work)
@@ -273,27 +257,24 @@ class ProcessorWorker:
         try:
             begins = state is ConsumerState.INITIALIZING
             busy = self._initialize(shard, work) if begins else self._read(shard, work)
-            work.failures = 0
+        except ShardOccupied as error:
+            with self._lock:
+                work.stop(str(error))
+            return False
         except (LeaseLost, ShardNotOpen) as error:
             _LOG.warning("Shard %s: %s", shard, error)
-            self._fence(shard, str(error))
-        except ShardOccupied as error:
-            self._stop(shard, str(error))
-            return False
-        except LeaseholdError as error:
-            _LOG.warning("Shard %s is tried again: %s", shard, error)
-            self._retry_later(work)
-        except Exception:
-            _LOG.exception("The processor of shard %s failed: it is tried again", shard)
-            self._retry_later(work)
+            with self._lock:
+                work.fence(error)
+        except Exception as error:
+            unforeseen = None if isinstance(error, LeaseholdError) else error
+            _LOG.warning("Shard %s is tried again: %s", shard, error, exc_info=unforeseen)
+            work.failures += 1
+            wait_s = retry_wait_s(work.failures, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
+            work.retry_at = self._clock() + wait_s
         else:
+            work.failures = 0
             return busy
         return True
-
-    def _retry_later(self, work: _Work) -> None:
-        work.failures += 1
-        wait_s = retry_wait_s(work.failures, first_s=RETRY_FIRST_S, max_s=RETRY_MAX_S)
-        work.retry_at = self._clock() + wait_s
 
     def _initialize(self, shard: ShardId, work: _Work) -> bool:
         try:
@@ -302,13 +283,12 @@ class ProcessorWorker:
             cursor = self._loop.attach(shard)
         processor = self._new_processor(shard)
         processor.initialize(shard, cursor)
-        work.processor = processor
         with self._lock:
-            work.consumer = work.consumer.initialized()
+            work.processor, work.consumer = processor, work.consumer.initialized()
         return True
 
     def _read(self, shard: ShardId, work: _Work) -> bool:
-        """Give the next records to the processor, and go where it wants to be."""
+        """Give the next records to the processor, and follow the cursor that it returns."""
         assert work.processor is not None
         if work.again_from is not None:
             return self._read_again(shard, work, work.processor, work.again_from)
@@ -319,37 +299,36 @@ class ProcessorWorker:
             except BaseException:
                 self._loop.roll_back(batch)
                 raise
-            if again_from is None or again_from in cursors_of(batch):
+            if again_from is None or batch.has_cursor(again_from):
                 self._loop.confirm(batch, again_from)
             else:
                 self._loop.roll_back(batch)
                 work.again_from = again_from
-        connection = self._loop.require(shard)
-        if connection.over:
-            self._stop(shard, SHARD_OVER)
-        return batch is not None or connection.over
+        over = self._loop.require(shard).over
+        if over:
+            with self._lock:
+                work.stop("the shard is over")
+        return batch is not None or over
 
     def _read_again(self, shard: ShardId, work: _Work, processor: Processor, start: str) -> bool:
-        """Bring back records up to the confirmed checkpoint; nothing is saved meanwhile."""
+        """Bring back records up to the confirmed checkpoint, which stays meanwhile."""
         done = self._loop.checked(shard).confirmed
         work.again_from = None
         if start == done:
             return True
         try:
-            records = self._feed.fetch_between(
-                shard, start, done, records_max=self._records_max
-            ).records
+            fetched = self._feed.fetch_between(shard, start, done, records_max=self._records_max)
         except (CursorExpired, CursorInvalid) as error:
-            # Everything up to `done` is done: only its repetition is not to be had.
+            # All of these records were done before.
             _LOG.warning("Shard %s cannot go back: %s", shard, error)
             return True
-        work.again_from = start
+        work.again_from, records = start, fetched.records
         again_from = processor.process(records) if records else done
         work.again_from = records[-1].next_cursor if again_from is None else again_from
         return True
 
     def _wind_up(self, shard: ShardId, work: _Work) -> bool:
-        """Shut the processor down, save, and end the tenure; tried again if the store is away."""
+        """Shut the processor down, save, and end the tenure; retried if the store is away."""
         processor, work.processor = work.processor, None
         if processor is not None:
             try:
@@ -362,7 +341,8 @@ class ProcessorWorker:
                     self._loop.settle(shard)
             except LeaseLost as error:
                 _LOG.warning("Shard %s: %s", shard, error)
-                self._fence(shard, str(error))
+                with self._lock:
+                    work.fence(error)
             except StoreError as error:
                 _LOG.warning("Shard %s is not released yet: %s", shard, error)
                 return False

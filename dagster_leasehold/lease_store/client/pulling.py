@@ -1,8 +1,8 @@
-"""A pull loop over the shards of a member, and the client that is asked for records through it.
+"""A pull loop over the shards of a member, and the client that asks for records through it.
 
-A shard is connected, its records are polled and confirmed, and it is released. Until a batch is
-confirmed, or its protect time has passed, its shard is not handed over: the records of a confirmed
-batch are not delivered to another node again, unless this one dies.
+A shard is connected, its records are polled and confirmed, and it is released. A shard with a
+polled batch is transferred once the batch is confirmed or its protect time has passed. So another
+node reads confirmed records again only if this one dies.
 """
 
 from __future__ import annotations
@@ -10,22 +10,24 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from threading import RLock
 
-from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.client.feed import Fetched, Record, ShardFeed
 from dagster_leasehold.lease_store.client.group_member import FLUSH_DEFAULT_S, GroupMember
-from dagster_leasehold.lease_store.client.pinning import PinnedShards
 from dagster_leasehold.lease_store.errors import (
+    BatchUnconfirmed,
+    ConfirmedTooLate,
+    CursorExpired,
     GapHeld,
     LeaseholdError,
     LeaseLost,
     ShardNotOpen,
     ShardOccupied,
     StoreError,
+    UnknownShard,
     shown,
 )
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy
@@ -34,17 +36,20 @@ from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened
 from dagster_leasehold.lease_store.rules import starting_point
 from dagster_leasehold.lease_store.rules.assignment_plan import UNSUBSCRIBABLE
 from dagster_leasehold.lease_store.rules.cursors import is_before
+from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.gap_policy import judged_gap, position_behind
 from dagster_leasehold.lease_store.rules.liveness import Clock, steady_clock
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 from dagster_leasehold.lease_store.rules.starting_point import Bootstrap
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.shard_rows import Tenure
+from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.store import LeaseStore
 
 PROTECT_DEFAULT_S = 60.0
 RECORDS_DEFAULT = 1000
 CONTINUE = "-1"
+PINNING_PAUSE_MAX_S = 60.0
+_REFUSED_BEFORE = "it was refused a moment ago"
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,7 +59,7 @@ class PulledBatch:
     """Records of one shard, to be confirmed within the protect time.
 
     Attributes:
-        number: tells the batches of one client apart.
+        number: identifies the batch within its client.
         start: the cursor of the first record.
         end: the cursor after the last record.
 
@@ -69,15 +74,19 @@ class PulledBatch:
     end: str
     records: tuple[Record, ...]
 
+    def has_cursor(self, cursor: str) -> bool:
+        """Return True if confirming up to this cursor confirms a part of the batch."""
+        return cursor in {self.start, self.end, *(record.cursor for record in self.records)}
+
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
     """The cursors of a connected shard.
 
     Attributes:
-        polled: the end of the records that were delivered.
+        polled: the end of the polled records.
         confirmed: the end of the confirmed records.
-        persisted: the checkpoint that the store confirmed, or None.
+        persisted: the stored checkpoint, or None.
 
     Examples:
         >>> Offsets(polled="12", confirmed="10", persisted="8").confirmed
@@ -94,41 +103,33 @@ class Connection:
     """A connected shard. At most one batch is outstanding, protected until `protected_until`.
 
     Attributes:
-        confirmed: the end of the records that were confirmed, at first the start of reading.
-        asked: the bootstrap cursor that its caller asked for, which can lie outside the shard.
-        leaving: it is wanted elsewhere.
+        begin: the cursor where reading began.
+        confirmed: the end of the confirmed records.
+        bootstrap: the bootstrap cursor that the caller gave, which can lie outside the shard.
+        leaving: another node waits for the shard, or the group is paused.
         over: a read-only shard was confirmed up to its end.
     """
 
     tenure: Tenure
+    begin: str
     confirmed: str
-    asked: str | None = None
+    bootstrap: str | None = None
     outstanding: PulledBatch | None = None
     protected_until: float = 0.0
     ends_shard: bool = False
     fetching: bool = False
     leaving: bool = False
     over: bool = False
-    _start: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Remember where reading began."""
-        self._start = self.confirmed
-
-    def stands_at(self, cursor: str) -> bool:
-        """Return True if a connection that asks for a cursor would begin where this one stands."""
-        untouched = self.confirmed == self._start
-        return cursor == self.confirmed or (untouched and cursor == self.asked)
+    def starts_at(self, cursor: str) -> bool:
+        """Return True if connecting at this cursor again would change nothing."""
+        untouched = self.confirmed == self.begin
+        return cursor == self.confirmed or (untouched and cursor == self.bootstrap)
 
     def roll_back_if_due(self, now: float) -> None:
-        """Forget the outstanding batch once its protect time is over: it is delivered again."""
+        """Drop the outstanding batch after its protect time; its records are delivered again."""
         if self.outstanding and now >= self.protected_until:
             self.outstanding = None
-
-    def busy(self, now: float) -> bool:
-        """Return True if no records can be delivered now."""
-        self.roll_back_if_due(now)
-        return self.outstanding is not None or self.fetching or self.leaving
 
 
 class PullLoop:
@@ -139,8 +140,8 @@ class PullLoop:
         feed: reads the log.
         clock: monotonic seconds.
         protect_s: the time that a batch waits for its confirmation, in seconds.
-        settles: release a shard as soon as nothing of it is outstanding. Else its caller does,
-            with `settle`, once `leaving` or `over` is set.
+        settles: release a shard that is leaving or over as soon as it has no outstanding batch.
+            Otherwise the caller calls `settle`.
     """
 
     def __init__(
@@ -158,69 +159,60 @@ class PullLoop:
         self._protect_s = protect_s
         self._settles = settles
         self._lock = RLock()
-        self._confirmed: tuple[ShardId, ...] = ()
+        self._owned: tuple[ShardId, ...] = ()
         self._open: dict[ShardId, Connection] = {}
-        # Losses that the caller has not heard of.
-        self._untold: dict[ShardId, LeaseLost] = {}
         self._numbers = itertools.count(1)
 
-    # -- the member's place -------------------------------------------------------------------
+    # -- the member's shards ------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Beat once: learn the assignment, and hand over shards that are wanted elsewhere.
+        """Beat once: learn the assignment, and release shards that another node waits for.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the node lost its place and cannot join again.
             StoreError: the store does not answer.
         """
         with self._lock:
-            shards = list(self._open)
-        confirmed = self._member.heartbeat(shards)
+            reported = list(self._open)
+        owned = self._member.heartbeat(reported)
         with self._lock:
-            self._confirmed = confirmed
-            self._follow(shards, confirmed)
+            self._owned = owned
+            for shard, connection in list(self._open.items()):
+                connection.roll_back_if_due(self._clock())
+                if shard in owned:
+                    # The next owner has left the group: the shard stays here.
+                    connection.leaving = False
+                elif shard in reported:
+                    self._give_way(shard, connection)
 
-    def confirmed_shards(self) -> tuple[ShardId, ...]:
-        """The shards that are the member's, as of the last beat."""
+    def owned_shards(self) -> tuple[ShardId, ...]:
+        """Return the shards that the member owns, as of the last beat."""
         with self._lock:
-            return self._confirmed
+            return self._owned
 
     def leave(self) -> None:
         """Save the confirmed checkpoints, drop unconfirmed records, and leave the group.
 
         Raises:
-            LeaseLost: a loss was not yet reported to the caller; all other shards are saved.
-            CheckpointUnsaved: a checkpoint is not persisted, and the member has not left: it may
-                be called again.
-            StoreError: all is persisted, but the store did not let the member leave: its shards
-                are free after the group's timeout.
+            LeaseLost, CheckpointUnsaved, StoreError: as for `GroupMember.shutdown`.
         """
         with self._lock:
             self._open.clear()
-            self._confirmed = ()
+            self._owned = ()
             self._member.shutdown()
-            self._tell()
-
-    def _follow(self, reported: Collection[ShardId], confirmed: Collection[ShardId]) -> None:
-        """Hand over the shards that a heartbeat reported and that were not confirmed."""
-        for shard, connection in list(self._open.items()):
-            connection.roll_back_if_due(self._clock())
-            if shard in confirmed:
-                # The next owner has left: without this the shard would no longer be read.
-                connection.leaving = False
-            elif shard in reported:
-                self._give_way(shard, connection)
 
     def _give_way(self, shard: ShardId, connection: Connection) -> None:
-        """Release a shard that is no longer confirmed: now, or once its batch is settled."""
+        """Release a shard that the member no longer owns: now, or once its batch is settled."""
         try:
             self._member.require(shard, connection.tenure)
-        except (LeaseLost, ShardNotOpen) as error:
-            # Named no more, it can be given to this node again even if the caller, who goes by
-            # `partitions`, never asks for it; the first one to ask hears of the loss.
+        except ShardNotOpen:
             del self._open[shard]
-            if isinstance(error, LeaseLost):
-                self._untold[shard] = error
+            return
+        except LeaseLost as error:
+            # It must not be reported from now on: this node could be given it again even if the
+            # caller, who goes by `partitions`, never asks for it.
+            del self._open[shard]
+            self._member.report_later(shard, error)
             return
         announced, connection.leaving = connection.leaving, True
         if not self._settles:
@@ -229,13 +221,13 @@ class PullLoop:
             try:
                 self._settle_or_log(shard)
             except LeaseLost as error:
-                self._untold[shard] = error
+                self._member.report_later(shard, error)
         elif not announced:
             wait_s = max(connection.protected_until - self._clock(), 0.0)
             try:
                 self._member.announce(shard, handoff_eta_s=wait_s)
             except (LeaseLost, StoreError) as error:
-                # The hand-over then takes as long as the group's limit allows.
+                # The transfer then has the group's own deadline.
                 _LOG.info("The hand-over of shard %s was not announced: %s", shard, error)
 
     def _settle_or_log(self, shard: ShardId) -> None:
@@ -245,11 +237,11 @@ class PullLoop:
             _LOG.warning("Shard %s could not be handed over: %s", shard, error)
 
     def settle(self, shard: ShardId) -> None:
-        """End the tenure of a connected shard, which is over for the group or goes elsewhere.
+        """End the tenure of a connected shard that is leaving or over.
 
         Raises:
-            LeaseLost: the shard was lost before, and a confirmed checkpoint could not be saved.
-            StoreError: the store does not answer; the next beat tries a hand-over again.
+            LeaseLost: the shard was lost, and a confirmed checkpoint could not be saved.
+            StoreError: the store does not answer; the next beat tries again.
         """
         with self._lock, self._dropping_lost(shard):
             connection = self.require(shard)
@@ -265,10 +257,11 @@ class PullLoop:
         """Return a connection.
 
         Raises:
-            LeaseLost: the shard was lost (told once).
+            LeaseLost: the shard was lost; raised once.
             ShardNotOpen: it is not connected.
         """
-        self._tell(shard)
+        with self._dropping_lost(shard):
+            self._member.raise_loss(shard)
         connection = self._open.get(shard)
         if connection is None:
             raise ShardNotOpen(
@@ -278,28 +271,20 @@ class PullLoop:
         return connection
 
     def checked(self, shard: ShardId) -> Connection:
-        """Return a connection whose tenure continues: its word can be relied on now.
+        """Return a connection whose tenure lasts for sure.
 
         Raises:
-            LeaseLost, ShardNotOpen: as `require`.
-            StoreError: no beat was confirmed in time, nor now: nothing more can be read.
+            LeaseLost, ShardNotOpen: as for `require`.
+            StoreError: no beat was confirmed in time, and the store does not answer.
         """
         with self._lock, self._dropping_lost(shard):
             connection = self.require(shard)
             self._member.require(shard, connection.tenure)
             return connection
 
-    def _tell(self, shard: ShardId | None = None) -> None:
-        """Raise a loss that the caller has not heard of: of a shard, or of any."""
-        if shard is None:
-            shard = next(iter(self._untold), None)
-        untold = self._untold.pop(shard, None) if shard is not None else None
-        if untold is not None:
-            raise untold
-
     @contextmanager
     def _dropping_lost(self, shard: ShardId) -> Generator[None]:
-        """Disconnect a shard that turns out to be lost; its caller hears of it by the error."""
+        """Disconnect a shard that turns out to be lost."""
         try:
             yield
         except (LeaseLost, ShardNotOpen):
@@ -307,13 +292,12 @@ class PullLoop:
             raise
 
     def attach(self, shard: ShardId, begin: Bootstrap | None = None) -> str:
-        """Open a confirmed shard, and return where its reading begins, which is stored then.
+        """Open an owned shard, store where its reading begins, and return that cursor.
 
         Raises:
-            ShardOccupied: the shard is not to be had now.
-            LeaseLost, StoreError: the start could not be stored: nothing can be read yet.
+            ShardOccupied: the shard is not available now.
+            LeaseLost, StoreError: the start could not be stored; the shard is not connected.
         """
-        self._untold.pop(shard, None)
         try:
             opened = self._open_at(shard, begin)
             cursor = self._starting_cursor(shard, opened, begin)
@@ -321,14 +305,13 @@ class PullLoop:
             with suppress(LeaseholdError):
                 self._member.release(shard)
             raise
+        bootstrap = None if begin is None else begin.cursor
         with self._lock:
-            self._open[shard] = Connection(
-                opened.tenure, cursor, asked=None if begin is None else begin.cursor
-            )
+            self._open[shard] = Connection(opened.tenure, cursor, cursor, bootstrap)
         return cursor
 
     def _open_at(self, shard: ShardId, begin: Bootstrap | None) -> Opened:
-        """Open a shard; a stored checkpoint that differs from its beginning is forced there."""
+        """Open a shard; force its stored checkpoint to the bootstrap cursor if they differ."""
         opened = self._opened(shard)
         if begin is None or opened.check_point == begin.start:
             return opened
@@ -341,14 +324,17 @@ class PullLoop:
 
     def _opened(self, shard: ShardId) -> Opened:
         if self._member.holds(shard):
-            # Left open by an attempt whose end got no answer: no reader uses it.
+            # The reply to an earlier release was lost.
             self._member.release(shard)
         outcome = self._member.open(shard)
         if isinstance(outcome, Opened):
             return outcome
-        raise ShardOccupied(
+        raise self._unavailable(shard, self._why_not_open(shard, outcome))
+
+    def _unavailable(self, shard: ShardId, reason: str) -> ShardOccupied:
+        return ShardOccupied(
             f"Shard {shown(shard)} of group {self._member.group.key} cannot be connected on node "
-            f"{self._member.node}: {self._why_not_open(shard, outcome)}."
+            f"{self._member.node}: {reason}."
         )
 
     def _why_not_open(self, shard: ShardId, outcome: NotHeld | OpenByOther) -> str:
@@ -356,21 +342,23 @@ class PullLoop:
             return f"run {outcome.run} of this node has it open"
         if outcome.state == "unsubscribable":
             return UNSUBSCRIBABLE
-        if outcome.state == ShardState.WAIT and (lease := self._member.lease(shard)) is not None:
+        if (
+            outcome.state == ShardState.WAIT.value
+            and (lease := self._member.lease(shard)) is not None
+        ):
             return self._member.why_waiting(lease)
         if outcome.consumer_owner is None or outcome.consumer_owner == self._member.node:
             return f"it is in state {outcome.state}"
         return f"it is {outcome.consumer_owner}'s"
 
     def _starting_cursor(self, shard: ShardId, opened: Opened, begin: Bootstrap | None) -> str:
-        """Return where reading begins.
+        """Return where reading begins, and store it.
 
-        That is the bootstrap cursor if there is one, otherwise the stored checkpoint, otherwise the
-        group's initial position. A bootstrap cursor outside the shard is clamped, and
-        the difference recorded as a gap. The start is in the store when this returns:
+        The bootstrap cursor comes first, then the stored checkpoint, then the group's initial
+        position. A bootstrap cursor outside the shard is clamped; the difference is a gap.
 
-        1. A client begins at the log's end, is given records, and dies before it confirms them.
-        2. The log has grown. Were nothing stored, its successor would begin at the new end.
+        1. A client begins at the log's end, polls records, and dies before it confirms them.
+        2. The log has grown. If no cursor was stored, the next client begins at the new end.
         """
         member, stored = self._member, self._member.persisted(shard)
         if begin is not None:
@@ -392,15 +380,15 @@ class PullLoop:
     # -- batches ------------------------------------------------------------------------------
 
     def next_batch(self, shard: ShardId, records_max: int) -> PulledBatch | None:
-        """Return the next records of a shard; None if there are none. `PullClient.poll` raises.
+        """Return the next records of a shard, or None; raises as `PullClient.poll`.
 
-        They are fetched without the lock, so that a slow log does not hold up the beats.
+        The log is read without the lock, so that a slow log does not delay the beats.
         """
         with self._lock:
             connection = self.checked(shard)
             connection.roll_back_if_due(self._clock())
             if connection.outstanding or connection.fetching:
-                raise errors.BatchUnconfirmed(
+                raise BatchUnconfirmed(
                     f"The last batch of shard {shard} is not confirmed yet: confirm it, or wait "
                     f"until its protect time of {self._protect_s:g} s ends."
                 )
@@ -421,7 +409,7 @@ class PullLoop:
     def _fetch(self, shard: ShardId, start: str, records_max: int) -> Fetched:
         try:
             return self._feed.fetch(shard, start, records_max=records_max)
-        except errors.CursorExpired:
+        except CursorExpired:
             with self._lock, self._dropping_lost(shard):
                 start = self._cursor_after_gap(shard, start)
                 if (connection := self._open.get(shard)) is not None:
@@ -429,15 +417,11 @@ class PullLoop:
             return self._feed.fetch(shard, start, records_max=records_max)
 
     def _cursor_after_gap(self, shard: ShardId, cursor: str) -> str:
-        """Return where reading continues when retention has removed the record at `cursor`.
-
-        The gap is recorded in any case.
+        """Record that retention removed records from `cursor` on; return where reading resumes.
 
         Raises:
             GapHeld: the group holds at gaps, and this one is not accepted yet.
-            CursorExpired: the log contradicts itself: it begins at the cursor that it calls
-                removed.
-            LeaseLost: the tenure ended meanwhile.
+            CursorExpired: the log contradicts itself: it begins at the removed cursor.
         """
         member, feed = self._member, self._feed
         policy = member.group.gap_policy
@@ -463,7 +447,7 @@ class PullLoop:
         if not fetched.records:
             with self._dropping_lost(shard):
                 if fetched.end != connection.confirmed:
-                    # Some logs renew the cursor of an idle shard, which else ages with its records.
+                    # Some logs renew the cursor of an idle shard, so that it does not expire.
                     self._member.save_checkpoint(shard, fetched.end, tenure=connection.tenure)
                     connection.confirmed = fetched.end
                 self._end_if_over(shard, connection)
@@ -481,25 +465,25 @@ class PullLoop:
     def confirm(
         self, batch: PulledBatch, upto: str | None = None, *, persist: bool = False
     ) -> None:
-        """Take note that records of a batch are done: all, or those before the cursor `upto`.
+        """Confirm the records of a batch, or those before the cursor `upto`.
 
-        The checkpoint is persisted by interval, at hand-over and at shutdown, or at once if
+        The checkpoint is stored after `flush_s`, at a transfer and at shutdown, or at once if
         `persist`. Records from `upto` on are delivered again.
 
         Raises:
             ConfirmedTooLate: the protect time ended first, and the batch was rolled back.
-            LeaseLost: the shard was lost (told once): the records are another node's to do.
+            LeaseLost: the shard was lost, so another node reads the records; raised once.
             ShardNotOpen: the shard is no longer connected.
             ValueError: `upto` is no cursor of the batch.
         """
         end = batch.end if upto is None else upto
-        if end not in cursors_of(batch):
+        if not batch.has_cursor(end):
             raise ValueError(f"{shown(end)} is no cursor of this batch of shard {batch.shard}.")
         with self._lock:
             connection = self.require(batch.shard)
             connection.roll_back_if_due(self._clock())
             if connection.outstanding != batch:
-                raise errors.ConfirmedTooLate(
+                raise ConfirmedTooLate(
                     f"Batch {batch.number} of shard {batch.shard} was not confirmed within "
                     f"{self._protect_s:g} s and was rolled back: its records are delivered again."
                 )
@@ -515,16 +499,11 @@ class PullLoop:
                     self._settle_or_log(batch.shard)
 
     def roll_back(self, batch: PulledBatch) -> None:
-        """Have the records of an unconfirmed batch delivered again."""
+        """Deliver the records of an unconfirmed batch again."""
         with self._lock:
             connection = self._open.get(batch.shard)
             if connection is not None and connection.outstanding == batch:
                 connection.outstanding = None
-
-
-def cursors_of(batch: PulledBatch) -> set[str]:
-    """Return the cursors that confirm a part of a batch."""
-    return {batch.start, batch.end, *(record.cursor for record in batch.records)}
 
 
 class PullClient(PullLoop):
@@ -536,9 +515,9 @@ class PullClient(PullLoop):
         incarnation: new for every process, such as a random id.
         clock: monotonic seconds.
         protect_s: the time that a polled batch waits for its confirmation, in seconds.
-        flush_s: the longest time that a confirmed checkpoint waits to be persisted, in seconds.
-        background: beat on a thread; False where the caller calls `beat` itself.
-        pause: waits for some seconds between two tries to save, while the client shuts down.
+        flush_s: the longest time that a confirmed checkpoint stays in memory, in seconds.
+        background: beat on a thread; False if the caller calls `beat`.
+        pause: sleeps between two attempts to save during `shutdown`.
     """
 
     def __init__(
@@ -560,17 +539,18 @@ class PullClient(PullLoop):
         )
         super().__init__(member, feed, clock=clock, protect_s=protect_s)
         self._background = background
-        self._pinned = PinnedShards(member, self.beat, self.confirmed_shards, clock)
-        self._turns = 0
+        self._turns = itertools.count()
+        # For each refused shard: not requested before this moment, after so many written requests.
+        self._refused: dict[ShardId, tuple[float, int]] = {}
 
     def start(self, source_count: int = -1, node_id: int = 0) -> None:
         """Join the group.
 
         In a group that assigns by modulo, this node takes the shards whose rank is `node_id`
-        modulo `source_count`; a negative count switches the rule off. Other groups ignore both.
+        modulo `source_count`; a negative count disables the rule. Other groups ignore both.
 
         Raises:
-            NodeNameTaken: another live process answers to the name.
+            NodeNameTaken: another live process uses the name.
             AssignmentConflict: count and id do not fit the other members'.
             StoreError, UnknownGroup: the store does not answer, or has no such group.
         """
@@ -583,80 +563,76 @@ class PullClient(PullLoop):
                 self._member.start(self.beat)
 
     def shutdown(self) -> None:
-        """Stop beating, and `leave`; the same call again, after an error, tries again."""
+        """Stop beating, and `leave`. After an error, call it again to retry."""
         self._member.stop()
         self.leave()
 
     @property
     def trusted_until(self) -> float:
-        """The moment, on the clock given, until which the client can rely on its shards."""
+        """The moment, on the client's clock, until which the client can rely on its shards."""
         return self._member.trusted_until
 
     def partitions(self) -> tuple[ShardId, ...]:
-        """Return the shards that are this node's, as of the last beat."""
+        """Return the shards that this node owns, as of the last beat."""
         self._raise_problem()
-        return self.confirmed_shards()
+        return self.owned_shards()
 
     def connect(self, shard: ShardId, bootstrap: str | None = None) -> str:
-        """Open a shard, and return the cursor where its reading begins, which is stored then.
+        """Open a shard, store where its reading begins, and return that cursor.
 
         `bootstrap` is the cursor to begin at; None or "-1" continues from the stored checkpoint,
-        or from the group's initial position. Where it differs from a stored checkpoint, that is
-        set first, as a recorded force. In a pinned group the shard is asked for by this call, and
-        not any longer if it cannot be opened: it would be this client's, and read by none. Where
-        the shard is connected already, its present cursor is returned.
+        or from the group's initial position. If it differs from a stored checkpoint, the
+        checkpoint is forced first. In a pinned group this call also requests the shard, and
+        withdraws the request if the shard cannot be opened. A connected shard stays as it is.
 
         Raises:
-            LeaseLost: it was connected and lost, and the loss is reported now; call again.
-            ShardOccupied: the shard is not to be had: it is another node's, or another run of this
-                node has it open, or it is connected and stands elsewhere than at `bootstrap`.
+            LeaseLost: it was connected and lost; call again.
+            ShardOccupied: another node owns it, another run of this node has it open, or it is
+                connected and is not at `bootstrap`.
             UnknownShard: the group has no such shard.
             CursorInvalid: `bootstrap` is no cursor of the shard.
-            StoreError: the store does not answer, so that the start could not be stored.
+            StoreError: the store does not answer, so the start could not be stored.
         """
         self._raise_problem()
         start = None if bootstrap == CONTINUE else bootstrap
         with self._lock:
-            self._tell(shard)
+            with self._dropping_lost(shard):
+                self._member.raise_loss(shard)
             if (connection := self._open.get(shard)) is not None:
-                if start is None or connection.stands_at(start):
+                if start is None or connection.starts_at(start):
                     return connection.confirmed
                 raise ShardOccupied(
                     f"Shard {shown(shard)} is connected already, and stands at "
                     f"{connection.confirmed}: disconnect it before you begin elsewhere."
                 )
-            # Nonsense is refused before anything is changed.
+            # An invalid cursor is refused before anything is changed.
             begin = None if start is None else Bootstrap(start, self._feed.clamp(shard, start))
             if not self._pins:
                 return self.attach(shard, begin)
-            self._pinned.ask(shard, start)
+            self._request(shard, start)
             try:
                 return self.attach(shard, begin)
             except BaseException:
-                self._pinned.withdraw(shard)
+                self._withdraw(shard)
                 raise
 
     def disconnect(self, shard: ShardId) -> None:
         """Release a shard: save its confirmed checkpoint, and drop unconfirmed records.
 
-        Where the store does not answer, the heartbeats that follow do both.
+        If the store does not answer, the next heartbeats do both.
 
         Raises:
-            LeaseLost: the shard was lost (told once).
+            LeaseLost: the shard was lost; raised once.
             ShardNotOpen: it is not connected.
         """
         with self._lock:
             self.require(shard)
             del self._open[shard]
             if self._pins:
-                self._pinned.withdraw(shard)
+                self._withdraw(shard)
             self._member.release(shard)
             if self._pins:
                 self.beat()
-
-    @property
-    def _pins(self) -> bool:
-        return self._member.group.assignment is AssignmentMode.PINNED
 
     def current_offsets(self) -> dict[ShardId, Offsets]:
         """Return the cursors of each connected shard."""
@@ -673,41 +649,137 @@ class PullClient(PullLoop):
     def poll(
         self, shard: ShardId | None = None, *, records_max: int = RECORDS_DEFAULT
     ) -> PulledBatch | None:
-        """Return the next records of a shard, or of any connected one in turn; None without any.
+        """Return the next records of a shard, or of the connected shards in turn; None if empty.
 
         Raises:
             BatchUnconfirmed: the shard's last batch still waits for its confirmation.
-            LeaseLost: the shard was lost (told once).
-            ShardNotOpen: it is not connected, or was handed over.
+            LeaseLost: the shard was lost; raised once.
+            ShardNotOpen: it is not connected, or was transferred.
             GapHeld: records were removed before they were read, and the group holds at gaps.
             SourceUnavailable: the log does not answer.
-            StoreError: no beat was confirmed in time, nor now: nothing is read until one is.
+            StoreError: no beat was confirmed in time, and the store does not answer.
         """
         self._raise_problem()
         if shard is not None:
             return self.next_batch(shard, records_max)
         with self._lock:
-            self._tell()
+            self._member.raise_loss()
             shards = list(self._open)
-            turn = self._turns % max(len(shards), 1)
-            self._turns += 1
-        held_back: GapHeld | None = None
+            turn = next(self._turns) % max(len(shards), 1)
+        gap: GapHeld | None = None
         for candidate in shards[turn:] + shards[:turn]:
             with self._lock:
                 connection = self._open.get(candidate)
-                if connection is None or connection.busy(self._clock()):
+                if connection is None:
+                    continue
+                connection.roll_back_if_due(self._clock())
+                if connection.outstanding or connection.fetching or connection.leaving:
                     continue
             try:
                 batch = self.next_batch(candidate, records_max)
             except GapHeld as error:
-                held_back = error  # A shard that holds does not hold up the others.
+                gap = error  # The other shards continue.
                 continue
             if batch is not None:
                 return batch
-        if held_back is not None:
-            raise held_back
+        if gap is not None:
+            raise gap
         return None
 
     def _raise_problem(self) -> None:
         if self._member.problem is not None:
             raise self._member.problem
+
+    # -- a pinned group -----------------------------------------------------------------------
+
+    @property
+    def _pins(self) -> bool:
+        return self._member.group.assignment is AssignmentMode.PINNED
+
+    def _request(self, shard: ShardId, bootstrap: str | None) -> None:
+        """Request a shard; withdraw the request if the shard is not available.
+
+        Each change of the requests is written and journalled. So a shard that looks occupied is
+        refused without a request, and after a refused request the next one waits for a pause that
+        doubles up to a minute.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+            ShardOccupied: the shard is not available now.
+            StoreError: the store does not answer.
+        """
+        until, writes = self._refused.get(shard, (0.0, 0))
+        early = shard in self._refused and self._clock() < until
+        if not early:
+            self.beat()
+        reason = self._obstacle(shard)
+        if not reason and early and writes:
+            reason = _REFUSED_BEFORE
+        requests = not reason
+        if requests:
+            self._offer_pinned((self._member.settings.pinned or {}) | {shard: bootstrap})
+            try:
+                self.beat()
+            except BaseException:
+                self._withdraw(shard)
+                raise
+            if shard in self._owned:
+                self._refused.pop(shard, None)
+                return
+            reason = self._obstacle(shard) or _REFUSED_BEFORE
+            self._withdraw(shard)
+            self.beat()
+        if requests or not early:
+            writes = writes + 1 if requests else 0
+            beat_s = self._member.beat_s
+            most_s = max(PINNING_PAUSE_MAX_S, beat_s)
+            pause_s = retry_wait_s(writes, first_s=beat_s, max_s=most_s)
+            self._refused[shard] = (self._clock() + pause_s, writes)
+        raise self._unavailable(shard, reason)
+
+    def _withdraw(self, shard: ShardId) -> None:
+        pinned = self._member.settings.pinned or {}
+        self._offer_pinned({each: start for each, start in pinned.items() if each != shard})
+
+    def _offer_pinned(self, pinned: dict[ShardId, str | None]) -> None:
+        self._member.offer(replace(self._member.settings, pinned=pinned))
+
+    def _obstacle(self, shard: ShardId) -> str:
+        """Return why the shard is not available, as of the last beat; empty if it is.
+
+        Raises:
+            UnknownShard: the group has no such shard.
+        """
+        lease = self._member.lease(shard)
+        if lease is None:
+            raise UnknownShard(
+                f"Group {self._member.group.key} has no shard {shown(shard)}: connect one that it "
+                "has."
+            )
+        if lease.state is ShardState.WAIT:
+            return self._member.why_waiting(lease)
+        if lease.state is ShardState.OVER:
+            return "it is over"
+        if self._member.group.paused:
+            return "the group is paused"
+        return self._rivalry(lease) if lease.subscribable else UNSUBSCRIBABLE
+
+    def _rivalry(self, lease: ShardLease) -> str:
+        """Return which other node requests the shard, or is about to release it.
+
+        A node that owns it without a request gives it to this one, by the plan.
+        """
+        node, holder = self._member.node, lease.consumer_owner
+        rivals = [
+            row.name
+            for row in self._member.members
+            if row.name != node and lease.shard in (row.pinned or {})
+        ]
+        for owner in (holder, lease.lease_owner):
+            if owner in rivals:
+                return f"it is {owner}'s"
+        if rivals:
+            return f"{rivals[0]} asks for it"
+        if lease.state is ShardState.TRANSFER and holder != node:
+            return f"{holder} hands it over once its batch is done"
+        return ""

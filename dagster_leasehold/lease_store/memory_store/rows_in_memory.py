@@ -1,7 +1,8 @@
-"""Rows of one group in one transaction in memory: all that operations ask for."""
+"""Rows of one group in one transaction in memory, and the transactions of the store in memory."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import (
     Callable,
     Collection,
@@ -11,11 +12,16 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from dataclasses import fields, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
 from functools import partial
 from itertools import islice
 from operator import attrgetter, eq, gt, lt
-from typing import Any, TypeVar
+from threading import RLock
+from typing import Any, Generic, TypeVar
+
+from typing_extensions import override
 
 from dagster_leasehold.lease_store.group_rows import Group, Node, Pulse
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
@@ -35,7 +41,6 @@ from dagster_leasehold.lease_store.ledger_rows import (
     ShardTotals,
     Throughput,
 )
-from dagster_leasehold.lease_store.memory_store.rows import TABLES, AllRows, ByShard, GroupRows
 from dagster_leasehold.lease_store.outcomes import Beaten, BeatRefused, Changed
 from dagster_leasehold.lease_store.publication_rows import (
     PointerMove,
@@ -50,16 +55,198 @@ from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.stored_rows import KEYS, NUMBERED, Above, Below, Plus, given
+from dagster_leasehold.lease_store.stored_rows import (
+    KEYS,
+    NO_GROUP,
+    NUMBERED,
+    Above,
+    Below,
+    Plus,
+    given,
+)
+from dagster_leasehold.lease_store.times import utc_now
 
 Outcome = TypeVar("Outcome")
+Shard = TypeVar("Shard")
 Value = TypeVar("Value")
+
+
+class ByShard(MutableMapping[tuple[Shard, int], Value], Generic[Shard, Value]):
+    """Numbered rows by shard: an operation on one shard reads only that shard's rows."""
+
+    __slots__ = ("_shards",)
+
+    def __init__(self) -> None:
+        self._shards: dict[Shard, dict[int, Value]] = {}
+
+    @override
+    def __getitem__(self, key: tuple[Shard, int]) -> Value:
+        shard, number = key
+        rows = self._shards.get(shard)
+        if rows is None:
+            raise KeyError(key)
+        return rows[number]
+
+    @override
+    def __setitem__(self, key: tuple[Shard, int], row: Value) -> None:
+        shard, number = key
+        self._shards.setdefault(shard, {})[number] = row
+
+    @override
+    def __delitem__(self, key: tuple[Shard, int]) -> None:
+        shard, number = key
+        del self._shards[shard][number]
+
+    @override
+    def __iter__(self) -> Iterator[tuple[Shard, int]]:
+        return ((shard, number) for shard, rows in self._shards.items() for number in rows)
+
+    @override
+    def __len__(self) -> int:
+        return sum(map(len, self._shards.values()))
+
+    def of(self, shard: Shard) -> list[Value]:
+        """Return the rows of one shard in the order of their numbers."""
+        rows = self._shards.get(shard, {})
+        return [rows[number] for number in sorted(rows)]
+
+    def newest(self, shard: Shard) -> Value | None:
+        """Return the row of a shard with the highest number, or None."""
+        rows = self._shards.get(shard)
+        return rows[max(rows)] if rows else None
+
+    def all(self) -> list[Value]:
+        """Return all rows, by shard and in the order of their numbers."""
+        return [row for shard in self._shards for row in self.of(shard)]
+
+    def __copy__(self) -> ByShard[Shard, Value]:
+        copied = ByShard[Shard, Value]()
+        copied._shards = {shard: dict(rows) for shard, rows in self._shards.items()}
+        return copied
+
+
+@dataclass(slots=True)
+class GroupRows:
+    """All rows of one group, by kind and key. Rows are frozen, so a shallow copy is a backup."""
+
+    group: Group
+    beat_times: dict[NodeName, datetime] = field(default_factory=dict[NodeName, datetime])
+    generations: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
+    tables: dict[type, MutableMapping[Any, Any]] = field(
+        default_factory=lambda: {
+            kind: ByShard[Any, Any]() if kind in (Batch, JournalEntry) else {} for kind in KEYS
+        }
+    )
+
+    @property
+    def nodes(self) -> MutableMapping[NodeName, Node]:
+        return self.tables[Node]
+
+    @property
+    def shards(self) -> MutableMapping[ShardId, ShardLease]:
+        return self.tables[ShardLease]
+
+    @property
+    def batches(self) -> ByShard[ShardId, Batch]:
+        return self.tables[Batch]  # pyright: ignore[reportReturnType]
+
+    @property
+    def journal(self) -> ByShard[ShardId | None, JournalEntry]:
+        return self.tables[JournalEntry]  # pyright: ignore[reportReturnType]
+
+    @property
+    def outbox(self) -> MutableMapping[int, OutboxEvent]:
+        return self.tables[OutboxEvent]
+
+    @property
+    def counters(self) -> MutableMapping[ShardId, LedgerCounters]:
+        return self.tables[LedgerCounters]
+
+    def copy(self) -> GroupRows:
+        """Return a copy of the rows as they are now."""
+        tables = {kind: copy(rows) for kind, rows in self.tables.items()}
+        return GroupRows(self.group, dict(self.beat_times), dict(self.generations), tables)
+
+
+@dataclass(slots=True)
+class AllRows:
+    """All rows of a store in memory."""
+
+    clock: Callable[[], datetime]
+    groups: dict[GroupKey, GroupRows] = field(default_factory=dict[GroupKey, GroupRows])
+    pointers: dict[TableName, TablePointer] = field(default_factory=dict[TableName, TablePointer])
+    sequence: int = 0
+
+    def next_sequence(self) -> int:
+        """Return a number that is larger than all before."""
+        self.sequence += 1
+        return self.sequence
+
+
+class MemoryTransactions:
+    """The transactions of a store in memory; each operation runs alone, under one lock."""
+
+    def __init__(self, clock: Callable[[], datetime] = utc_now) -> None:
+        self._clock = clock
+        self._lock = RLock()
+        self._all = AllRows(clock)
+        self.statements: Counter[str] = Counter()
+
+    @property
+    def _groups(self) -> dict[GroupKey, GroupRows]:
+        return self._all.groups
+
+    @property
+    def _pointers(self) -> dict[TableName, TablePointer]:
+        return self._all.pointers
+
+    def backup(self) -> object:
+        """Return all rows as they are now, for `restore`."""
+        with self._lock:
+            return {key: rows.copy() for key, rows in self._groups.items()}, dict(self._pointers)
+
+    def restore(self, backup: object) -> None:
+        """Go back to a backup, like a database that lost its last commits."""
+        assert isinstance(backup, tuple)
+        groups, pointers = backup
+        with self._lock:
+            self._all.groups = {key: rows.copy() for key, rows in groups.items()}
+            self._all.pointers = dict(pointers)
+
+    def close(self) -> None:
+        """Do nothing; every store can be closed."""
+
+    def _reading(
+        self, kind: str, key: GroupKey | None, work: Callable[[RowsInMemory], Outcome]
+    ) -> Outcome:
+        return self._writing(kind, key, work)
+
+    def _writing(
+        self,
+        kind: str,
+        key: GroupKey | None,
+        work: Callable[[RowsInMemory], Outcome],
+        *,
+        mark: Callable[[RowsInMemory], bool] | None = None,
+    ) -> Outcome:
+        del mark  # no reply is lost here
+        with self._lock:
+            self.statements[kind] += 1
+            rows = RowsInMemory(self._all, key or NO_GROUP)
+            try:
+                outcome = work(rows)
+            except BaseException:
+                rows.undo()
+                raise
+            if rows.abandoned:
+                rows.undo()
+            return outcome
 
 
 class RowsInMemory:
     """The rows of one group; `lease_store.sql_store.rows_in_sql` describes the methods.
 
-    Every write is remembered with the way back, for operations that raise or abandon.
+    Every write adds its inverse to `_inverses`, for operations that raise or abandon.
     """
 
     def __init__(self, all_rows: AllRows, key: GroupKey) -> None:
@@ -67,7 +254,7 @@ class RowsInMemory:
         self.abandoned = False
         self._all = all_rows
         self._bumped = False
-        self._ways_back: list[Callable[[], object]] = []
+        self._inverses: list[Callable[[], object]] = []
 
     def abandon(self, outcome: Outcome) -> Outcome:
         self.abandoned = True
@@ -75,8 +262,8 @@ class RowsInMemory:
 
     def undo(self) -> None:
         """Take back all that was written."""
-        while self._ways_back:
-            self._ways_back.pop()()
+        while self._inverses:
+            self._inverses.pop()()
 
     # -- rows of any kind -----------------------------------------------------------------------
 
@@ -152,7 +339,7 @@ class RowsInMemory:
         return len(rows)
 
     def _table(self, kind: type) -> MutableMapping[Any, Any]:
-        return getattr(self._state, TABLES[kind])
+        return self._state.tables[kind]
 
     def _candidates(self, kind: type, conditions: Mapping[str, Any]) -> Iterable[Any]:
         """Return rows among which are all that meet the conditions, and few others."""
@@ -183,15 +370,15 @@ class RowsInMemory:
     def _set(self, table: MutableMapping[Any, Any], place: Any, value: Any) -> None:
         before = table.get(place)
         if before is None:
-            self._ways_back.append(lambda: table.pop(place))
+            self._inverses.append(lambda: table.pop(place))
         else:
-            self._ways_back.append(lambda: table.__setitem__(place, before))
+            self._inverses.append(lambda: table.__setitem__(place, before))
         table[place] = value
 
     def _remove(self, table: MutableMapping[Any, Any], place: Any) -> None:
         before = table.pop(place, None)
         if before is not None:
-            self._ways_back.append(lambda: table.__setitem__(place, before))
+            self._inverses.append(lambda: table.__setitem__(place, before))
 
     # -- the store and its groups ---------------------------------------------------------------
 
@@ -212,7 +399,7 @@ class RowsInMemory:
 
     def change_group(self, group: Group) -> None:
         state, before = self._state, self._state.group
-        self._ways_back.append(lambda: setattr(state, "group", before))
+        self._inverses.append(lambda: setattr(state, "group", before))
         state.group = group
 
     def store_identity(self) -> str | None:
@@ -306,11 +493,11 @@ class RowsInMemory:
         return {shard: row for shard, row in rows.items() if row is not None}
 
     def heads(self, shards: Collection[ShardId]) -> Iterator[LedgerHead]:
-        state, newest = self._state, self.newest(shards)
+        newest = self.newest(shards)
         for row in self.shards(shards).values():
             number, intent = next_in_line(newest.get(row.shard))
             run = intent.run if intent else None
-            version = state.counters[row.shard].version
+            version = self._state.counters[row.shard].version
             yield LedgerHead(row.shard, row.check_point, number, run, version)
 
     def throughput(self, since: Mapping[ShardId, int]) -> Iterator[Throughput]:
@@ -343,7 +530,7 @@ class RowsInMemory:
 
     def publishers(self, table: TableName) -> Iterator[Publication]:
         groups = self._all.groups.values()
-        each = (row for state in groups for row in state.publications.values())
+        each = (row for state in groups for row in state.tables[Publication].values())
         return (row for row in each if row.table == table)
 
     def waiting(self, limit: int) -> Iterator[LedgerCounters]:

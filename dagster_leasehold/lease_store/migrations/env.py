@@ -1,4 +1,4 @@
-"""Runs the revisions for Alembic, always on a connection that `lease_store.schema` hands over."""
+"""Runs the revisions for Alembic, on the connection of `lease_store.schema`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run() -> None:
         version_table=VERSION_TABLE,
         transactional_ddl=False,
     )
-    # The caller's connection has its transaction; Alembic must not end it half way.
+    # The caller has begun a transaction, which Alembic must not end.
     context.run_migrations()
 
 

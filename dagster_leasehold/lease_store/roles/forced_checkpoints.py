@@ -1,4 +1,4 @@
-"""The role for forced checkpoints: an operator's, and the first one of a pinned node."""
+"""The role for forced checkpoints: by an operator, or at a pinned node's bootstrap cursor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dagster_leasehold.lease_store.roles.operations import (
     Operations,
     Rows,
     abandon_intent,
+    chunks,
     page_sizes,
     record_removal,
 )
@@ -21,13 +22,13 @@ from dagster_leasehold.lease_store.rules.starting_point import bootstrap_reason,
 from dagster_leasehold.lease_store.rules.withdrawal import Ledger
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.stored_rows import Above, Plus, chunks, given
+from dagster_leasehold.lease_store.stored_rows import Above, Plus, given
 
 WITHDRAWN_PER_STATEMENT = 10_000
 
 
 class ForcedCheckpoints(Operations):
-    """The operations that move a checkpoint, and withdraw the batches behind it."""
+    """The operations that force a checkpoint and withdraw the batches after it."""
 
     def force_checkpoint(
         self,
@@ -39,17 +40,16 @@ class ForcedCheckpoints(Operations):
         reason: str,
         reopen: Reopening = Reopening.REFUSE,
     ) -> Changed:
-        """Set a checkpoint as an operator: a new epoch, journalled, an open intent abandoned.
+        """Set a checkpoint: a new epoch, a journal entry, an abandoned intent.
 
-        Committed batches behind the new checkpoint are withdrawn in the same transaction. A shard
-        that was over is reopened; `reopen` says what becomes of the shards that began after it, if
-        they were read already: where they were not, they wait again in an ordered group. One that
-        is over at just this cursor stays over: `Changed` names no shard then.
+        Committed batches after it are withdrawn. A finished shard is reopened. Its children that
+        were read are handled as `reopen` says; in an ordered group the others wait again. A shard
+        that is over at just this cursor stays over, and `Changed` names no shard.
 
         Raises:
             UnknownShard: the group has no such shard.
-            CheckpointRefused: the cursor divides a committed batch, or shards that began after
-                this one were read and `reopen` refuses.
+            CheckpointRefused: the cursor divides a committed batch, or children were read and
+                `reopen` refuses.
         """
 
         def work(rows: Rows) -> Changed:
@@ -68,10 +68,11 @@ class ForcedCheckpoints(Operations):
         run: str,
         start: str | None = None,
     ) -> Changed | Stale:
-        """Force a shard that `node` holds to its bootstrap cursor, each cursor once.
+        """Force a shard of `node` to its bootstrap cursor, once for each cursor.
 
-        `start` is the end of the log where that lies before the cursor: the shard begins there.
-        `Stale`: done before, not its own, or open in another run. Raises as `force_checkpoint`."""
+        If the log ends before the cursor, `start` is that end. `Stale`: it was done before, the
+        shard is not the node's, or another run has it open. Raises as `force_checkpoint`.
+        """
 
         def work(rows: Rows) -> Changed | Stale:
             leases = _locked_lineage(rows, shard)
@@ -85,7 +86,7 @@ class ForcedCheckpoints(Operations):
 
 
 def _locked_lineage(rows: Rows, shard: ShardId) -> list[ShardLease]:
-    """Lock the rows that forcing a shard concerns, its own first."""
+    """Lock the rows that forcing a shard affects, its own first."""
     shards = {row.shard: row for row in rows.each_shard()}
     if shard not in shards:
         raise unknown_shard(rows.key, shard)
@@ -101,7 +102,7 @@ def _forcing(
     summaries = rows.select(ShardSummary, shard=names)
     return force(
         leases,
-        # A holder can commit until its row is locked, so the ledgers are read after that.
+        # Read after the rows are locked, since a holder can commit until then.
         {name: _ledger(rows, name) for name in names},
         cursor,
         key=rows.key,
@@ -129,15 +130,15 @@ def _force(rows: Rows, forcing: Forcing, observer: str) -> Changed:
 
 
 def _reached(rows: Rows, shard: ShardId, numbers: range) -> Callable[[int], Iterator[Batch]]:
-    def gone(until: int) -> Iterator[Batch]:
+    def removed(until: int) -> Iterator[Batch]:
         reached = numbers[: max(until - numbers.start, 0)]
         return _ledger(rows, shard)(numbers=reached, newest_first=False)
 
-    return gone
+    return removed
 
 
 def _ledger(rows: Rows, shard: ShardId) -> Ledger:
-    """Return a reader of the committed batches of a shard whose row is locked."""
+    """Return a reader of the committed batches of a locked shard."""
 
     def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
         own = given(shard=shard, sequence=numbers, state=BatchState.COMMITTED)
@@ -153,8 +154,8 @@ def _ledger(rows: Rows, shard: ShardId) -> Ledger:
 
 
 def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
-    """Take back the last committed batches of a shard, all with some numbers."""
-    # All in this transaction, but each statement within the time that one can take.
+    """Withdraw the last committed batches of a shard: those with these numbers."""
+    # In several statements, since the time of each is limited.
     for part in chunks(numbers, WITHDRAWN_PER_STATEMENT):
         withdrawn = {"state": BatchState.WITHDRAWN, "generation": Plus(1)}
         rows.change(Batch, withdrawn, shard=shard, sequence=part, state=BatchState.COMMITTED)
@@ -164,6 +165,6 @@ def withdraw(rows: Rows, shard: ShardId, numbers: range) -> None:
 
 
 def look_again(rows: Rows, shard: ShardId, sequence: int) -> None:
-    """Mark ledger rows from a number on as changed, so that they are summarized again."""
+    """Mark ledger rows from a number on as changed, so that they are examined for folding again."""
     changes = {"folded_until": sequence, "version": Plus(1)}
     rows.change(ShardSummary, changes, shard=shard, folded_until=Above(sequence))

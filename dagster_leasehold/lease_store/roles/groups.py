@@ -1,4 +1,4 @@
-"""The role for consumer groups: their settings, and pictures of all that they hold."""
+"""The role for consumer groups and their nodes."""
 
 from __future__ import annotations
 
@@ -6,26 +6,39 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from dagster_leasehold.lease_store.draining import Draining, draining_of
+from dagster_leasehold.lease_store.errors import GroupExists, GroupInUse, GroupLimitReached, shown
 from dagster_leasehold.lease_store.group_rows import (
     GROUPS_PER_STREAM_MAX,
     Group,
     Node,
     Pulse,
     Snapshot,
+    rival_of,
 )
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId, StreamName
+from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.ledger_rows import BatchState
+from dagster_leasehold.lease_store.outcomes import (
+    Beaten,
+    BeatRefused,
+    Changed,
+    NameTaken,
+    Registered,
+    Stale,
+)
 from dagster_leasehold.lease_store.roles.operations import Operations, Rows
-from dagster_leasehold.lease_store.rules import refusals
+from dagster_leasehold.lease_store.rules.assignment_plan import check_member
 from dagster_leasehold.lease_store.rules.lineage import UNORDERED, freed_to_start
-from dagster_leasehold.lease_store.rules.transitions import settings_note
+from dagster_leasehold.lease_store.rules.transitions import departed, settings_note
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 
-SNAPSHOT_LOOKS = 3
+SNAPSHOT_ATTEMPTS = 3
 
 
 class Groups(Operations):
-    """The verbs on groups, and reads of a whole group."""
+    """The operations on groups and nodes."""
+
+    # -- groups ---------------------------------------------------------------------------------
 
     def create_group(self, group: Group) -> None:
         """Insert a group.
@@ -37,12 +50,18 @@ class Groups(Operations):
         key, new = group.key, replace(group, generation=0)
 
         def work(rows: Rows) -> None:
-            # They are locked, so that two creators cannot both find room for one more.
+            # Locked, so that two creators cannot both find room for one more.
             siblings = rows.groups(key.stream, lock=True)
             if any(sibling.key == key for sibling in siblings):
-                raise refusals.group_exists(key)
+                raise GroupExists(
+                    f"Stream {shown(key.stream)} already has a consumer group {shown(key.group)}. "
+                    "Choose another name, or update that group."
+                )
             if len(siblings) >= GROUPS_PER_STREAM_MAX:
-                raise refusals.group_limit(key, len(siblings))
+                raise GroupLimitReached(
+                    f"Stream {shown(key.stream)} already has {len(siblings)} consumer groups, the "
+                    "most allowed. Delete one first."
+                )
             rows.add_group(new)
 
         def mark(rows: Rows) -> bool:
@@ -55,10 +74,10 @@ class Groups(Operations):
         return self._reading("groups", None, lambda rows: rows.groups(stream))
 
     def update_group(self, group: Group, *, observer: str) -> Group:
-        """Replace a group's settings and bump its generation; its order takes effect at once.
+        """Replace a group's settings.
 
-        Ordered to unordered frees every waiting shard (edge 2); unordered to ordered leaves
-        running shards alone.
+        A group that becomes unordered frees its waiting shards (edge 2). A group that becomes
+        ordered leaves its shards as they are.
         """
 
         def work(rows: Rows) -> Group:
@@ -77,22 +96,27 @@ class Groups(Operations):
         """Remove a group with all that belongs to it.
 
         Raises:
-            GroupInUse: a node of it is a member and `force` is not given.
+            GroupInUse: it has members, and `force` is not given.
         """
         started = False
 
         def work(rows: Rows) -> None:
             nonlocal started
             if started and key not in (group.key for group in rows.groups(key.stream)):
-                return  # an earlier attempt of this call did it, and its reply was lost
+                return  # An earlier attempt of this call deleted it, and its reply was lost.
             rows.group(lock=True)
             members = rows.members()
             if members and not force:
-                raise refusals.group_in_use(key, members)
+                raise GroupInUse(
+                    f"Group {key} still has live nodes ({', '.join(sorted(members))}). Stop them "
+                    "first, or delete it with --force."
+                )
             started = True
             rows.delete_group()
 
         self._writing("delete_group", key, work)
+
+    # -- reads of a whole group -----------------------------------------------------------------
 
     def pulse(self, key: GroupKey, node: NodeName | None = None) -> Pulse:
         """Return the group and the counters of its nodes, or of one node, in one statement."""
@@ -101,28 +125,28 @@ class Groups(Operations):
     def snapshot(self, key: GroupKey, since: int | None = None) -> Snapshot:
         """Return the group, its nodes and its shards, read in one transaction.
 
-        With `since`, only the shards whose listing, state or owner has changed after that
-        generation.
+        `since` selects the shards whose listing, state or owner changed after that generation.
         """
 
-        # Every statement sees its own moment, so the generation is read before and after; while
-        # changes keep coming in between, the last look holds them off.
+        # Each statement sees its own moment, so the group is compared before and after. If it
+        # keeps changing, the last attempt locks it.
         def work(rows: Rows) -> tuple[Group, Iterator[Node], Iterator[ShardLease]]:
-            for look in range(SNAPSHOT_LOOKS):
-                group = rows.group(lock=look == SNAPSHOT_LOOKS - 1)
+            for attempt in range(1, SNAPSHOT_ATTEMPTS + 1):
+                last = attempt == SNAPSHOT_ATTEMPTS
+                group = rows.group(lock=last)
                 nodes = rows.select(Node)
                 shards = rows.each_shard() if since is None else rows.changed_shards(since)
-                if look == SNAPSHOT_LOOKS - 1 or rows.group() == group:
+                if last or rows.group() == group:
                     return group, nodes, shards
-            raise AssertionError("The last look returns.")
+            raise AssertionError("The last attempt returns.")
 
         group, nodes, shards = self._reading("snapshot", key, work)
         return Snapshot(group, tuple(nodes), tuple(shards))
 
     def draining(self, key: GroupKey) -> Draining:
-        """Return the work under way on each shard; nothing can begin after a committed pause.
+        """Return the work in progress on each shard; none can begin after a committed pause.
 
-        All rows are locked for the reading, so that an opening that overtook the pause is seen.
+        All rows are locked, so that an opening that began before the pause is seen.
         """
 
         def work(rows: Rows) -> Draining:
@@ -136,9 +160,9 @@ class Groups(Operations):
     def progress(
         self, key: GroupKey, nodes: Collection[NodeName], shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, Progress]:
-        """Return checkpoint and tenure of the shards that `nodes` may consume; one statement.
+        """Return checkpoint and tenure of the shards that `nodes` can consume; one statement.
 
-        With `shards`, of these alone.
+        `shards` selects some of them.
         """
 
         def work(rows: Rows) -> Iterable[Progress]:
@@ -148,3 +172,121 @@ class Groups(Operations):
             return [Progress.of(row) for row in leases if row.consumer_owner in nodes]
 
         return {row.shard: row for row in self._reading("progress", key, work)}
+
+    # -- nodes ----------------------------------------------------------------------------------
+
+    def register(
+        self, key: GroupKey, node: Node, *, observer: str, displaced_lease_id: int | None = None
+    ) -> Registered | NameTaken:
+        """Take a node's name under `node.incarnation`.
+
+        Another incarnation loses the name, and its shards, only if its counter is still
+        `displaced_lease_id`: the caller watched it stand still for longer than T.
+
+        Raises:
+            AssignmentConflict: the group assigns by modulo, and the settings contradict another
+                member's. Checked under a lock, so of two nodes that join at once one is refused.
+        """
+
+        def returned(rows: Rows) -> Registered | None:
+            """Register a member that only comes back: just its counter rises."""
+            rows.group()
+            row = _locked(rows, node.name)
+            entry = _registration(row, node, None)
+            if row is None or isinstance(entry, NameTaken) or entry[1]:
+                return rows.abandon(None)
+            rows.write(entry[0], lease_id=row.lease_id)
+            return Registered(entry[0].lease_id)
+
+        def work(rows: Rows) -> Registered | NameTaken:
+            before = _locked(rows, node.name)
+            entry = _registration(before, node, displaced_lease_id)
+            if isinstance(entry, NameTaken):
+                return rows.abandon(entry)
+            after, note = entry
+            if note:
+                check_member(rows.group(), rows.select(Node), node)
+            if before is None:
+                rows.add(after)
+            else:
+                if before.member and before.incarnation != node.incarnation:
+                    reason = f"displaced by {node.incarnation}: its beat had stopped"
+                    _depart(rows, before, kind="evict", reason=reason, observer=observer)
+                rows.write(after, lease_id=before.lease_id)
+            rows.journal([note] if note else [], observer)
+            return Registered(after.lease_id)
+
+        return self._writing("register", key, returned) or self._changing("register", key, work)
+
+    def beat(self, key: GroupKey, node: NodeName, incarnation: str) -> Beaten | BeatRefused:
+        """Add 1 to the node's counter, if the node still has this incarnation."""
+        # A beat whose reply was lost is sent again: counting twice is harmless.
+        return self._writing("beat", key, lambda rows: rows.beat(node, incarnation))
+
+    def beat_ages(self, key: GroupKey) -> dict[NodeName, float]:
+        """Return the seconds since each member's last beat, by the database's own clock.
+
+        For people only. After the clock was set back, an age can be negative.
+        """
+        return self._reading("beat_ages", key, lambda rows: rows.beat_ages())
+
+    def leave(self, key: GroupKey, node: NodeName, incarnation: str) -> Changed | Stale:
+        """Release all shards of the node, and its name, in one transaction."""
+
+        def work(rows: Rows) -> Changed | Stale:
+            row = _locked(rows, node)
+            if row is None or not row.member or row.incarnation != incarnation:
+                return rows.abandon(Stale())
+            return _depart(rows, row, kind="leave", reason="its node left", observer=str(node))
+
+        return self._changing("leave", key, work)
+
+    def evict(
+        self, key: GroupKey, node: NodeName, seen_lease_id: int, *, observer: str, reason: str
+    ) -> Changed | Stale:
+        """Release all shards of a dead node (edges 4, 6 and 9), if its counter stands still."""
+
+        def work(rows: Rows) -> Changed | Stale:
+            row = _locked(rows, node)
+            if row is None or not row.member or row.lease_id != seen_lease_id:
+                return rows.abandon(Stale())
+            return _depart(rows, row, kind="evict", reason=reason, observer=observer)
+
+        return self._changing("evict", key, work)
+
+
+def _locked(rows: Rows, node: NodeName) -> Node | None:
+    # The lock keeps a beat from landing between this read and the write:
+    # 1. The observer sees counter 7, unchanged for T.  2. The node wakes and beats: 8.
+    # 3. The observer evicts. It must find 8 and stop, or wait for the lock and then find it.
+    return rows.first(Node, lock=True, name=node)
+
+
+def _registration(
+    before: Node | None, node: Node, displaced_lease_id: int | None
+) -> tuple[Node, Note | None] | NameTaken:
+    """Return the node's new row, and its journal entry unless only the counter rises.
+
+    The counter rises even for an incarnation that comes back, so that an observer that has begun
+    to count its silence starts again.
+    """
+    after = replace(node, lease_id=before.lease_id + 1 if before else 1)
+    rival = rival_of(node.name, node.incarnation, [before] if before else [])
+    if rival and rival.lease_id != displaced_lease_id:
+        return NameTaken(rival.incarnation, rival.lease_id)
+    if before is None or before.incarnation != node.incarnation:
+        kind, reason = "join", "joined"
+    elif replace(before, lease_id=after.lease_id) != after:
+        kind, reason = "resume", "registered again with other settings"
+    else:
+        return after, None
+    return after, Note(kind=kind, reason=reason, to_owner=node.name, run=node.incarnation)
+
+
+def _depart(rows: Rows, row: Node, *, kind: str, reason: str, observer: str) -> Changed:
+    rows.write(replace(row, incarnation=""), lease_id=row.lease_id)
+    note = Note(kind=kind, reason=reason, from_owner=row.name, run=row.incarnation)
+    rows.journal([note], observer)
+    # The group's row is locked, so owners cannot change. Tenures can, so the shards are locked.
+    shards = rows.shards(rows.shards_of(row.name), lock=True)
+    return rows.carry_out(departed(shards.values(), row.name, reason), observer)

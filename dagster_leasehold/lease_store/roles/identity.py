@@ -1,4 +1,4 @@
-"""The role of a store's identity, for folders, tables and topics that others share."""
+"""The role for the identities of a store and of the logs that its cursors belong to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StoreIdentity:
     """The identity of a lease store.
 
     Attributes:
-        id: made once, at its first use; backups and copies of the store have the same.
+        id: made at its first use; backups and copies of the store share it.
         file: the file of an embedded store, by its real path; None for a database server.
     """
 
@@ -25,16 +25,16 @@ class StoreIdentity:
 
 
 class Identity(Operations):
-    """The verbs that tell lease stores apart, and logs of one name."""
+    """The operations that distinguish lease stores, and logs with the same name."""
 
     _identity: StoreIdentity | None = None
 
     def identity(self) -> StoreIdentity:
-        """Return the identity of this store; it is made at the first call."""
+        """Return the identity of this store; the first call makes it."""
         if self._identity is None:
             id_ = self._reading("identity", None, lambda rows: rows.store_identity())
-            # If the reply is lost, the next call reads the row, whichever process added it.
-            id_ = id_ or self._writing("new_identity", None, _made)
+            # If the reply is lost, the next call reads the row.
+            id_ = id_ or self._writing("new_identity", None, _new_identity)
             self._identity = StoreIdentity(id_, self._file())
         return self._identity
 
@@ -43,8 +43,8 @@ class Identity(Operations):
 
         Args:
             key: the group.
-            identity: of its stream's log; it becomes the group's if that has none yet.
-            instead: it becomes the group's in any case.
+            identity: of the stream's log; stored if the group has none yet.
+            instead: store it in any case.
         """
 
         def stored(rows: Rows) -> str | None:
@@ -72,5 +72,5 @@ class Identity(Operations):
         return None
 
 
-def _made(rows: Rows) -> str:
+def _new_identity(rows: Rows) -> str:
     return rows.store_identity() or rows.add_store_identity(str(uuid4()))

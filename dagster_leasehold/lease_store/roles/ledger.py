@@ -1,14 +1,11 @@
 """The role for readers: the ledger, the journal and the gaps, in pages by key.
 
-A page is one short transaction, and its rows are decoded after that has ended: a deployment of
-any age can be read beside live consumption, and a reader costs what it takes, not what was ever
-written. Nothing but an audit takes everything.
+Each page is a short transaction, and its rows are decoded afterwards. So a reader pays for what it
+reads, however old the deployment is, and does not disturb consumption.
 
-What several pages show was not there at one moment. New batches join at a shard's end alone, so
-that a reader who asks for `heads` first and stops at their numbers sees no batch half. What is
-changed further back (a swap by replay or compaction, a batch that is withdrawn or removed) raises
-the shard's `version`: who needs one moment reads the heads again afterwards, and the shards whose
-version has moved once more.
+Pages are read at different moments. New batches are only appended, so read `heads` first and stop
+at their numbers. Earlier rows can be swapped, withdrawn or deleted, which raises the shard's
+`version`. To read all of one moment, compare the heads afterwards, and read changed shards again.
 """
 
 from __future__ import annotations
@@ -26,35 +23,31 @@ from dagster_leasehold.lease_store.ledger_rows import (
     ShardTotals,
     Throughput,
 )
-from dagster_leasehold.lease_store.roles.operations import Operations, Rows
+from dagster_leasehold.lease_store.roles.operations import Operations, Rows, chunks
 from dagster_leasehold.lease_store.rules.withdrawal import ALL_NUMBERS, NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
-from dagster_leasehold.lease_store.stored_rows import Above, given, portions
+from dagster_leasehold.lease_store.stored_rows import Above, given
 
 THROUGHPUT_BATCHES = 32
 SHARDS_PER_LOOK = 100
 
 
 class Ledger(Operations):
-    """The verbs that read ledger, journal and gaps; they change nothing.
+    """The operations that read ledger, journal and gaps.
 
-    An iterator has read its first page when it is returned, and reads the next when it is asked
-    for more; each page can raise `StoreUnavailable`.
+    An iterator is returned with its first page, and each further page can raise
+    `StoreUnavailable`.
     """
 
     def heads(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, LedgerHead]:
-        """Return where the ledger of these shards or of all ends; each as it is at one moment.
-
-        One row per shard is read, and its newest batch; a shard that the group has not is left
-        out.
-        """
+        """Return the ends of the ledgers of these shards or of all; unknown shards are left out."""
         if shards is None:
             shards = self._listing("heads", key, lambda rows: rows.values(ShardLease, "shard"))
         heads: dict[ShardId, LedgerHead] = {}
-        for part in portions(shards, SHARDS_PER_LOOK):
+        for part in chunks(sorted(shards), SHARDS_PER_LOOK):
 
             def work(rows: Rows, part: Collection[ShardId] = part) -> Iterator[LedgerHead]:
                 return rows.heads(part)
@@ -91,13 +84,13 @@ class Ledger(Operations):
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """Return all that `each_batch` gives, at once: for a ledger that is known to be small."""
+        """Return all that `each_batch` yields, for a ledger that is known to be small."""
         return list(self.each_batch(key, shard, state))
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:
-        """Return committed batches of these shards from the given numbers on, in order.
+        """Yield committed batches of these shards from the given numbers on, in order.
 
-        A row that stands for several batches is given if it stands for any of these.
+        A folded row is included if any of its batches is.
         """
         self._reading("batches", key, lambda rows: rows.group())
         return chain.from_iterable(
@@ -107,17 +100,14 @@ class Ledger(Operations):
         )
 
     def throughput(self, key: GroupKey, *, window: int = THROUGHPUT_BATCHES) -> list[Throughput]:
-        """Return the sums of late commits, for every shard with a ledger, by shard.
-
-        Counted are the committed batches among the newest `window` of a shard.
-        """
+        """Return the sum of each shard's committed batches among its newest `window`, by shard."""
         newest = {
             head.shard: head.next_number - (head.intent is None)
             for head in self.heads(key).values()
             if head.next_number or head.intent is not None
         }
         sums: list[Throughput] = []
-        for part in portions(newest, SHARDS_PER_LOOK):
+        for part in chunks(sorted(newest), SHARDS_PER_LOOK):
             since = {shard: newest[shard] - window + 1 for shard in part}
             sums += self._listing(
                 "throughput", key, lambda rows, since=since: rows.throughput(since)
@@ -125,16 +115,12 @@ class Ledger(Operations):
         return sums
 
     def totals(self, key: GroupKey) -> list[ShardTotals]:
-        """Return all that was ever committed, for every shard, by shard; one statement."""
+        """Return all that was ever committed, by shard, in one statement."""
         counted = self._listing("totals", key, lambda rows: rows.select(LedgerCounters))
         return [each.totals for each in counted]
 
     def ledger_rows(self, key: GroupKey) -> int:
-        """Return the number of ledger rows of batches that were ever committed; one statement.
-
-        Shards count their rows at each commit, folding and expiry, so that no look at the ledger
-        is needed.
-        """
+        """Return the number of ledger rows of batches that were ever committed; one statement."""
         counted = self._listing("ledger_rows", key, lambda r: r.values(LedgerCounters, "rows"))
         return sum(counted)
 
@@ -148,10 +134,10 @@ class Ledger(Operations):
         newest_first: bool = False,
         limit: int | None = None,
     ) -> Iterator[JournalEntry]:
-        """Return journal entries in order of their sequence, those in `(after, until]`.
+        """Yield the journal entries in `(after, until]`, in order.
 
-        Transactions that overlap can take effect in another order than that of their numbers:
-        to follow the journal's end, use `lease_store.journal_tail`.
+        Overlapping transactions can commit in another order than their numbers. To follow the
+        journal's end, use `lease_store.journal_tail`.
         """
         above = range(after + 1, NUMBERS_END if until is None else until + 1)
         own = given(sequence=above, shard=shard)
@@ -167,9 +153,9 @@ class Ledger(Operations):
         limit: int | None = None,
         newest: bool = False,
     ) -> list[JournalEntry]:
-        """Return journal entries in order of their sequence: the first `limit`, or the newest.
+        """Return journal entries in order: the first or the newest `limit`.
 
-        Without a limit it is all that `each_entry` gives: for a journal that is known to be small.
+        Without a limit it returns all, for a journal that is known to be small.
         """
         entries = list(
             self.each_entry(key, shard=shard, after=after, newest_first=newest, limit=limit)
@@ -177,7 +163,7 @@ class Ledger(Operations):
         return entries[::-1] if newest else entries
 
     def touched(self, key: GroupKey, after: int) -> list[tuple[int, ShardId]]:
-        """Return the numbers of journal entries on tenures after one, each with its shard."""
+        """Return the numbers of later journal entries on tenures, each with its shard."""
         own = given(sequence=Above(after), kind=TENURE_KINDS)
         return self._reading(
             "touched", key, lambda rows: rows.values(JournalEntry, "sequence", "shard", **own)
@@ -191,10 +177,7 @@ class Ledger(Operations):
         start: str | None = None,
         acknowledged: bool | None = None,
     ) -> list[Gap]:
-        """Return gaps by shard, start and end: of one shard or all, acknowledged or not or both.
-
-        With `start`, the batches that begin at this cursor.
-        """
+        """Return gaps by shard, start and end; conditions that are None select all."""
         own = given(shard=shard, start=start, acknowledged=acknowledged)
         return list(self._each("gaps", key, Gap, **own))
 
@@ -204,12 +187,12 @@ class Ledger(Operations):
         return {flag: flags.count(flag) for flag in (True, False)}
 
     def summaries(self, key: GroupKey, shard: ShardId | None = None) -> list[ShardSummary]:
-        """Return the summaries of deleted history, of one shard or by shard; that of none first."""
+        """Return the summaries of deleted history, of one shard or of all, by shard."""
         own = given(shard=shard)
         return self._listing("summaries", key, lambda rows: rows.select(ShardSummary, **own))
 
     def _folded_over(self, key: GroupKey, shard: ShardId, number: int) -> Iterator[Batch]:
-        """Return the row before a number, if it stands for the batch of that number as well."""
+        """Yield the row before a number, if the batch of that number was folded into it."""
         if not number:
             return
         own = given(shard=shard, sequence=range(number), state=BatchState.COMMITTED)

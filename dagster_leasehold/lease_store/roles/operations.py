@@ -1,19 +1,18 @@
-"""The base of all roles: operations over the rows of one group, each in one transaction.
+"""The base of all roles: operations on the rows of one group, each in one transaction.
 
-An operation locks the rows that it decides upon, asks the pure rules, and writes under conditions
-that repeat the values that it saw. Changes of ownership lock the group's row first and shards by
-id, so that all transactions agree on one order; beats lock nothing but their own node's row.
+An operation locks the rows that it decides on, applies the pure rules, and writes under the
+condition that the rows are as it saw them. Changes of ownership lock the group's row first and then
+shards by id, so that transactions do not deadlock. A beat locks only its node's row.
 
-`Rows` reads and writes rows by key or condition. It reads them at once and decodes them as they
-are taken: an operation that only reads takes them after its transaction has ended, because a
-server ends a transaction that stalls while its process decodes ten thousand rows.
+`Rows` reads and writes rows by key or condition, and decodes them lazily. An operation that only
+reads decodes them after its transaction, because the server ends a transaction that stalls.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 else:
     Rows = object
 
+ROWS_PER_TRANSACTION = 500
 PAGE_FIRST_ROWS = 64
 PAGE_ROWS_MAX = 2_048
 _PAGE_GROWTH = 4
@@ -56,7 +56,7 @@ class Operations(ABC):
 
     @abstractmethod
     def _reading(self, kind: str, key: GroupKey | None, work: Callable[[Rows], Outcome]) -> Outcome:
-        """Run an operation that changes nothing; without a key it concerns no group."""
+        """Run an operation that only reads; without a key it concerns no group."""
 
     @abstractmethod
     def _writing(
@@ -67,14 +67,14 @@ class Operations(ABC):
         *,
         mark: Callable[[Rows], bool] | None = None,
     ) -> Outcome:
-        """Run an operation in one transaction; `work` runs again whenever that must.
+        """Run an operation in one transaction; `work` runs again after a conflict.
 
-        `mark` tells in a new transaction whether this one took effect, after the reply to its
-        COMMIT was lost; None where running the work again is harmless.
+        After a lost reply to COMMIT, `mark` finds out in a new transaction if this one took effect;
+        None if running `work` again is harmless.
         """
 
     def _changing(self, kind: str, key: GroupKey, work: Callable[[Rows], Outcome]) -> Outcome:
-        """Run a change of ownership: the group's row first, so that all of them have one order."""
+        """Run a change of ownership, which locks the group's row first."""
 
         def ordered(rows: Rows) -> Outcome:
             rows.bump()
@@ -85,7 +85,7 @@ class Operations(ABC):
     def _listing(
         self, kind: str, key: GroupKey, query: Callable[[Rows], Iterable[Value]]
     ) -> list[Value]:
-        """Return the values of a bounded query; the group is looked for only if there is none."""
+        """Return the values of a bounded query; if there are none, check that the group exists."""
 
         def work(rows: Rows) -> Iterator[Value]:
             values = iter(query(rows))
@@ -106,7 +106,7 @@ class Operations(ABC):
         limit: int | None = None,
         **conditions: Any,
     ) -> Iterator[Value]:
-        """Return rows page by page, each in a transaction of its own; the first is read now."""
+        """Yield rows page by page, each in its own transaction; the first page is read now."""
 
         def pages() -> Iterator[list[Value]]:
             remaining = limit
@@ -132,8 +132,13 @@ class Operations(ABC):
         return chain.from_iterable(chain([next(each)], each))
 
 
+def chunks(values: Sequence[Value], size: int = ROWS_PER_TRANSACTION) -> Iterator[Sequence[Value]]:
+    """Cut values into pieces of a size."""
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
 def page_sizes(first: int = PAGE_FIRST_ROWS, most: int = PAGE_ROWS_MAX) -> Iterator[int]:
-    """Give the rows to ask for with each page: few at first, for readers who take only those."""
+    """Yield the size of each page: small at first, for readers that stop early."""
     size = first
     while True:
         yield size
@@ -141,7 +146,7 @@ def page_sizes(first: int = PAGE_FIRST_ROWS, most: int = PAGE_ROWS_MAX) -> Itera
 
 
 def journalled(shard: ShardId | None = None) -> Callable[[Rows], bool]:
-    """Return the mark that looks for a transaction's journal entries, behind its first lock."""
+    """Return the mark that finds a transaction's journal entries, after taking its first lock."""
 
     def mark(rows: Rows) -> bool:
         if shard is None:
@@ -154,7 +159,7 @@ def journalled(shard: ShardId | None = None) -> Callable[[Rows], bool]:
 
 
 def locked_shard(rows: Rows, shard: ShardId) -> ShardLease:
-    """Lock a shard's row and return it.
+    """Lock and return a shard's row.
 
     Raises:
         UnknownShard: the group has no such shard.
@@ -166,37 +171,37 @@ def locked_shard(rows: Rows, shard: ShardId) -> ShardLease:
     return row
 
 
-def held(rows: Rows, tenure: Tenure) -> ShardLease:
-    """Lock the shard row of a tenure and return it.
+def current_row(rows: Rows, tenure: Tenure) -> ShardLease:
+    """Lock and return the shard row of a tenure.
 
     Raises:
         LeaseLost: the tenure is over.
     """
     row = rows.shards([tenure.shard], lock=True).get(tenure.shard)
     if row is None or not holds(row, tenure):
-        raise lost(rows, tenure)
+        raise loss_of(rows, tenure)
     return row
 
 
-def lost(rows: Rows, tenure: Tenure) -> Exception:
+def loss_of(rows: Rows, tenure: Tenure) -> Exception:
     """Return the error of a tenure that is over."""
     rows.group()
     return lease_lost(tenure)
 
 
 def abandon_intent(rows: Rows, shard: ShardId) -> None:
-    """Give up a shard's intent; only its newest row can be an intent."""
+    """Abandon a shard's intent, if its newest row is one."""
     newest = rows.newest([shard]).get(shard)
     if newest is not None and newest.state is BatchState.INTENT:
         own = {"shard": shard, "sequence": newest.sequence, "state": BatchState.INTENT}
         rows.change(Batch, {"state": BatchState.ABANDONED}, **own)
 
 
-# -- locks to publish and to deliver, and the border of the table -------------------------------
+# -- publish and delivery locks, and the border of the table -------------------------------
 
 
 def border_in(rows: Rows, shard: ShardId) -> Border | None:
-    """Return the border of a shard whose row is locked; None if it is not published."""
+    """Return the border of a locked shard; None if the group publishes nothing."""
     publication = rows.first(Publication, epoch=Above(0))
     if publication is None:
         return None
@@ -205,33 +210,32 @@ def border_in(rows: Rows, shard: ShardId) -> Border | None:
 
 
 def record_removal(
-    rows: Rows, shard: ShardId, kind: ChangeKind, gone: Callable[[int], Iterable[Batch]]
+    rows: Rows, shard: ShardId, kind: ChangeKind, removed: Callable[[int], Iterable[Batch]]
 ) -> None:
-    """Have the table follow, where some batches of a shard are no longer committed output.
+    """Record that batches of a locked shard leave the table.
 
-    `gone` reads the ones with numbers below one, as they were before; the shard's row is
-    locked.
+    `removed` reads the removed batches before a number, as they were.
     """
     border = border_in(rows, shard)
     if border is not None:
-        changes = changes_of_removal(kind, shard, gone(border.reached), border.published)
+        changes = changes_of_removal(kind, shard, removed(border.reached), border.published)
         rows.add(*changes)
 
 
 class Locks(Operations):
-    """The base of the roles that have a lock with an epoch, to publish or to deliver."""
+    """The base of the roles with a lock that has an epoch: publish and delivery."""
 
     def _release(
         self, name: str, kind: type[Lock], lock: DeliveryClaim | PublishLock
     ) -> Settled | LockOver:
-        sent = False
+        earlier_try = False
 
         def work(rows: Rows) -> Settled | LockOver:
-            nonlocal sent
+            nonlocal earlier_try
             if held_lock(rows, kind, lock) is None:
-                # An epoch is used once: an earlier try of this call ended it.
-                return rows.abandon(Settled() if sent else LockOver())
-            sent = True
+                # An epoch is used once, so an earlier try of this call released it.
+                return rows.abandon(Settled() if earlier_try else LockOver())
+            earlier_try = True
             rows.change(kind, {"node": None, "incarnation": ""}, epoch=lock.epoch)
             return Settled()
 
@@ -241,7 +245,7 @@ class Locks(Operations):
 def next_epoch(
     rows: Rows, lock: Lock | None, node: NodeName | None, incarnation: str
 ) -> int | LockTaken:
-    """Return the epoch of the lock that a node, or none, takes; the group's row is locked."""
+    """Return the epoch of the lock that a node takes, or no node; the group's row is locked."""
     holder = lock.node if lock is not None else None
     names = {name for name in (node, holder) if name is not None}
     alive = {row.name: row.incarnation for row in rows.select(Node, name=names) if row.member}
@@ -255,6 +259,6 @@ def next_epoch(
 def held_lock(
     rows: Rows, kind: type[LockKind], lock: DeliveryClaim | PublishLock
 ) -> LockKind | None:
-    """Lock and return the row of a publish or delivery lock; None if another has taken the lock."""
+    """Lock and return the row of a publish or delivery lock; None if another node has taken it."""
     rows.group()
     return rows.first(kind, lock=True, node=lock.node, epoch=lock.epoch)

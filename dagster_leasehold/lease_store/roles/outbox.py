@@ -1,15 +1,15 @@
 """The role for the outbox: committed events to deliver, and the lock to deliver them.
 
-Each commit leaves its events in the same transaction. A run tells Dagster of its own, a sensor of
-those that died; the hook of a stream is called by the holder of the group's lock to deliver:
+Each commit adds its events in the same transaction. A run reports its own events to Dagster, and a
+sensor those of dead runs. The holder of the group's delivery lock calls the stream's hook:
 
 1. Deployment A takes the lock as one of its nodes, and calls the hook for batch 7.
 2. Deployment B finds the lock with a live node, and leaves the hook to A.
-3. A's process dies, or is frozen until its node's volume lease lapses and the node is evicted.
+3. A's process dies, or is frozen until its node is evicted.
 4. B takes the lock with a higher epoch, and calls the hook for batch 7 again.
-5. Should A wake up and settle batch 7, its epoch is over: nothing changes.
+5. If A wakes up and settles batch 7, its epoch is over, and nothing changes.
 
-So every batch is delivered at least once and, while no deliverer is taken for dead, in order.
+So every batch is delivered at least once, and in order unless a deliverer is evicted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dagster_leasehold.lease_store.journal_rows import (
 )
 from dagster_leasehold.lease_store.outcomes import LockOver, LockTaken, Settled
 from dagster_leasehold.lease_store.roles.operations import Locks, Rows, held_lock, next_epoch
-from dagster_leasehold.lease_store.stored_rows import DeliveryLock, Plus, given, portions
+from dagster_leasehold.lease_store.stored_rows import DeliveryLock, Plus, given
 
 
 class Outbox(Locks):
-    """The verbs on events."""
+    """The operations on events."""
 
     def pending_events(
         self,
@@ -41,8 +41,7 @@ class Outbox(Locks):
         shard: ShardId | None = None,
         limit: int = 500,
     ) -> list[OutboxEvent]:
-        """Return undelivered events of a kind in commit order, of one run or shard or of all."""
-
+        """Return undelivered events of a kind in commit order, optionally of one run or shard."""
         own = given(delivered=False, kind=kind, run=run, shard=shard)
         return self._listing(
             "pending_events", key, lambda rows: rows.select(OutboxEvent, limit=limit, **own)
@@ -53,13 +52,12 @@ class Outbox(Locks):
 
         def work(rows: Rows) -> None:
             rows.group()
-            for part in portions(sequences):
-                rows.change(OutboxEvent, {"delivered": True}, sequence=set(part))
+            rows.change(OutboxEvent, {"delivered": True}, sequence=set(sequences))
 
         self._writing("mark_delivered", key, work)
 
     def waiting_events(self, key: GroupKey, kind: EventKind) -> list[WaitingEvents]:
-        """Return the undelivered events of a kind: one value per shard that has any, by shard."""
+        """Return the undelivered events of a kind, one value for each shard that has any."""
         return self._listing("waiting_events", key, lambda rows: rows.waiting_events(kind))
 
     def take_delivery_lock(
@@ -67,9 +65,8 @@ class Outbox(Locks):
     ) -> DeliveryClaim | LockTaken:
         """Take the lock to deliver a group's hook events, as a live node.
 
-        Condition: the lock is free, or is this node's, or its node no longer lives under
-        the incarnation that took it. The epoch rises each time, so that taking it again fences
-        an earlier lock of the same node.
+        The lock must be free or this node's, or the incarnation that took it must be gone. The
+        epoch rises each time, so taking it again fences an earlier lock of the same node.
         """
 
         def work(rows: Rows) -> DeliveryClaim | LockTaken:
@@ -81,15 +78,15 @@ class Outbox(Locks):
             (rows.add if lock is None else rows.write)(DeliveryLock(node, incarnation, epoch))
             return DeliveryClaim(key, node, epoch)
 
-        # After a lost reply the lock is taken again.
+        # Repeated after a lost reply, it takes the lock again.
         return self._writing("take_delivery_lock", key, work)
 
     def settle_event(
         self, claim: DeliveryClaim, sequence: int, *, error: str = ""
     ) -> Settled | LockOver:
-        """Flag an event as delivered or, with an error, count the attempt that failed.
+        """Flag an event as delivered or, with an error, count a failed attempt.
 
-        Condition: the lock is still the claim's. Of the error, one line is kept.
+        The lock must still be held. One line of the error is kept.
         """
 
         def work(rows: Rows) -> Settled | LockOver:

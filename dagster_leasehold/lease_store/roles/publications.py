@@ -1,33 +1,30 @@
-"""The role for publishing: committed batches on their way into the group's Iceberg table.
+"""The role for publishing: adding committed batches to the group's Iceberg table.
 
-The ledger names the committed files; people read the table. One publisher per group moves
-batches from the one into the other, in order:
+The ledger names the committed files; people read the table. One publisher per group copies the
+batches from the ledger into the table, in order:
 
-1. Publisher A takes the lock, reads the batches behind the cursors, and stages a snapshot.
+1. Publisher A takes the lock, reads the unpublished batches, and stages a snapshot.
 2. It is frozen until its node is evicted. B takes the lock with a higher epoch, publishes the same
    batches, and moves the cursors.
-3. A wakes up and commits: its epoch is over, so that nothing changes; what it staged is named by
-   nothing.
-4. Had a batch been withdrawn or given other files after A read it, the version of the shard's
-   ledger would have moved, and nothing would change either.
+3. A wakes up and commits. Its epoch is over, so nothing changes, and nothing names its snapshot.
+4. If a batch was withdrawn or rewritten after A read it, the version of the shard's ledger has
+   changed, and A's commit changes nothing either.
 
-With the default catalog, the table's pointer moves in the same transaction. With any other one the
-publication is recorded before, as the only pending one, and the table's mark shows if it arrived:
+With the default catalog, the table's pointer moves in the same transaction. With another catalog,
+the publication is recorded first, as the only pending one:
 
 1. A records publication P, with the id of the snapshot that it must follow.
-2. It sends P to the catalog, which takes it if that is still the newest snapshot; the reply is
+2. It sends P to the catalog, which accepts it if that is still the newest snapshot. The reply is
    lost, or A dies.
-3. The next holder of the lock reads the table. If its mark names P, P is settled. If the newest
-   snapshot is still the base of P, the same request is sent again. Otherwise the catalog cannot
-   take P any more, and P is dropped.
-4. What happens to batches of P meanwhile becomes a change of the table, as if it were published. If
-   P is dropped, the change is dropped with it.
+3. The next holder of the lock reads the table. If a table property names P, P is settled. If the
+   newest snapshot is still the base of P, the same request is sent again. Otherwise the catalog can
+   no longer accept P, and P is dropped.
+4. If a batch of P is withdrawn or rewritten meanwhile, that is recorded as a change of the table,
+   as if P was published. If P is dropped, so is the change.
 
-A group whose output was never published has no changes, and all of it can be rewritten.
-
-All operations that publish lock the group's publication first, then its shards by id.
-An operation that withdraws, rewrites or deletes batches locks their shard and then reads the
-publication, so that one of the two sees the other one's change.
+All operations that publish lock the group's publication first, then its shards by id. An operation
+that withdraws, rewrites or deletes batches locks their shard and then reads the publication, so
+one of the two sees the change of the other.
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dagster_leasehold.lease_store.errors import UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch, LedgerCounters
 from dagster_leasehold.lease_store.outcomes import (
@@ -65,6 +63,7 @@ from dagster_leasehold.lease_store.roles.operations import (
     Locks,
     Rows,
     abandon_intent,
+    chunks,
     held_lock,
     next_epoch,
 )
@@ -72,17 +71,16 @@ from dagster_leasehold.lease_store.rules import publishing as rules
 from dagster_leasehold.lease_store.rules import rolling_forward
 from dagster_leasehold.lease_store.rules.ledger import next_in_line
 from dagster_leasehold.lease_store.rules.lineage import first_seen
-from dagster_leasehold.lease_store.rules.refusals import shard_never_listed
 from dagster_leasehold.lease_store.rules.withdrawal import NUMBERS_END
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
-from dagster_leasehold.lease_store.stored_rows import Above, Raced, given, portions
+from dagster_leasehold.lease_store.stored_rows import Above, Raced, given
 
 BACKLOG_BATCHES = 2_000
 CHANGES_PER_PUBLICATION = 200
 LAG_BATCHES = 1_000
-"""The most batches of a shard that are counted to tell how much waits for publication."""
+"""The most unpublished batches of a shard that are counted."""
 SHARDS_PER_LOOK = 10_000
-"""The most shards that one look at what waits for publication concerns."""
+"""The most shards whose unpublished batches are read at once."""
 _SHARDS_PER_STATEMENT = 100
 
 
@@ -101,24 +99,19 @@ class Publications(Locks):
         run: str = "",
         seen_epoch: int | None = None,
     ) -> PublishLock | LockTaken | PublishesElsewhere:
-        """Take the lock to publish a group's output to a table, as a live node or as no node.
+        """Take the lock to publish a group's output to a table, as a live node or without a node.
 
-        A lock of no node is for a single publication: any process can take the next one at any
-        time.
-
-        Condition: the lock is free, or is this node's, or its node no longer lives under
-        the incarnation that took it; and the group has published to no other table, nor another
-        group to this one. The epoch rises each time, so that taking it again fences an earlier
-        lock of the same node. A node may have several processes that publish: each names the epoch
-        that it saw, and takes nothing that another one has taken since.
+        The lock must be free or this node's, or the incarnation that took it must be gone. A lock
+        without a node is for a single publication, and any process can take it over. A group
+        publishes to one table, and only one group publishes to it. The epoch rises each time, so
+        taking it again fences an earlier lock of the same node.
 
         Args:
-            key: of the group.
             node: takes the lock; None for no node.
             incarnation: the node's.
-            table: the group's.
             run: the publishing run; empty for a sensor or a command.
-            seen_epoch: of the last lock, as the caller knows it; None accepts any.
+            seen_epoch: of the newest lock that the caller knows; None accepts any. Of several
+                publishing processes of one node, none can take over a newer lock.
         """
 
         def work(rows: Rows) -> PublishLock | LockTaken | PublishesElsewhere:
@@ -138,7 +131,7 @@ class Publications(Locks):
             _put(rows, own, replace(taken, incarnation=incarnation if node else "", run=run))
             return PublishLock(key, node, epoch)
 
-        # After a lost reply the lock is taken again.
+        # Repeated after a lost reply, it takes the lock again.
         return self._writing("take_publish_lock", key, work)
 
     def release_publish_lock(self, lock: PublishLock) -> Settled | LockOver:
@@ -148,7 +141,7 @@ class Publications(Locks):
     # -- reading --------------------------------------------------------------------------------
 
     def publication(self, key: GroupKey) -> Publication | None:
-        """Return the state of a group's table, or None where it has none; one statement."""
+        """Return the state of a group's table, or None, in one statement."""
 
         def work(rows: Rows) -> Publication | None:
             own = rows.publication()
@@ -159,15 +152,15 @@ class Publications(Locks):
         return self._reading("publication", key, work)
 
     def unpublished(self, key: GroupKey, *, limit: int = BACKLOG_BATCHES) -> list[ShardBacklog]:
-        """Return committed batches from the cursors on, by shard that has any.
+        """Return unpublished batches by shard.
 
-        One statement where there is nothing. `limit` bounds the batches of all shards together;
-        under it each shard has its share, and the shards that wait for most come first.
+        `limit` bounds the batches of all shards together, of which each shard gets a share; the
+        shards with the most batches come first.
         """
         places = self._waiting(key, min(limit, SHARDS_PER_LOOK))
         share = rules.shares({name: each.numbers_left for name, each in places.items()}, limit)
         batches: dict[ShardId, list[Batch]] = {}
-        for part in portions(places, _SHARDS_PER_STATEMENT):
+        for part in chunks(sorted(places), _SHARDS_PER_STATEMENT):
             spans = {shard: (places[shard].published_until, share[shard] + 1) for shard in part}
 
             def work(rows: Rows, spans: Any = spans) -> Iterator[Batch]:
@@ -189,7 +182,7 @@ class Publications(Locks):
     def pending_changes(
         self, key: GroupKey, *, after: int = 0, limit: int = CHANGES_PER_PUBLICATION
     ) -> list[TableChange]:
-        """Return changes that are not published, in order, behind the number `after`."""
+        """Return unpublished changes after the number `after`, in order."""
         own = given(published=False, sequence=Above(after))
         return self._listing(
             "pending_changes", key, lambda rows: rows.select(TableChange, limit=limit, **own)
@@ -198,10 +191,9 @@ class Publications(Locks):
     def published_until(
         self, key: GroupKey, shards: Collection[ShardId] | None = None
     ) -> dict[ShardId, int] | None:
-        """Return the cursors of these shards or of all; None if it is not published.
+        """Return the cursors of these shards or of all; None if the group publishes nothing.
 
-        All output can be rewritten then, and batches before the cursors otherwise. A shard that
-        the group has not is left out.
+        Batches before the cursors can be rewritten, and all batches of a group without a table.
         """
 
         def work(rows: Rows) -> dict[ShardId, int] | None:
@@ -214,13 +206,10 @@ class Publications(Locks):
         return self._reading("published_until", key, work)
 
     def publication_lag(self, key: GroupKey) -> list[ShardLag]:
-        """Return what waits for publication, by shard, of those with something that waits.
-
-        Of each shard a bounded number of batches is counted.
-        """
+        """Return the unpublished output by shard; a bounded number of batches is counted."""
         places = self._waiting(key, SHARDS_PER_LOOK)
         lags: list[ShardLag] = []
-        for part in portions(places, _SHARDS_PER_STATEMENT):
+        for part in chunks(sorted(places), _SHARDS_PER_STATEMENT):
             spans = {shard: (places[shard].published_until, LAG_BATCHES) for shard in part}
 
             def work(rows: Rows, spans: Any = spans) -> Iterator[ShardLag]:
@@ -230,7 +219,7 @@ class Publications(Locks):
         return sorted(lags, key=lambda lag: lag.shard)
 
     def _waiting(self, key: GroupKey, limit: int) -> dict[ShardId, LedgerCounters]:
-        """Return the counts of the shards that wait for most; one statement."""
+        """Return the counters of the shards with the most unpublished batches; one statement."""
         waiting = self._reading("unpublished", key, lambda rows: rows.waiting(limit))
         return {each.shard: each for each in waiting}
 
@@ -239,10 +228,7 @@ class Publications(Locks):
     def agree_columns(
         self, key: GroupKey, columns: Sequence[Mapping[str, Any]], *, seen_version: int
     ) -> Changed | Stale:
-        """Replace the columns that a group's files may have.
-
-        Condition: they have still the version that was seen; 0 where there were none.
-        """
+        """Replace the columns of a group's files, if they still have the version that was seen."""
         new_columns = tuple(dict(column) for column in columns)
 
         def work(rows: Rows) -> Changed | Stale:
@@ -261,15 +247,15 @@ class Publications(Locks):
     # -- the default catalog --------------------------------------------------------------------
 
     def table_pointer(self, table: TableName) -> TablePointer | None:
-        """Return the pointer of a table of the default catalog, or None where it has no such."""
+        """Return the pointer of a table in the default catalog, or None."""
         return self._reading("table_pointer", None, lambda rows: rows.pointer(table))
 
     def create_table_pointer(
         self, lock: PublishLock, location: str
     ) -> Settled | LockOver | PointerMoved:
-        """Enter the lock's table into the default catalog, with its first metadata file.
+        """Add the lock's table and its namespace to the default catalog.
 
-        Its namespace is entered with it. `PointerMoved` where the table is there already.
+        `PointerMoved`: the catalog has the table already.
         """
 
         def work(rows: Rows) -> Settled | LockOver | PointerMoved:
@@ -290,10 +276,10 @@ class Publications(Locks):
     def record_publication(
         self, lock: PublishLock, publication: PlannedPublication
     ) -> Settled | LockOver | Stale:
-        """Record the publication that is sent to another catalog.
+        """Record the publication that is about to be sent to another catalog.
 
-        Condition: as for `commit_publication`, and no other one is pending. Recording the same one
-        again is harmless.
+        No other one can be pending, and the conditions of `commit_publication` must hold. Repeating
+        the call is harmless.
         """
 
         def work(rows: Rows) -> Settled | LockOver | Stale:
@@ -314,8 +300,7 @@ class Publications(Locks):
     ) -> Settled | LockOver:
         """Drop the pending publication, which its catalog can no longer accept.
 
-        Changes of its batches are dropped with it: those batches are not in the table. A
-        publication that is not pending is left as it is.
+        Changes of its batches are dropped too, since these are not in the table.
         """
 
         def work(rows: Rows) -> Settled | LockOver:
@@ -324,7 +309,7 @@ class Publications(Locks):
                 return rows.abandon(LockOver())
             if before.pending != publication:
                 return rows.abandon(Settled())
-            # Their rows are locked: a withdrawal is before this, or sees that nothing is pending.
+            # The lock makes a withdrawal come before this, or see that nothing is pending.
             _locked_counters(rows, publication)
             for each in publication.ranges:
                 own = given(shard=each.shard, first=range(each.start, NUMBERS_END))
@@ -337,15 +322,13 @@ class Publications(Locks):
     def commit_publication(
         self, lock: PublishLock, publication: PlannedPublication, pointer: PointerMove | None = None
     ) -> Settled | LockOver | Stale | PointerMoved:
-        """Move cursors and flag changes, and the table's pointer with them: all of it, or nothing.
+        """Move the cursors, flag the changes and move the table's pointer: all of it, or nothing.
 
-        `LockOver`: the lock has passed to another. `Stale`: a cursor or the version of a shard's
-        ledger has moved since it was read, or a change has been published already, or one of a
-        shard of the publication is pending that belongs before or into it. `PointerMoved`:
-        another writer has committed to the table.
+        `LockOver`: another node has the lock. `Stale`: a cursor or a ledger's version has changed,
+        a change was published already, or a pending change has to come first. `PointerMoved`:
+        another writer committed to the table.
 
-        Without a pointer, the publication is the pending one, and was found in the table of another
-        catalog; versions are not compared then.
+        Without a pointer, the pending publication was found in the table of another catalog.
         """
 
         def work(rows: Rows) -> Settled | LockOver | Stale | PointerMoved:
@@ -365,9 +348,9 @@ class Publications(Locks):
                 there = rows.pointer(before.table)
                 return rows.abandon(PointerMoved(there.location if there else None))
             rows.move_cursors({each.shard: each.end for each in publication.ranges})
-            carried = set(publication.changes)
+            numbers = set(publication.changes)
             flagged = {"published": True}
-            if carried and rows.change(TableChange, flagged, sequence=carried) != len(carried):
+            if numbers and rows.change(TableChange, flagged, sequence=numbers) != len(numbers):
                 raise Raced
             after = replace(
                 before,
@@ -390,18 +373,17 @@ class Publications(Locks):
     # -- after a backup was restored --------------------------------------------------------------
 
     def roll_forward(self, lock: PublishLock, ahead: ShardAhead) -> Changed | LockOver | Stale:
-        """Have a shard's ledger name the table's files of it, and move its checkpoint there.
+        """Replace a shard's last ledger rows by the table's files, and move its checkpoint there.
 
-        Batches that the table does not have are withdrawn, and the table is not changed by that. A
-        run that has the shard open is fenced. A shard that an unordered group does not have is
-        added to it. The group's newest publication is unknown afterwards, so that nothing is
-        published until its table is adopted: other shards may have to follow.
+        Batches that the table lacks are withdrawn. A run that has the shard open is fenced. An
+        unordered group gets the shard if it lacks it. Nothing is published until the table is
+        adopted, since other shards can need the same.
 
-        `LockOver`: the lock has passed to another. `Stale`: the shard's ledger has changed since it
-        was compared with the table, or is ahead of it.
+        `LockOver`: another node has the lock. `Stale`: the shard's ledger has changed since it was
+        compared with the table, or is ahead of it.
 
         Raises:
-            UnknownShard: an ordered group does not have the shard, and so not its parents.
+            UnknownShard: an ordered group lacks the shard, so its parents are unknown.
         """
         shard = ahead.shard
 
@@ -420,7 +402,7 @@ class Publications(Locks):
             rolled = rolling_forward.roll_forward(
                 row, ahead, rows.members(), next_number=next_number, at=self._clock()
             )
-            # The table follows no change here: it has what it should have, in other files.
+            # The table does not change: it has the records already, in other files.
             withdraw(rows, shard, range(ahead.first, counters.committed_until))
             for batch in rolled.batches:
                 rows.add(batch)
@@ -436,16 +418,13 @@ def _put(rows: Rows, before: Publication | None, after: Publication) -> None:
 
 
 def _locked_counters(rows: Rows, publication: PlannedPublication) -> dict[ShardId, LedgerCounters]:
-    """Lock the shards of a publication by id, and return their counts."""
-    return {
-        each.shard: each
-        for part in portions(each.shard for each in publication.ranges)
-        for each in rows.select(LedgerCounters, shard=set(part), lock=True)
-    }
+    """Lock the shards of a publication by id, and return their counters."""
+    shards = {each.shard for each in publication.ranges}
+    return {each.shard: each for each in rows.select(LedgerCounters, shard=shards, lock=True)}
 
 
 def _follows(rows: Rows, publication: PlannedPublication) -> bool:
-    """Return True if all is as it was when the publication was planned."""
+    """Return True if nothing has changed since the publication was planned."""
     places = _locked_counters(rows, publication)
     pending = _pending(rows, sequence=set(publication.changes))
     shards = {*pending.values(), *places}
@@ -458,9 +437,13 @@ def _pending(rows: Rows, **own: Any) -> dict[int, ShardId]:
 
 
 def _added(rows: Rows, ahead: ShardAhead) -> ShardLease:
-    """Add a shard that the group does not have."""
+    """Add a shard that the group lacks."""
     if rows.group().ordered:
-        raise shard_never_listed(rows.key, ahead.shard)
+        raise UnknownShard(
+            f"The table has records of shard {shown(ahead.shard)}, which group {rows.key} does "
+            "not know. Start the daemon, so that the source lists its shards, and "
+            "repeat this command."
+        )
     row, note = first_seen(ShardListing(ahead.shard), ordered=False, states={})
     rows.add(row)
     rows.journal([note], rolling_forward.HOLDER)

@@ -1,20 +1,16 @@
-"""The role for bounding history and output: deleting old rows, and keeping a summary of them.
+"""The role for bounding history and output: old rows are deleted, and a summary of them stays.
 
-Journal entries, delivered events, accepted gaps and ledger rows without files of their own are
-deleted once they are old, in portions of a bounded number of rows, each in a short transaction.
-The transaction that deletes a portion adds to the shard's summary what `verify` needs to continue
-from there, and every broken promise that the portion shows: deleting changes no verdict.
+Old journal entries, delivered events, accepted gaps and ledger rows without files are deleted in
+small transactions. Each adds to the shard's summary what `verify` needs to continue, and every
+violation that its rows show, so deleting changes no verdict.
 
-What is rare stays in the journal for good, since proofs look back to it from any distance:
-changes of a group's settings, forced checkpoints, accepted reopenings, and the first sight, the
-end and the reopening of a shard.
+Rare entries stay for good: changes of a group's settings, forced checkpoints, accepted
+reopenings, and the first sight, the end and the reopening of a shard.
 
-Committed output itself goes only if a setting says how long it is kept, from the start of
-each shard on; the summary says where output begins from then on.
+Committed output is deleted only if a setting says how long it is kept.
 
-Ages are judged by the dates in the rows, relative to the newest rows of the group, never by the
-clock of the process that deletes; and the newest rows of each shard stay, however old their dates
-make them. So a clock that jumps a year ahead can shorten a history, and cannot remove it.
+Ages are relative to the newest rows of the group, and the newest rows of each shard stay. So a
+clock that jumps a year ahead can shorten a history, and cannot remove it.
 """
 
 from __future__ import annotations
@@ -54,17 +50,17 @@ from dagster_leasehold.lease_store.shard_summary import (
     Portion,
     ShardSummary,
 )
-from dagster_leasehold.lease_store.stored_rows import Above, Below, Plus, given, portions
+from dagster_leasehold.lease_store.stored_rows import Above, Below, Plus, given
 
 BATCH_ROWS = 200
-"""The most ledger rows that one transaction proves or folds: their lists of files are long."""
+"""The most ledger rows that one transaction proves or folds; their lists of files are long."""
 
 
 class Retention(Operations):
-    """The operations that delete history. They lock shards' rows first, then their summaries.
+    """The operations that delete history: one bounded transaction each.
 
-    Each is one transaction of bounded size. Losing a race with another process that deletes the
-    same is harmless: every step looks again.
+    They lock a shard's row before its summary. Two processes can delete at once, since each
+    transaction reads what is left.
     """
 
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:
@@ -78,9 +74,9 @@ class Retention(Operations):
     def prune_journal(
         self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
     ) -> Portion:
-        """Delete the oldest entries of a shard, or of none, that are dated before a moment.
+        """Delete the oldest entries of a shard, or of no shard, before a moment.
 
-        An entry stays while a committed batch refers to it that was not proven yet.
+        An entry stays while an unproven batch needs it.
         """
 
         def work(rows: Rows) -> Portion:
@@ -98,23 +94,21 @@ class Retention(Operations):
             if not entries:
                 return rows.abandon(Portion())
             too_early = _too_early(rows, shard, entries) if shard is not None else ""
-            outcome, gone = rules.summarised(summary, entries, too_early=too_early)
+            outcome, numbers_to_delete = rules.summarised(summary, entries, too_early=too_early)
             _write_summary(rows, summary, outcome)
-            for part in portions(gone):
-                rows.delete(JournalEntry, shard=shard, sequence=set(part))
-            return Portion(len(gone), len(entries) == PORTION_ROWS)
+            rows.delete(JournalEntry, shard=shard, sequence=set(numbers_to_delete))
+            return Portion(len(numbers_to_delete), len(entries) == PORTION_ROWS)
 
         return self._writing("prune_journal", key, work)
 
     def prune_batches(
         self, key: GroupKey, shard: ShardId, *, before: datetime, keep: int = BATCHES_KEPT
     ) -> Portion:
-        """Prove old committed rows of a shard, then fold and delete what no longer needs a row.
+        """Prove old committed rows of a shard, then fold and delete rows that are not needed.
 
-        A committed row without files goes into the row before it, if that ends where it starts
-        and its events are delivered; a row that was abandoned or withdrawn goes. Nothing is
-        folded while a run holds the claim to rewrite the shard's output, and nothing that waits
-        for publication.
+        A committed row without files is folded into the row before it, if they join and its events
+        are delivered. Abandoned and withdrawn rows are deleted. Rows that wait for publication
+        stay, and so do all rows while a run rewrites the shard's output.
         """
 
         def work(rows: Rows) -> Portion:
@@ -144,13 +138,13 @@ class Retention(Operations):
     def expire_batches(
         self, key: GroupKey, shard: ShardId, *, before: datetime, through: int
     ) -> Portion:
-        """Delete the oldest ledger rows of a shard: those batches are no longer committed output.
+        """Delete the oldest ledger rows of a shard, whose output has expired.
 
-        Deleted are rows with numbers up to `through` that were committed before a moment, from
-        the shard's start on, as far as no merged file is divided and all events are delivered. The
-        shard's newest committed row stays; nothing goes while a run holds the claim to rewrite the
-        shard's output. Their files are not named by anything afterwards, so that vacuum removes
-        them: the caller has made them look new before, since a reader might have listed them.
+        These are rows up to number `through` that were committed before a moment. They are deleted
+        from the shard's start on, as far as no merged file is divided and all events are
+        delivered. The newest committed row stays, and so do all rows while a run rewrites the
+        shard's output. Vacuum removes their files, so the caller has made these look new: a
+        reader can still use them.
         """
 
         def work(rows: Rows) -> Portion:
@@ -160,23 +154,23 @@ class Retention(Operations):
                 return rows.abandon(Portion())
             summary = _locked_summary(rows, shard)
             epochs = {row.epoch for row in ripe if row.sequence >= summary.proven_until}
-            opened = [entry for part in portions(epochs) for entry in _openings(rows, shard, part)]
+            opened = _openings(rows, shard, epochs)
             forced = rows.select(JournalEntry, shard=shard, kind="force")
             gaps = rows.select(Gap, shard=shard)
             outcome = rules.expire(summary, ripe, journal=[*opened, *forced], gaps=gaps)
             _write_summary(rows, summary, outcome.summary)
 
-            def gone(until: int) -> list[Batch]:
+            def removed(until: int) -> list[Batch]:
                 return [row for row in ripe if row.sequence < until]
 
-            record_removal(rows, shard, ChangeKind.EXPIRY, gone)
-            _delete_batches(rows, shard, ripe, outcome.gone)
-            return Portion(len(outcome.gone), more=True)
+            record_removal(rows, shard, ChangeKind.EXPIRY, removed)
+            _delete_batches(rows, shard, ripe, outcome.numbers)
+            return Portion(len(outcome.numbers), more=True)
 
         return self._writing("expire_batches", key, work)
 
     def prune_outbox(self, key: GroupKey, *, before: datetime, keep: int = EVENTS_KEPT) -> Portion:
-        """Delete the oldest delivered events; one that is undelivered never goes."""
+        """Delete the oldest delivered events."""
 
         def work(rows: Rows) -> Portion:
             rows.group()
@@ -191,7 +185,7 @@ class Retention(Operations):
     def prune_changes(
         self, key: GroupKey, *, before: datetime, keep: int = CHANGES_KEPT
     ) -> Portion:
-        """Delete the oldest published changes of the group's table; a pending one never goes."""
+        """Delete the oldest published changes of the group's table."""
 
         def work(rows: Rows) -> Portion:
             rows.group()
@@ -200,7 +194,7 @@ class Retention(Operations):
         return self._writing("prune_changes", key, work)
 
     def prune_gaps(self, key: GroupKey, *, before: datetime) -> Portion:
-        """Delete gaps of one shard that are accepted, skipped and old; its summary has them."""
+        """Delete old gaps of one shard that are accepted and skipped; its summary keeps them."""
         done = given(acknowledged=True, skipped=True, at=Below(before))
 
         def work(rows: Rows) -> Portion:
@@ -224,7 +218,7 @@ class Retention(Operations):
 
 
 def _unproven_epoch(rows: Rows, summary: ShardSummary) -> int | None:
-    """Return the epoch of a shard's oldest committed batch that was not proven yet, or None."""
+    """Return the epoch of a shard's oldest unproven committed batch, or None."""
     if summary.shard is None:
         return None
     numbers = range(summary.proven_until, NUMBERS_END)
@@ -233,7 +227,7 @@ def _unproven_epoch(rows: Rows, summary: ShardSummary) -> int | None:
 
 
 def _too_early(rows: Rows, shard: ShardId, entries: Sequence[JournalEntry]) -> str:
-    """Return how a shard started before its parents were over, if these entries show that."""
+    """Return how a shard started too early, if these entries show that."""
     parents = rows.shards([shard])[shard].parents
     if not parents:
         return ""
@@ -253,7 +247,6 @@ def _too_early(rows: Rows, shard: ShardId, entries: Sequence[JournalEntry]) -> s
 
 
 def _openings(rows: Rows, shard: ShardId, epochs: Collection[int]) -> Iterator[JournalEntry]:
-    """Return the entries that opened tenures with these epochs."""
     own = given(shard=shard, kind="open", epoch=set(epochs))
     return rows.select(JournalEntry, limit=len(epochs), **own)
 
@@ -264,7 +257,6 @@ def _openings(rows: Rows, shard: ShardId, epochs: Collection[int]) -> Iterator[J
 def _prove(
     rows: Rows, shard: ShardId, summary: ShardSummary, *, before: datetime, below: int
 ) -> Portion | None:
-    """Prove the next old rows; None where there is none."""
     numbers = range(summary.proven_until, below)
     own = given(shard=shard, sequence=numbers, state=BatchState.COMMITTED)
     batches = rules.provable(rows.select(Batch, limit=BATCH_ROWS, **own), before=before)
@@ -279,23 +271,21 @@ def _prove(
 def _fold(
     rows: Rows, shard: ShardId, summary: ShardSummary, *, before: datetime, below: int
 ) -> Portion:
-    """Fold the next rows."""
     batches, undelivered = _rewritable(rows, shard, range(summary.folded_until, below), BATCH_ROWS)
     forced: list[Force] = []
     if any(row.state is BatchState.WITHDRAWN for row in batches):
         forced = rules.forces_of(rows.select(JournalEntry, shard=shard, kind="force"))
     outcome = rules.folding(summary, batches, before=before, undelivered=undelivered, forced=forced)
-    if outcome.summary == summary and not outcome.gone:
+    if outcome.summary == summary and not outcome.numbers:
         return rows.abandon(Portion())
     _write_summary(rows, summary, outcome.summary)
     rows.write(*outcome.grown)
-    if outcome.gone:
-        _delete_batches(rows, shard, batches, outcome.gone)
-    return Portion(len(outcome.gone), len(batches) == BATCH_ROWS)
+    if outcome.numbers:
+        _delete_batches(rows, shard, batches, outcome.numbers)
+    return Portion(len(outcome.numbers), len(batches) == BATCH_ROWS)
 
 
 def _ripe(rows: Rows, shard: ShardId, before: datetime, through: int | None = None) -> list[Batch]:
-    """Read the rows that can expire, and no page more."""
     newest = _first_kept(rows, Batch, 1, shard=shard, state=BatchState.COMMITTED)
     if newest is None:
         return []
@@ -304,7 +294,7 @@ def _ripe(rows: Rows, shard: ShardId, before: datetime, through: int | None = No
 
 
 def _each_rewritable(rows: Rows, shard: ShardId, below: int) -> Iterator[tuple[Batch, bool]]:
-    """Read the oldest rows below a number in pages, and if an event of each is to deliver."""
+    """Yield the oldest rows below a number, each with True if an event of it is undelivered."""
     since = 0
     for limit in page_sizes(rules.PORTION_ROWS):
         batches, undelivered = _rewritable(rows, shard, range(since, below), limit)
@@ -317,9 +307,9 @@ def _each_rewritable(rows: Rows, shard: ShardId, below: int) -> Iterator[tuple[B
 def _rewritable(
     rows: Rows, shard: ShardId, numbers: range, limit: int
 ) -> tuple[list[Batch], set[str]]:
-    """Return the oldest rows with some numbers, and which of them have events to deliver.
+    """Return the oldest rows with some numbers, and the ids of those with undelivered events.
 
-    None while a run holds the claim to rewrite the shard's output.
+    None while a run rewrites the shard's output.
     """
     if rows.first(RewriteClaim, shard=shard, run=Above("")) is not None:
         return [], set()
@@ -334,8 +324,7 @@ def _delete_batches(
 ) -> None:
     counted = {row.sequence for row in batches if row.state is not BatchState.ABANDONED}
     removed = len(counted.intersection(numbers))
-    for part in portions(numbers):
-        rows.delete(Batch, shard=shard, sequence=set(part))
+    rows.delete(Batch, shard=shard, sequence=set(numbers))
     rows.change(LedgerCounters, {"version": Plus(1), "rows": Plus(-removed)}, shard=shard)
 
 
@@ -343,13 +332,13 @@ def _delete_batches(
 
 
 def _first_kept(rows: Rows, rows_of: type, keep: int, **own: Any) -> int | None:
-    """Return the number of the oldest of the newest rows that stay; None if there are few."""
+    """Return the number of the oldest row that stays; None if all stay."""
     newest = rows.values(rows_of, "sequence", newest_first=True, offset=keep - 1, limit=1, **own)
     return next(iter(newest), None)
 
 
 def _prune_done(rows: Rows, rows_of: type, before: datetime, keep: int, **done: Any) -> Portion:
-    """Delete the oldest rows that are done with, but for the newest ones."""
+    """Delete the oldest of the rows that meet the conditions, except the newest ones."""
     below = _first_kept(rows, rows_of, keep, **done)
     if below is None:
         return rows.abandon(Portion())

@@ -1,7 +1,4 @@
-"""The role for replay and compaction: other output for committed batches.
-
-Each operation locks the shard's row first.
-"""
+"""The role for replay and compaction: new output for committed batches."""
 
 from __future__ import annotations
 
@@ -30,19 +27,19 @@ from dagster_leasehold.lease_store.roles.operations import (
 )
 from dagster_leasehold.lease_store.rules.ledger import may_claim, rewrite_note, rewritten
 from dagster_leasehold.lease_store.rules.publishing import change_of_rewrite
-from dagster_leasehold.lease_store.stored_rows import Above, Plus, portions
+from dagster_leasehold.lease_store.stored_rows import Above, Plus
 
 
 class Rewrites(Operations):
-    """The operations on rewriting a shard's committed output."""
+    """The operations on rewriting committed output; each locks the shard's row first."""
 
     def claim_rewrite(
         self, key: GroupKey, shard: ShardId, run: str, kind: RewriteKind, *, replaces: str = ""
     ) -> Changed | RewriteByOther:
         """Reserve the shard's committed output for one rewriting run, beside its consumption.
 
-        `replaces` names a run that the caller knows to have ended; its claim is over then. Claiming
-        again under the same run is harmless.
+        `replaces` names a run that has ended, as the caller knows; its claim ends. Repeating the
+        call is harmless.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -61,24 +58,24 @@ class Rewrites(Operations):
         return self._writing("claim_rewrite", key, work)
 
     def release_rewrite(self, key: GroupKey, shard: ShardId, run: str) -> Changed | Stale:
-        """Give the claim of `run` back; `Stale` where it is over already."""
-        sent = False
+        """Release the claim of `run`; `Stale` if it is over."""
+        earlier_try = False
 
         def work(rows: Rows) -> Changed | Stale:
-            nonlocal sent
+            nonlocal earlier_try
             claim = _last_claim(rows, shard)
             if claim is None or claim.run != run:
-                # A run's name is used once: an earlier try of this call ended it.
-                ended = sent and claim is not None and not claim.run
+                # A run's name is used once, so an earlier try of this call released it.
+                ended = earlier_try and claim is not None and not claim.run
                 return rows.abandon(Changed((shard,)) if ended else Stale())
-            sent = True
+            earlier_try = True
             rows.write(replace(claim, run=""))
             return Changed((shard,))
 
         return self._writing("release_rewrite", key, work)
 
     def rewrites(self, key: GroupKey) -> list[RewriteClaim]:
-        """Return all claims that were not given back, by shard."""
+        """Return all current claims, by shard."""
         return self._listing("rewrites", key, lambda rows: rows.select(RewriteClaim, run=Above("")))
 
     def rewrite_batches(
@@ -86,9 +83,8 @@ class Rewrites(Operations):
     ) -> Changed | Stale | Unpublished:
         """Swap the output of committed batches: all of them in one transaction, or none.
 
-        `Stale` where `run` no longer holds the claim, or a batch has another generation.
-        If the group's output is published, its table follows by a change; `Unpublished`
-        where a batch is not in the table yet.
+        `Stale`: `run` no longer has the claim, or a batch has another generation. `Unpublished`:
+        the group publishes its output, and a batch is not in the table yet.
         """
 
         def work(rows: Rows) -> Changed | Stale | Unpublished:
@@ -98,23 +94,22 @@ class Rewrites(Operations):
             border = border_in(rows, shard)
             if border and any(each.sequence >= border.published for each in rewrites):
                 return rows.abandon(Unpublished(border.published))
+            numbers = {each.sequence for each in rewrites}
             before = {
-                batch.sequence: batch
-                for part in portions(each.sequence for each in rewrites)
-                for batch in rows.select(Batch, shard=shard, sequence=set(part))
+                batch.sequence: batch for batch in rows.select(Batch, shard=shard, sequence=numbers)
             }
-            swapped = [
+            replacements = [
                 batch
                 for each in rewrites
                 if (batch := rewritten(before.get(each.sequence), each)) is not None
             ]
-            if len(swapped) < len(rewrites):
+            if len(replacements) < len(rewrites):
                 return rows.abandon(Stale())
             if border:
                 kind = ChangeKind(claim.kind)
                 rows.add(*change_of_rewrite(kind, shard, before.values(), rewrites))
-            if swapped:
-                rows.write(*swapped, state=BatchState.COMMITTED)
+            if replacements:
+                rows.write(*replacements, state=BatchState.COMMITTED)
                 rows.change(LedgerCounters, {"version": Plus(1)}, shard=shard)
                 look_again(rows, shard, min(before))
             rows.journal([rewrite_note(shard, run, reason)], run)
@@ -125,7 +120,7 @@ class Rewrites(Operations):
     def note_compacted(
         self, key: GroupKey, shard: ShardId, run: str, compacted: Compacted
     ) -> Changed | Stale:
-        """Remember how far a shard is compacted; `Stale` if `run` no longer holds the claim."""
+        """Record how far a shard is compacted; `Stale` if `run` no longer has the claim."""
 
         def work(rows: Rows) -> Changed | Stale:
             claim = _claim_of(rows, shard, run)
@@ -137,18 +132,18 @@ class Rewrites(Operations):
         return self._writing("note_compacted", key, work)
 
     def compacted(self, key: GroupKey) -> dict[ShardId, Compacted]:
-        """Return how far each shard was compacted, if ever; one statement."""
+        """Return how far each shard is compacted, in one statement."""
         claims = self._listing("compacted", key, lambda rows: rows.select(RewriteClaim))
         return {claim.shard: claim.compacted for claim in claims if claim.compacted.looked_until}
 
 
 def _last_claim(rows: Rows, shard: ShardId) -> RewriteClaim | None:
-    """Lock the shard's row; return its last claim, even if it was given back."""
+    """Lock the shard's row; return its newest claim, which can be released."""
     locked_shard(rows, shard)
     return rows.first(RewriteClaim, shard=shard)
 
 
 def _claim_of(rows: Rows, shard: ShardId, run: str) -> RewriteClaim | None:
-    """Lock the shard's row; return the run's claim, or None if the run does not hold it."""
+    """Lock the shard's row; return the run's claim, or None if the run does not have it."""
     claim = _last_claim(rows, shard)
     return claim if claim is not None and claim.run == run else None

@@ -1,4 +1,4 @@
-"""The role for planners and operators: the shard list, claims, transfers, checkpoints."""
+"""The role for planners and operators: the shard list, claims and transfers."""
 
 from __future__ import annotations
 
@@ -10,31 +10,29 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.roles.forced_checkpoints import ForcedCheckpoints
-from dagster_leasehold.lease_store.roles.operations import Rows, journalled, locked_shard
+from dagster_leasehold.lease_store.roles.operations import Rows, chunks, journalled, locked_shard
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.transitions import Step
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing
-from dagster_leasehold.lease_store.stored_rows import chunks
 
 _Move = TypeVar("_Move", bound=tuple[Any, ...])
 Claims = Mapping[ShardId, tuple[NodeName, int]]
-"""The node that each shard is for, and the `lease_id` that the shard had when it was chosen."""
+"""For each shard the node that claims it, and the `lease_id` that the planner saw."""
 Transfers = Mapping[ShardId, tuple[NodeName, int, str]]
-"""The node that each shard shall go to, the `lease_id` that it had then, and the reason."""
+"""For each shard the next node, the `lease_id` that the planner saw, and the reason."""
 
 
 class Shards(ForcedCheckpoints):
-    """The verbs on shards that need no tenure: planners and operators call them."""
+    """The operations on shards that need no tenure."""
 
     def sync_shards(
         self, key: GroupKey, listing: Sequence[ShardListing], *, observer: str
     ) -> ShardsSynced:
-        """Add new shards (edge 1), update lineage and flags; never remove one.
+        """Add new shards (edge 1), and update lineage and flags; no shard is removed.
 
-        An unchanged listing writes nothing and locks nothing. A long list is several transactions,
-        each of which reads its own shards and their parents: the server ends a transaction that
-        stalls while its process works on rows.
+        An unchanged listing writes and locks nothing. A long list takes several transactions,
+        since the server ends a transaction that stalls while its process works on rows.
         """
         listed = {entry.shard: entry for entry in listing}
 
@@ -63,55 +61,54 @@ class Shards(ForcedCheckpoints):
     def claim(
         self, key: GroupKey, claims: Claims, *, observer: str, reason: str
     ) -> dict[ShardId, Changed | Stale]:
-        """Give each shard to its node (edge 3), if its `lease_id` is still the one given."""
+        """Give each shard to its node (edge 3), if its `lease_id` is unchanged."""
 
         def rule(row: ShardLease, takers: set[NodeName]) -> Step | None:
             node, _ = claims[row.shard]
             return transitions.claimed(row, node, reason) if node in takers else None
 
-        seen = {shard: lease_id for shard, (_, lease_id) in _by_taker(claims)}
-        return self._steps("claim", key, seen, rule, by=observer, takers=_takers)
+        lease_ids = {shard: lease_id for shard, (_, lease_id) in _by_taker(claims)}
+        return self._steps("claim", key, lease_ids, rule, by=observer, takers=_takers)
 
     def begin_transfer(
         self, key: GroupKey, transfers: Transfers, *, observer: str
     ) -> dict[ShardId, Changed | Stale]:
-        """Begin transfers (edge 5); a holder without an open run lets go at once (edge 6)."""
+        """Begin transfers (edge 5); a holder without an open run releases at once (edge 6)."""
 
         def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
             to, _, reason = transfers[row.shard]
             return transitions.transfer_begun(row, to, reason) if to in members else None
 
-        seen = {shard: lease_id for shard, (_, lease_id, _) in _by_taker(transfers)}
-        return self._steps("begin_transfer", key, seen, rule, by=observer)
+        lease_ids = {shard: lease_id for shard, (_, lease_id, _) in _by_taker(transfers)}
+        return self._steps("begin_transfer", key, lease_ids, rule, by=observer)
 
     def cancel_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """Give a shard back to its holder (edge 6): the next node died or is no longer wanted."""
+        """Give a shard back to its holder (edge 6): the next node died, or the plan changed."""
 
         def rule(row: ShardLease, _: object) -> Step | None:
             return transitions.transfer_cancelled(row, reason)
 
-        seen = {shard: seen_lease_id}
-        return self._steps("cancel_transfer", key, seen, rule, by=observer)[shard]
+        lease_ids = {shard: seen_lease_id}
+        return self._steps("cancel_transfer", key, lease_ids, rule, by=observer)[shard]
 
     def complete_transfer(
         self, key: GroupKey, shard: ShardId, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """Hand over without the holder, who is idle or late (edge 6); its tenure is fenced."""
+        """End a transfer without the idle or late holder (edge 6); its tenure is fenced."""
 
         def rule(row: ShardLease, members: set[NodeName]) -> Step | None:
             next_lives = row.lease_owner in members
             return transitions.transfer_completed(row, reason) if next_lives else None
 
-        seen = {shard: seen_lease_id}
-        return self._steps("complete_transfer", key, seen, rule, by=observer)[shard]
+        lease_ids = {shard: seen_lease_id}
+        return self._steps("complete_transfer", key, lease_ids, rule, by=observer)[shard]
 
     def free_orphans(self, key: GroupKey, *, observer: str) -> Changed:
-        """Free shards whose holder, next node or parents ended unnoticed (edges 2, 4, 6, 9).
+        """Repair shards that no other operation reaches (edges 2, 4, 6, 9).
 
-        Heals what cannot be reached by the other verbs alone: a shard owned by a node that is
-        no member, a waiting shard whose parents are all over.
+        Their holder or next node is no member, or all parents of a waiting shard are over.
         """
 
         def steps(rows: Rows, *, lock: bool) -> list[Step]:
@@ -126,7 +123,7 @@ class Shards(ForcedCheckpoints):
             freed = steps(rows, lock=True)
             return rows.carry_out(freed, observer) if freed else rows.abandon(Changed())
 
-        # Nothing is locked where there is no orphan.
+        # Nothing is locked if there is no orphan.
         if not self._reading("free_orphans", key, lambda rows: bool(steps(rows, lock=False))):
             return Changed()
         return self._changing("free_orphans", key, work)
@@ -134,9 +131,9 @@ class Shards(ForcedCheckpoints):
     def skip_record(
         self, key: GroupKey, shard: ShardId, cursor: str | None, *, observer: str
     ) -> Changed | Stale:
-        """Have the next run quarantine the record where a shard is held.
+        """Let the next run quarantine the record at which a shard is held.
 
-        `Stale` where the shard is not held at this cursor.
+        `Stale` if the shard is not held at this cursor.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -149,7 +146,7 @@ class Shards(ForcedCheckpoints):
         return self._writing("skip_record", key, work, mark=journalled(shard))
 
     def acknowledge_gap(self, key: GroupKey, gap: Gap, *, observer: str) -> Changed | Stale:
-        """Accept the loss of exactly this range; `Stale` where it is not waiting for that.
+        """Accept the loss of exactly this range; `Stale` if it was accepted or has changed.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -171,18 +168,18 @@ class Shards(ForcedCheckpoints):
         self,
         kind: str,
         key: GroupKey,
-        seen: Mapping[ShardId, int],
+        lease_ids: Mapping[ShardId, int],
         rule: Callable[[ShardLease, set[NodeName]], Step | None],
         *,
         by: str,
         takers: Callable[[Rows], set[NodeName]] = lambda rows: rows.members(),
     ) -> dict[ShardId, Changed | Stale]:
-        """Take a step for each shard whose `lease_id` is the one seen; `rule` is given the takers.
+        """Take a step for each shard whose `lease_id` is unchanged; `rule` gets the takers.
 
-        Many shards are several transactions, each whole.
+        Many shards take several transactions.
         """
         outcomes: dict[ShardId, Changed | Stale] = {}
-        for chunk in chunks(list(seen)):
+        for chunk in chunks(list(lease_ids)):
 
             def work(
                 rows: Rows, chunk: Sequence[ShardId] = chunk
@@ -191,7 +188,7 @@ class Shards(ForcedCheckpoints):
                 steps = [
                     step
                     for shard, row in rows.shards(chunk, lock=True).items()
-                    if row.lease_id == seen[shard] and (step := rule(row, nodes))
+                    if row.lease_id == lease_ids[shard] and (step := rule(row, nodes))
                 ]
                 stale: dict[ShardId, Changed | Stale] = dict.fromkeys(chunk, Stale())
                 if not steps:
@@ -227,13 +224,10 @@ def _sync(
 
 
 def _takers(rows: Rows) -> set[NodeName]:
-    """Return the members that may claim: none while the group is paused."""
+    """Return the members that can claim: none while the group is paused."""
     return set[NodeName]() if rows.group().paused else rows.members()
 
 
 def _by_taker(moves: Mapping[ShardId, _Move]) -> list[tuple[ShardId, _Move]]:
-    """Return moves in the order of the nodes that gain: theirs are then one statement each.
-
-    Cut in the order of the shards, a transaction would have as many statements as moves.
-    """
+    """Sort moves by the gaining node, so that each node's moves are one statement."""
     return sorted(moves.items(), key=lambda move: (move[1][0], move[0]))

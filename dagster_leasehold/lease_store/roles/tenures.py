@@ -1,64 +1,69 @@
-"""The role for holders: consuming a shard under a tenure."""
+"""The role for holders: consuming a shard under a tenure, and writing its ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
-from dagster_leasehold.lease_store.journal_rows import Gap
-from dagster_leasehold.lease_store.outcomes import NotHeld, OpenByOther, Opened, TenureView
-from dagster_leasehold.lease_store.roles.batches import Batches
+from dagster_leasehold.lease_store.journal_rows import Gap, OutboxEvent
+from dagster_leasehold.lease_store.ledger_rows import Batch, BatchCommit, BatchState, Intent
+from dagster_leasehold.lease_store.outcomes import (
+    Changed,
+    NotHeld,
+    OpenByOther,
+    Opened,
+    Stale,
+    TenureView,
+)
 from dagster_leasehold.lease_store.roles.operations import (
-    Outcome,
+    Operations,
     Rows,
     abandon_intent,
-    held,
+    current_row,
     journalled,
     locked_shard,
-    lost,
+    loss_of,
 )
-from dagster_leasehold.lease_store.rules import transitions
+from dagster_leasehold.lease_store.rules import ledger, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import check_gap, gap_note, gap_write
 from dagster_leasehold.lease_store.rules.isolation import Suspicion, tries_after
-from dagster_leasehold.lease_store.rules.ledger import check_onwards, next_in_line
+from dagster_leasehold.lease_store.rules.lineage import PARENTS_OVER, freed_to_start
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease, Tenure
 from dagster_leasehold.lease_store.stored_rows import Raced
 
 
-class Tenures(Batches):
-    """The verbs of a shard's holder."""
+class Tenures(Operations):
+    """The operations of a shard's holder."""
 
     def open_tenure(
         self, key: GroupKey, shard: ShardId, node: NodeName, run: str, replaces: str | None = None
     ) -> Opened | OpenByOther | NotHeld:
-        """Begin a tenure: epoch + 1, `consumer_run` := run, in one compare-and-set.
+        """Begin a tenure: raise the epoch and set `consumer_run`, in one compare-and-set.
 
-        `replaces` names a run that the caller knows to have ended; its tenure is closed.
+        `replaces` names a run that has ended, as the caller knows; its tenure is closed.
         """
+        replaced = {shard: replaces} if replaces is not None else {}
+        if opened := self.open_tenures(key, [shard], node, run, replaces=replaced):
+            return opened[shard]
 
-        def work(rows: Rows, moving: bool) -> Opened | OpenByOther | NotHeld:
+        def work(rows: Rows) -> Opened | OpenByOther | NotHeld:
             row = locked_shard(rows, shard)
-            # Looked at behind the lock: see `lease_store.draining`.
-            paused = rows.group().paused
-            refused = transitions.opening_refused(row, node, replaces, paused=paused)
+            refused = transitions.opening_refused(row, node, replaces, paused=rows.group().paused)
             if refused is not None:
                 return rows.abandon(refused)
-            if row.state is ShardState.TRANSFER:
-                if not moving:
-                    raise _Moving
-                # The holder's run died before it released the shard: no other run would hand it
-                # over.
-                reason = f"its run {row.consumer_run} had ended"
-                step = transitions.closed(row, rows.members(), reason, gave_up=True)
-                rows.carry_out([step], str(node))
-                return NotHeld(row.state.value, step.after.consumer_owner)
-            return _opened(rows, [row], node, run)[shard]
+            if row.state is not ShardState.TRANSFER:
+                return _opened(rows, [row], node, run)[shard]
+            # The holder's run died before it released the shard, so the transfer ends here.
+            reason = f"its run {row.consumer_run} had ended"
+            step = transitions.closed(row, rows.members(), reason, gave_up=True)
+            rows.carry_out([step], str(node))
+            return NotHeld(row.state.value, step.after.consumer_owner)
 
-        return self._on_shard("open_tenure", key, shard, work)
+        return self._changing("open_tenure", key, work)
 
     def open_tenures(
         self,
@@ -71,15 +76,15 @@ class Tenures(Batches):
     ) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
         """Begin tenures of some shards in one transaction; `replaces` is by shard.
 
-        Left out are shards that the group does not have, and those in transfer that the node could
-        open: `open_tenure` raises for the ones, and hands the others over.
+        Unknown shards and shards in transfer are left out: open them with `open_tenure`, which
+        raises or ends the transfer.
         """
         if not shards:
             return {}
 
         def work(rows: Rows) -> dict[ShardId, Opened | OpenByOther | NotHeld]:
             leases = rows.shards(shards, lock=True)
-            # Looked at behind the locks: see `lease_store.draining`.
+            # Read after the locks are taken: see `lease_store.draining`.
             paused = rows.group().paused
             outcomes: dict[ShardId, Opened | OpenByOther | NotHeld] = {}
             ready: list[ShardLease] = []
@@ -96,7 +101,7 @@ class Tenures(Batches):
         return self._writing("open_tenure", key, work, mark=journalled(shards[0]))
 
     def review(self, tenures: Sequence[Tenure]) -> dict[ShardId, TenureView]:
-        """Return the holders' views before their next batch, in one statement; all of one group."""
+        """Return the state of a group's tenures before their next batch, in one statement."""
         if not tenures:
             return {}
 
@@ -112,25 +117,24 @@ class Tenures(Batches):
         return self._reading("review", tenures[0].key, work)
 
     def announce(self, tenure: Tenure, *, handoff_eta_s: float) -> None:
-        """Publish how long the holder needs to its next batch boundary.
+        """Publish how long the holder needs until its next batch boundary, in seconds.
 
         Raises:
             LeaseLost: the tenure is over.
         """
+        if self.announce_all([tenure], handoff_eta_s=handoff_eta_s):
+            return
 
-        def work(rows: Rows, moving: bool) -> None:
-            row = held(rows, tenure)
-            if row.state is ShardState.TRANSFER and not moving:
-                raise _Moving
+        def work(rows: Rows) -> None:
             _change_current(rows, tenure, handoff_eta_s=handoff_eta_s)
 
-        self._on_shard("announce", tenure.key, tenure.shard, work)
+        # The shard is in transfer, so the next node has to notice; or the tenure is over.
+        self._changing("announce", tenure.key, work)
 
     def announce_all(self, tenures: Sequence[Tenure], *, handoff_eta_s: float) -> set[ShardId]:
         """Publish it for tenures of one group in one transaction; return the shards.
 
-        Left out are shards whose tenure is over and shards in transfer: `announce` raises for the
-        ones, and publishes it for the others.
+        Shards in transfer and tenures that are over are left out.
         """
         if not tenures:
             return set()
@@ -154,23 +158,22 @@ class Tenures(Batches):
     ) -> None:
         """End a tenure; a shard in transfer goes to the next node at once (edge 6).
 
-        With `gave_up` its try of the intended range has failed, and `reason` says how. With
-        `failed_at` its run failed with the shard at that time, and the row keeps `reason` as the
-        shard's last error until the next commit.
+        `gave_up` says that its try of the intended range failed, for `reason`. `failed_at` says
+        that its run failed with the shard then; the row keeps `reason` until the next commit.
 
         Raises:
             LeaseLost: the tenure is over.
         """
+        if self.close_tenures([tenure], reason=reason, gave_up=gave_up, failed_at=failed_at):
+            return
 
-        def work(rows: Rows, moving: bool) -> None:
-            row = held(rows, tenure)
-            if row.state is ShardState.TRANSFER and not moving:
-                raise _Moving
-            members = rows.members() if moving else set[NodeName]()
+        def work(rows: Rows) -> None:
+            row, members = current_row(rows, tenure), rows.members()
             step = transitions.closed(row, members, reason, gave_up=gave_up, failed_at=failed_at)
             rows.carry_out([step], str(tenure.holder))
 
-        self._on_shard("close_tenure", tenure.key, tenure.shard, work)
+        # The shard is in transfer, so its owner changes; or the tenure is over.
+        self._changing("close_tenure", tenure.key, work)
 
     def close_tenures(
         self,
@@ -180,10 +183,9 @@ class Tenures(Batches):
         gave_up: bool = False,
         failed_at: datetime | None = None,
     ) -> set[ShardId]:
-        """End tenures of one group in one transaction; return the shards that were released.
+        """End tenures of one group in one transaction; return the released shards.
 
-        Left out are shards whose tenure is over and shards in transfer: `close_tenure` raises for
-        the ones, and hands the others over.
+        Shards in transfer and tenures that are over are left out.
         """
         if not tenures:
             return set()
@@ -204,56 +206,55 @@ class Tenures(Batches):
         """Persist a checkpoint without a batch, for clients that keep no ledger.
 
         Raises:
-            CheckpointRefused: it lies before the one that is stored, or has no place among the
-                cursors of the shard (`lease_store.rules.cursors`).
+            CheckpointRefused: it lies before the stored one, or cannot be ordered
+                (`lease_store.rules.cursors`).
             LeaseLost: the tenure is over.
         """
 
         def work(rows: Rows) -> None:
             row = rows.shards([tenure.shard], lock=True).get(tenure.shard)
             if row is not None and transitions.holds(row, tenure):
-                check_onwards(tenure, row.check_point, cursor)
+                ledger.check_onwards(tenure, row.check_point, cursor)
             _change_current(rows, tenure, check_point=cursor, tries=1, suspicion=None)
 
-        # After a lost reply it runs again, which changes nothing.
+        # Repeated after a lost reply, it changes nothing.
         self._writing("save_checkpoint", tenure.key, work)
 
     def suspect(self, tenure: Tenure, suspicion: Suspicion, *, abandon: bool) -> None:
-        """Record what failed tries tell of the records behind the checkpoint, before the next try.
+        """Record what failed tries say about the next records, before the next try.
 
-        With `abandon` the intended range is given up with its number: the next one is smaller, and
-        no try of it has failed yet.
+        `abandon` gives the intended range up with its number; the next range is smaller.
 
         Raises:
             LeaseLost: the tenure is over.
         """
 
         def work(rows: Rows) -> None:
-            row = held(rows, tenure)
+            row = current_row(rows, tenure)
             tries = tries_after(row.tries, row.suspicion, suspicion, abandon=abandon)
             if abandon:
                 abandon_intent(rows, tenure.shard)
             _change_current(rows, tenure, tries=tries, suspicion=suspicion)
 
-        # After a lost reply it runs again, which changes nothing.
+        # Repeated after a lost reply, it changes nothing.
         self._writing("suspect", tenure.key, work)
 
     def record_gap(
         self, tenure: Tenure, *, start: str, end: str, reason: str, skip: bool = True
     ) -> None:
-        """Record records that cannot be consumed, and with `skip` move the checkpoint past them.
+        """Record that records cannot be consumed, and with `skip` move the checkpoint past them.
 
-        Without `skip` nothing moves: the shard holds at `start` until the gap is acknowledged.
-        A range that already holds there grows to the new end.
+        Without `skip` the shard holds at `start` until the gap is accepted; a gap that it already
+        holds at grows to the new end.
 
         Raises:
             LeaseLost: the tenure is over.
-            CheckpointRefused: the gap does not begin at the checkpoint, or does not lead onwards.
+            CheckpointRefused: the gap does not begin at the checkpoint, or leads back.
         """
         gap = Gap(tenure.shard, start, end, reason, self._clock())
 
         def work(rows: Rows) -> None:
-            row = held(rows, tenure)
+            row = current_row(rows, tenure)
             gaps = list(rows.select(Gap, shard=gap.shard, start=start))
             write = gap_write(gap, gaps, check_point=row.check_point, accepted=skip)
             if write is None:
@@ -273,37 +274,154 @@ class Tenures(Batches):
                 _change_current(rows, tenure, check_point=end, tries=1, suspicion=None)
             return None
 
-        # After a lost reply it runs again, which changes nothing.
+        # Repeated after a lost reply, it changes nothing.
         self._writing("record_gap", tenure.key, work)
 
-    def _on_shard(
-        self, kind: str, key: GroupKey, shard: ShardId, work: Callable[[Rows, bool], Outcome]
-    ) -> Outcome:
-        """Run an operation on one shard; lock the group's row first only if it is in transfer.
+    # -- the ledger -----------------------------------------------------------------------------
 
-        Locks have one order, group before shard, or two transactions could wait for each other:
-        so an operation that finds its shard in transfer starts again from the group's row.
+    def record_intents(self, intents: Sequence[Intent]) -> dict[ShardId, Changed | Stale]:
+        """Record the next ranges to consume; an equal intent of an earlier tenure is adopted.
+
+        `Stale` for a shard means that its tenure is over.
+
+        Raises:
+            IntentConflict: a range is not the next one of its shard, or ends before it starts.
+            CheckpointRefused: a cursor cannot be ordered.
         """
-        try:
-            mark = journalled(shard)
-            return self._writing(kind, key, lambda rows: work(rows, False), mark=mark)
-        except _Moving:
-            return self._changing(kind, key, lambda rows: work(rows, True))
+        if not intents:
+            return {}
+        own = {intent.tenure.shard: intent for intent in intents}
 
+        def work(rows: Rows) -> dict[ShardId, Changed | Stale]:
+            rows.group()
+            leases, newest = rows.shards(own, lock=True), rows.newest(own)
+            outcomes: dict[ShardId, Changed | Stale] = {}
+            new: list[Batch] = []
+            adopted: list[Batch] = []
+            for shard, intent in own.items():
+                row = leases.get(shard)
+                if row is None or not transitions.holds(row, intent.tenure):
+                    outcomes[shard] = Stale()
+                    continue
+                next_sequence, open_intent = ledger.next_in_line(newest.get(shard))
+                ledger.check_next_in_line(
+                    intent,
+                    intended=open_intent,
+                    next_sequence=next_sequence,
+                    check_point=row.check_point,
+                )
+                (adopted if open_intent else new).append(ledger.intended_batch(intent))
+                outcomes[shard] = Changed((shard,))
+            rows.add(*new)
+            rows.write(*adopted, state=BatchState.INTENT)
+            return outcomes
 
-class _Moving(Exception):
-    """The shard is in transfer: the operation must lock the group's row first."""
+        # Repeated after a lost reply, it changes nothing.
+        key = ledger.group_of([intent.tenure for intent in intents])
+        return self._writing("record_intents", key, work)
+
+    def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
+        """Make batches visible: tenure check, ledger, checkpoint, state, journal and outbox.
+
+        All shards share one transaction; those whose tenure is over are left out (`Stale`).
+        `Changed.shards` names the shards that became free to start (edge 2). Repeating a commit
+        under the same tenure and attempt is harmless.
+        """
+        if not commits:
+            return {}
+        key = ledger.group_of([commit.tenure for commit in commits])
+        own = {commit.tenure.shard: commit for commit in commits}
+        numbers = {commit.tenure.shard: commit.sequence for commit in commits}
+        last_accepted: set[ShardId] = set()
+
+        def work(rows: Rows) -> dict[ShardId, Changed | Stale]:
+            if any(commit.finished for commit in commits):
+                rows.bump()
+            else:
+                rows.group()
+            outcomes: dict[ShardId, Changed | Stale] = dict.fromkeys(own, Stale())
+            leases, batches = rows.shards(own, lock=True), rows.numbered(numbers)
+            accepted: list[tuple[ShardLease, BatchCommit]] = []
+            for shard, commit in own.items():
+                batch, row = batches.get(shard), leases.get(shard)
+                if ledger.already_committed(batch, commit):
+                    outcomes[shard] = Changed()
+                elif row is not None and transitions.holds(row, commit.tenure):
+                    ledger.check_intended(batch, commit)
+                    if ledger.may_advance(row.check_point, commit.start):
+                        accepted.append((row, commit))
+            if not accepted:
+                return rows.abandon(outcomes)
+            last_accepted.clear()
+            last_accepted.update(row.shard for row, _ in accepted)
+            return outcomes | self._commit(rows, accepted)
+
+        def mark(rows: Rows) -> bool:
+            # Only the batches of the lost transaction tell if it took effect.
+            rows.shards(own, lock=True)
+            batches = rows.numbered(numbers)
+            return all(
+                ledger.already_committed(batches.get(shard), own[shard]) for shard in last_accepted
+            )
+
+        return self._writing("commit", key, work, mark=mark)
+
+    def finish_empty(self, tenure: Tenure, cursor: str) -> Changed | Stale:
+        """Finish a read-only shard (edge 8) that was read up to its end at `cursor`."""
+
+        def work(rows: Rows) -> Changed | Stale:
+            row = rows.shards([tenure.shard], lock=True).get(tenure.shard)
+            if (
+                row is None
+                or not transitions.holds(row, tenure)
+                or not ledger.may_advance(row.check_point, cursor)
+            ):
+                return rows.abandon(Stale())
+            ledger.check_place(tenure.key, tenure.shard, cursor)
+            abandon_intent(rows, tenure.shard)
+            return _finish(rows, row, tenure, cursor)
+
+        return self._changing("finish_empty", tenure.key, work)
+
+    def _commit(
+        self, rows: Rows, commits: Sequence[tuple[ShardLease, BatchCommit]]
+    ) -> dict[ShardId, Changed | Stale]:
+        at, events = self._clock(), list[OutboxEvent]()
+        batches = [
+            replace(ledger.committed_batch(commit), committed_at=at) for _, commit in commits
+        ]
+        rows.write(*batches, state=BatchState.INTENT)
+        moved = [
+            replace(
+                row,
+                check_point=commit.end,
+                watermark=ledger.raised(row.watermark, commit.watermark),
+                tries=1,
+                suspicion=commit.suspicion,
+            )
+            for row, commit in commits
+        ]
+        rows.move_checkpoints(moved, [commit for _, commit in commits])
+        for batch, (_, commit) in zip(batches, commits, strict=True):
+            events += ledger.events_of(batch, commit)
+        rows.add(*events)
+        return {
+            row.shard: _finish(rows, row, commit.tenure, commit.end)
+            if commit.finished
+            else Changed()
+            for row, (_, commit) in zip(moved, commits, strict=True)
+        }
 
 
 def _opened(
     rows: Rows, leases: Sequence[ShardLease], node: NodeName, run: str
 ) -> dict[ShardId, Opened]:
-    """Open some locked shards; return what their holder needs to know."""
+    """Open some locked shards."""
     newest = rows.newest([row.shard for row in leases])
     steps: list[transitions.Step] = []
     outcomes: dict[ShardId, Opened] = {}
     for row in leases:
-        next_sequence, intent = next_in_line(newest.get(row.shard))
+        next_sequence, intent = ledger.next_in_line(newest.get(row.shard))
         step = transitions.opened(row, run, intent)
         steps.append(step)
         outcomes[row.shard] = transitions.opening(rows.key, step, node, next_sequence, intent)
@@ -312,7 +430,7 @@ def _opened(
 
 
 def _held_rows(rows: Rows, tenures: Sequence[Tenure]) -> list[ShardLease]:
-    """Lock the rows of tenures of one group; return the current ones, none in transfer."""
+    """Lock the rows of tenures; return those that last, without shards in transfer."""
     locked = rows.shards([tenure.shard for tenure in tenures], lock=True)
     return [
         row
@@ -324,7 +442,7 @@ def _held_rows(rows: Rows, tenures: Sequence[Tenure]) -> list[ShardLease]:
 
 
 def _change_current(rows: Rows, tenure: Tenure, **changes: Any) -> None:
-    """Change a shard's row if the tenure is still its current one: the fence.
+    """Change a shard's row if the tenure lasts: the fence.
 
     Raises:
         LeaseLost: it is not.
@@ -339,4 +457,13 @@ def _change_current(rows: Rows, tenure: Tenure, **changes: Any) -> None:
         state={ShardState.ALREADY_ALLOC, ShardState.TRANSFER},
     )
     if changed != 1:
-        raise lost(rows, tenure)
+        raise loss_of(rows, tenure)
+
+
+def _finish(rows: Rows, row: ShardLease, tenure: Tenure, cursor: str) -> Changed:
+    """Finish a shard (edge 8) and free its children (edge 2); the group's row is locked."""
+    observer = str(tenure.holder)
+    rows.carry_out([transitions.finished(row, cursor, transitions.FINISHED)], observer)
+    reason = f"{PARENTS_OVER}, {tenure.shard} last"
+    freed = freed_to_start(rows.each_shard(), ordered=rows.group().ordered, reason=reason)
+    return rows.carry_out(freed, observer)

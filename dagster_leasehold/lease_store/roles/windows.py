@@ -1,8 +1,7 @@
-"""The role for windows of event time: the ledger of the output made from committed records.
+"""The role for event-time windows: the ledger of output that is computed from committed records.
 
-A window's output counts when its row names it, as a batch's does. Every write names the version
-that it saw, so that of two runs of one window, or a run and a counter of late records, the second
-one notices and looks again.
+A window's output counts once its row names it. Every write names the version that it saw, so of two
+concurrent writers the second one notices and reads again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
 
 class Windows(Operations):
-    """The verbs on windows of event time."""
+    """The operations on event-time windows."""
 
     def windows(
         self,
@@ -27,18 +26,18 @@ class Windows(Operations):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[EventWindow]:
-        """Return the windows that overlap `[since, until)`, of one asset or all, in order."""
+        """Return the windows that overlap `[since, until)`, optionally of one asset, in order."""
         overlap = given(asset=asset, end=since and Above(since), start=until and Below(until))
         return self._listing("windows", key, lambda rows: rows.select(EventWindow, **overlap))
 
     def put_window(
         self, key: GroupKey, window: EventWindow, *, attempt: str | None = None
     ) -> Changed | Stale:
-        """Write a window whose stored version is one less; version 1 is its first.
+        """Write the next version of a window, beginning with 1.
 
-        With `attempt`, that attempt ends in the same transaction. `Stale` where the stored version
-        is another, or the attempt is no longer under way: another process ended it, and its files
-        may be gone. Repeating a write that happened is `Changed`.
+        With `attempt`, that attempt ends in the same transaction. `Stale` if the stored version
+        is another one, or if another process ended the attempt, whose files can be gone.
+        Repeating a write is harmless.
         """
 
         def stored(rows: Rows) -> EventWindow | None:
@@ -66,8 +65,8 @@ class Windows(Operations):
 
         def work(rows: Rows) -> Changed:
             rows.group()
-            # This locks all attempts of the group. Where there are none, two processes can choose
-            # the same slot, and the primary key refuses one of them.
+            # This locks all attempts of the group. If there are none, two processes can choose the
+            # same slot, and the primary key refuses one of them.
             slots = list(rows.select(WindowAttempt, lock=True))
             if any(row.attempt == attempt for row in slots):
                 return rows.abandon(Changed())
@@ -82,26 +81,26 @@ class Windows(Operations):
         return self._writing("begin_window", key, work)
 
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
-        """Forget an attempt whose files are not needed; `Stale` where it is not under way."""
-        sent = False
+        """Forget an attempt whose files are not needed; `Stale` if it is not in progress."""
+        earlier_try = False
 
         def work(rows: Rows) -> Changed | Stale:
-            nonlocal sent
+            nonlocal earlier_try
             rows.group()
             if _freed(rows, attempt):
-                sent = True
+                earlier_try = True
                 return Changed()
-            # A name is used once: an earlier try of this call freed it, and its reply was lost.
-            return rows.abandon(Changed() if sent else Stale())
+            # A name is used once, so an earlier try of this call ended it, and its reply was lost.
+            return rows.abandon(Changed() if earlier_try else Stale())
 
         return self._writing("end_window", key, work)
 
     def window_attempts(self, key: GroupKey) -> list[WindowAttempt]:
-        """Return the attempts under way, by name."""
+        """Return the attempts in progress, by name."""
         slots = self._listing("window_attempts", key, lambda rows: rows.select(WindowAttempt))
         return sorted((row for row in slots if row.attempt), key=lambda row: row.attempt)
 
 
 def _freed(rows: Rows, attempt: str) -> bool:
-    """Clear the row of an attempt: the database account of a node may not delete rows."""
+    """Clear an attempt's row; the database account of a node cannot delete rows."""
     return rows.change(WindowAttempt, {"attempt": "", "run": ""}, attempt=attempt) == 1

@@ -1,15 +1,15 @@
 """Pure rules: a snapshot goes in, actions or a verdict come out.
 
-No clock, no I/O and no randomness but what is given; `verification` alone reads a store, to prove
-its history by the rules beside it. The stores carry out the rules, so that all of them
-behave alike. Any room above can ask a rule: planners, sensors, runs, plain clients, the simulation.
+They use no clock, no I/O and no randomness of their own; only `verification` reads a store. All
+packages above can call them: planners, sensors, runs, clients and simulations.
 
 | subject | modules |
 |---|---|
 | a shard's row | `states`, `transitions`, `lineage`, `reopening`, `withdrawal`, `starting_point` |
-| nodes | `liveness`, `registration`, `node_settings` |
-| plans | `planning`, `assignment_modes`, `assignment_plan` |
+| nodes | `liveness`, `node_settings` |
+| plans | `planning`, `assignment_plan` |
 | the ledger | `ledger`, `gap_policy`, `isolation`, `deletable_history` |
+| the table | `publishing`, `rolling_forward` |
 | proofs | `verification`, `history_proof` |
-| one consumer | `consumer_lifecycle`, `failing_steps`, `refusals` |
+| one consumer | `consumer_lifecycle`, `failing_steps`, `obstacles`, `progress`, `refusals` |
 """

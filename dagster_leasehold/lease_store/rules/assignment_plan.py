@@ -1,13 +1,19 @@
-"""Values of planning: who has which shard, and a plan made of single moves with their reasons."""
+"""Plans of single moves with their reasons, and the modes where nodes name their shards.
+
+`planning` shares the shards of the other groups. A wrong setting of a node can never make two
+nodes consume one shard, since all modes use the same leases.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dagster_leasehold.lease_store.errors import LeaseholdError
+from dagster_leasehold.lease_store import errors
+from dagster_leasehold.lease_store.errors import LeaseholdError, shown
+from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
@@ -18,7 +24,7 @@ UNSUBSCRIBABLE = "its source lets no consumer subscribe to it now"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Edge 3: `node` takes a free shard, if its `lease_id` is still `seen_lease_id`."""
+    """Edge 3: `node` claims an unassigned shard, if its `lease_id` is still `seen_lease_id`."""
 
     shard: ShardId
     node: NodeName
@@ -27,7 +33,7 @@ class Claim:
 
     @property
     def gains(self) -> NodeName:
-        """The node that has one shard more afterwards."""
+        """The node that gains the shard."""
         return self.node
 
     def __str__(self) -> str:
@@ -36,7 +42,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class BeginTransfer:
-    """Edge 5: a shard starts on its way from its live holder to another node."""
+    """Edge 5: begin to transfer a shard from its live holder to another node."""
 
     shard: ShardId
     holder: NodeName
@@ -55,7 +61,7 @@ class BeginTransfer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTransfer:
-    """Edge 6, back to the holder: the next node shall not have the shard after all."""
+    """Edge 6: the holder keeps the shard, and the next node does not get it."""
 
     shard: ShardId
     holder: NodeName
@@ -77,7 +83,7 @@ Action = Claim | BeginTransfer | CancelTransfer
 
 @dataclass(frozen=True, slots=True)
 class Unassigned:
-    """A shard that the plan leaves unassigned, or where it should not stay, and why."""
+    """A shard that no node can take now, and why."""
 
     shard: ShardId
     reason: str
@@ -88,7 +94,7 @@ class Unassigned:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A node's assignment settings that cannot be followed; `error` is what to tell its owner."""
+    """A node whose assignment settings cannot be followed, with the error for its owner."""
 
     node: NodeName
     error: LeaseholdError
@@ -99,19 +105,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The shares of the nodes, and the single moves that lead there.
+    """The shares of the nodes, and the moves that lead to them.
 
     Attributes:
-        generation: the generation of the group that was planned for.
-        actions: the moves, in the order that they should be tried.
-        unassigned: shards that no node can take now.
-        counts: shards that count, per node, once every move is done.
-        moves: changes of owner that the plan makes, first claims included.
+        generation: of the group that was planned for.
+        actions: the moves, in the order to try them.
+        unassigned: the shards that no node can take now.
+        counts: the number of consumable shards of each node after all moves.
+        moves: the number of changes of owner, with first claims.
         moves_minimum: the fewest changes of owner that any plan of this mode needs.
-        refusals: nodes whose settings contradict the others'.
-        summary: one line: how many shards and nodes, and the quota.
+        refusals: the nodes whose settings contradict the others'.
+        summary: one line with the numbers of shards and nodes, and the quota.
         proof: lines that show why no plan with fewer moves exists.
-        loads: records per second for each node once every move is done, where shards are weighed.
+        loads: the records per second of each node after all moves, if shards have weights.
     """
 
     generation: int
@@ -132,7 +138,7 @@ class Plan:
         return max(shares) - min(shares) if shares else 0
 
     def explain(self) -> list[str]:
-        """Explain the plan: each move and why, what is left, and that no smaller plan exists."""
+        """Return lines that explain the moves, their reasons, and why no smaller plan exists."""
         lines = [self.summary]
         lines += [str(refusal) for refusal in self.refusals]
         lines += [str(action) for action in self.actions]
@@ -151,7 +157,7 @@ _DIGITS = re.compile(r"(\d+)", re.ASCII)
 
 @lru_cache(maxsize=200_000)
 def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
-    """Sort names as people count: `2` before `10`; total, so that every node sorts alike."""
+    """Sort names in natural order, `2` before `10`, so that all nodes agree."""
     parts = tuple(
         (0, int(part), "") if part.isdigit() else (1, 0, part)
         for part in _DIGITS.split(name)
@@ -161,7 +167,7 @@ def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
 
 
 def listed(shards: tuple[ShardId, ...]) -> str:
-    """Name shards for a line of text: all of a few, the first of many."""
+    """Return shards for a line of text: all of a few, the first of many."""
     if not shards:
         return "no shard"
     ranked = sorted(shards, key=rank_key)
@@ -173,13 +179,13 @@ def listed(shards: tuple[ShardId, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The shards that count, sorted by what planning can do with them.
+    """The consumable shards, by what planning can do with them.
 
     Attributes:
-        own: per taker, the shards that are its own now.
-        returning: shards in transfer to a node that takes none: they go back to their holder.
-        free: unassigned; to be claimed.
-        homeless: held by a live node that takes no runs; to be transferred away.
+        own: the shards of each taker.
+        returning: in transfer to a node that takes no runs; they return to their holder.
+        free: unassigned; to claim.
+        homeless: held by a live node that takes no runs; to transfer.
     """
 
     own: dict[NodeName, list[ShardLease]]
@@ -191,7 +197,7 @@ class Holdings:
 def holdings_of(
     shards: Sequence[ShardLease], takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Holdings:
-    """Sort shards by their owners: `takers` take runs, `live` nodes are not judged dead."""
+    """Sort shards by their owners; `takers` take runs, `live` nodes do not count as dead."""
     holdings = Holdings({node: [] for node in takers}, [], [], [])
     for lease in sorted(shards, key=lambda lease: rank_key(lease.shard)):
         owner, holder = lease.lease_owner, lease.consumer_owner
@@ -208,3 +214,212 @@ def holdings_of(
         else:
             holdings.free.append(lease)
     return holdings
+
+
+# -- modulo and pinned assignment -----------------------------------------------------------------
+
+
+def modulo_applies(nodes: Iterable[Node]) -> bool:
+    """Return True if the rule is on; negative counts of all members disable it."""
+    counts = [node.source_count for node in nodes if node.member]
+    return not counts or any(count is None or count >= 0 for count in counts)
+
+
+def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None:
+    """Check that the settings of a candidate agree with the members'.
+
+    Raises:
+        AssignmentConflict: they do not; the subclass and its sentence say how.
+    """
+    if group.assignment is AssignmentMode.MODULO:
+        check_modulo((node for node in members if node.member), candidate)
+
+
+def check_modulo(members: Iterable[Node], candidate: Node) -> None:
+    """Check that a node's modulo settings are complete, and agree with the members'.
+
+    Raises:
+        AssignmentConflict: they do not; the subclass and its sentence say how.
+    """
+    _check_range(candidate)
+    others = (node for node in members if node.name != candidate.name)
+    for other in sorted(others, key=lambda node: rank_key(node.name)):
+        _check_pair(other, candidate)
+
+
+def _check_range(node: Node) -> None:
+    count, remainder = node.source_count, node.node_id
+    if count is None or (count >= 0 and remainder is None):
+        raise errors.ModuloSettingMissing(
+            f"Node {shown(node.name)} gives no source_count and node_id, but its group assigns "
+            "shards by modulo: set both, on every node."
+        )
+    if count < 0:
+        return
+    if count == 0 or remainder is None or not 0 <= remainder < count:
+        raise errors.ModuloIdOutOfRange(
+            f"Node {shown(node.name)} has node_id {remainder} with source_count {count}: "
+            "use a node_id from 0 to source_count - 1."
+        )
+
+
+def _check_pair(member: Node, candidate: Node) -> None:
+    if member.source_count != candidate.source_count:
+        raise errors.ModuloCountMismatch(
+            f"Node {shown(candidate.name)} has source_count {candidate.source_count}, but "
+            f"{shown(member.name)} has {member.source_count}: all nodes of a group must agree."
+        )
+    negative = candidate.source_count is not None and candidate.source_count < 0
+    if not negative and member.node_id == candidate.node_id:
+        raise errors.ModuloIdTaken(
+            f"Node {shown(candidate.name)} has node_id {candidate.node_id}, which "
+            f"{shown(member.name)} already has: give every node a node_id of its own."
+        )
+
+
+def plan_modulo(
+    snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
+) -> Plan:
+    """Give each shard to the node whose `node_id` is its rank modulo `source_count`.
+
+    The rank counts all shards of the group, so that it does not change with the state of a shard.
+    If members contradict each other, nothing moves until they agree.
+    """
+    members = sorted(
+        (node for node in snapshot.nodes if node.member and node.name in live),
+        key=lambda node: rank_key(node.name),
+    )
+    refusals: list[Refusal] = []
+    for place, node in enumerate(members):
+        try:
+            check_member(snapshot.group, members[:place], node)
+        except errors.AssignmentConflict as error:
+            refusals.append(Refusal(node.name, error))
+    if refusals:
+        return Plan(
+            snapshot.group.generation,
+            refusals=tuple(refusals),
+            summary=f"nothing moves: the modulo settings of {len(refusals)} nodes do not fit",
+        )
+    by_remainder = {node.node_id: node.name for node in members}
+    count = next((node.source_count for node in members if node.source_count), 1)
+    ranked = sorted((lease.shard for lease in snapshot.shards), key=rank_key)
+    targets: dict[ShardId, NodeName | None] = {}
+    missing: dict[ShardId, str] = {}
+    for rank, shard in enumerate(ranked):
+        target = by_remainder.get(rank % count)
+        targets[shard] = target if target in takers else None
+        if targets[shard] is None:
+            missing[shard] = f"no live node takes runs with node_id {rank % count} of {count}"
+    summary = f"{len(ranked)} shards by rank modulo {count}, {len(takers)} live nodes"
+    return _towards(snapshot, targets, missing, takers=takers, live=live, summary=summary)
+
+
+def plan_pinned(
+    snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
+) -> Plan:
+    """Give each node the shards that it names.
+
+    If several nodes name a shard, its owner keeps it, or the first node by name gets it; the others
+    are refused. A shard that no node names stays with its holder.
+    """
+    leases = {lease.shard: lease for lease in snapshot.shards}
+    pins: dict[ShardId, list[NodeName]] = {}
+    refusals: list[Refusal] = []
+    for node in sorted(snapshot.nodes, key=lambda node: rank_key(node.name)):
+        if node.name not in takers:
+            continue
+        for shard in sorted(node.pinned or {}, key=rank_key):
+            if shard in leases:
+                pins.setdefault(shard, []).append(node.name)
+            else:
+                refusals.append(Refusal(node.name, _unknown(snapshot.group, node.name, shard)))
+    targets: dict[ShardId, NodeName | None] = {}
+    for shard, nodes in pins.items():
+        owner = leases[shard].lease_owner
+        targets[shard] = owner if owner in nodes else nodes[0]
+        for node in nodes:
+            if node != targets[shard]:
+                error = errors.ShardOccupied(
+                    f"Node {shown(node)} asks for shard {shown(shard)}, which {targets[shard]} "
+                    "already has: name it on one node only."
+                )
+                refusals.append(Refusal(node, error))
+    missing = {
+        shard: "no live node that takes runs names it" for shard in leases if shard not in pins
+    }
+    summary = f"{len(pins)} of {len(leases)} shards are named by {len(takers)} live nodes"
+    return _towards(
+        snapshot, targets, missing, takers=takers, live=live, summary=summary,
+        refusals=tuple(refusals),
+    )  # fmt: skip
+
+
+def _unknown(group: Group, node: NodeName, shard: ShardId) -> errors.UnknownShard:
+    return errors.UnknownShard(
+        f"Node {shown(node)} asks for shard {shown(shard)}, which {group.key} does not have: "
+        "name a shard that `leasehold status` shows."
+    )
+
+
+def _towards(
+    snapshot: Snapshot,
+    targets: Mapping[ShardId, NodeName | None],
+    missing: Mapping[ShardId, str],
+    *,
+    takers: Sequence[NodeName],
+    live: Collection[NodeName],
+    summary: str,
+    refusals: tuple[Refusal, ...] = (),
+) -> Plan:
+    """Return the moves from the shards' owners to given targets.
+
+    Shards that are not subscribable stay with their owners.
+    """
+    actions: list[Action] = []
+    unassigned: list[Unassigned] = []
+    counts = dict.fromkeys(takers, 0)
+    moves = 0
+    for lease in sorted(snapshot.shards, key=lambda lease: rank_key(lease.shard)):
+        if not lease.state.consumable:
+            continue
+        has_live_holder = lease.state.held and lease.consumer_owner in live
+        owner = lease.lease_owner if has_live_holder else None
+        target = targets.get(lease.shard)
+        if target is None or (not lease.subscribable and owner != target):
+            if owner is not None and owner in counts:
+                counts[owner] += 1
+            why = missing.get(lease.shard, UNSUBSCRIBABLE)
+            unassigned.append(Unassigned(lease.shard, why))
+            continue
+        counts[target] += 1
+        if owner == target:
+            continue
+        moves += 1
+        action = _step(lease, owner, target)
+        if action is not None:
+            actions.append(action)
+    return Plan(
+        generation=snapshot.group.generation,
+        actions=tuple(actions),
+        unassigned=tuple(unassigned),
+        counts=tuple(counts.items()),
+        moves=moves,
+        moves_minimum=moves,
+        refusals=refusals,
+        summary=summary,
+        proof=("every shard has one place by the settings: each that is elsewhere moves once",),
+    )
+
+
+def _step(lease: ShardLease, owner: NodeName | None, target: NodeName) -> Action | None:
+    """Return the move that is possible now, or None."""
+    reason = f"the settings of {target} name it"
+    if lease.state is ShardState.NOT_ALLOC:
+        return Claim(lease.shard, target, lease.lease_id, reason)
+    holder = lease.consumer_owner
+    if owner is None or holder is None:
+        return None
+    if lease.state is ShardState.ALREADY_ALLOC:
+        return BeginTransfer(lease.shard, owner, target, lease.lease_id, reason)
+    return CancelTransfer(lease.shard, holder, owner, lease.lease_id, reason)

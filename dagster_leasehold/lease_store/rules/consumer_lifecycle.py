@@ -1,18 +1,17 @@
-"""Where a consumer stands with one shard: one pure state machine for runs, workers and clients.
+"""The state of a consumer of one shard: a pure state machine for runs, workers and clients.
 
     INITIALIZING --initialized--> PROCESSING --stop--> STOPPING --stopped--> STOP_COMPLETED
          \\_______________________stop____________________/
 
-A consumer that can no longer persist (its tenure is over, or its trust has ended)
-is `fenced`. It takes the same way out, but saves nothing on it: its work since its last
-checkpoint belongs to the next holder.
+A consumer whose tenure or trust has ended is `fenced`: it stops like any other, and saves nothing,
+because the next holder repeats its work since the last checkpoint.
 
-Why a stop that comes while a shard is still being initialized must not be lost:
+A stop that arrives while a shard is being initialized must not be lost:
 
 1. The worker's thread calls the user's `initialize`, which takes long.
-2. The beat's thread learns that the shard is in transfer, and asks the consumer to stop.
-3. `initialize` returns. A machine that went to PROCESSING now would read on, and the next holder
-   would wait for a deadline. Here `initialized` leaves STOPPING as it is.
+2. The beat's thread learns that the shard is in transfer, and stops the consumer.
+3. `initialize` returns. If the state became PROCESSING now, the next holder would have to wait for
+   the deadline. So `initialized` leaves STOPPING as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from enum import StrEnum
 
 
 class ConsumerState(StrEnum):
-    """The states; a processor's author can know the last two by their other names."""
+    """The states; the last two names are aliases."""
 
     INITIALIZING = "initializing"
     PROCESSING = "processing"
@@ -34,11 +33,11 @@ class ConsumerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShardConsumer:
-    """One shard's consumer: its state, why it stops, and whether it can still persist.
+    """One shard's consumer.
 
     Attributes:
-        fenced: its tenure is over, or not to be relied on: nothing can be persisted under it.
-        reason: why it stops; empty until it does. The first reason stays.
+        fenced: its tenure or trust has ended, so it saves nothing.
+        reason: the first reason to stop; empty until then.
     """
 
     state: ConsumerState = ConsumerState.INITIALIZING
@@ -47,29 +46,29 @@ class ShardConsumer:
 
     @property
     def reported(self) -> bool:
-        """True while the shard is to be named as held: until everything about it has ended."""
+        """True until the consumer has stopped: heartbeats name the shard as held."""
         return self.state is not ConsumerState.STOP_COMPLETED
 
     def initialized(self) -> ShardConsumer:
-        """Begin to process: the tenure is open and the user's code ready; an earlier stop stays."""
+        """Begin to process; an earlier stop stays."""
         if self.state is ConsumerState.INITIALIZING:
             return replace(self, state=ConsumerState.PROCESSING)
         return self
 
     def stop(self, reason: str) -> ShardConsumer:
-        """Stop at the next batch boundary, with the checkpoint saved."""
+        """Stop at the next batch boundary, and save the checkpoint."""
         if self.state in (ConsumerState.INITIALIZING, ConsumerState.PROCESSING):
             return replace(self, state=ConsumerState.STOPPING, reason=reason)
         return self
 
     def fence(self, reason: str) -> ShardConsumer:
-        """Stop without saving anything; one that is stopping already may not save from now on."""
+        """Stop without saving, even if the consumer was stopping already."""
         if self.state is ConsumerState.STOP_COMPLETED:
             return self
         return replace(self.stop(reason), fenced=True)
 
     def stopped(self) -> ShardConsumer:
-        """Complete the stop: all is saved that can be, and the user's code has been shut down.
+        """Complete the stop, after the user's code was shut down.
 
         Raises:
             ValueError: the consumer was not asked to stop.

@@ -1,4 +1,4 @@
-"""The order of a shard's cursors, which every store reads from their text alone.
+"""The order of a shard's cursors, given by their text.
 
 | text | place |
 |---|---|
@@ -7,8 +7,8 @@
 | `12+1767225600` | after `12` and all that begins with it; the seconds are not compared |
 | `gone` | after all records |
 
-A text of another form has no place. No store takes one as a checkpoint: a checkpoint that cannot
-be compared could go back, and records would be committed twice without anyone knowing.
+Other texts have no place, and are refused as checkpoints: a checkpoint that cannot be compared
+could go back, and records would be committed twice unnoticed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import re
 from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX
 
 Place = tuple[float, ...]
-"""A place in a shard; compared with others of the same shard only."""
+"""A position in a shard, comparable within the shard."""
 
 _FORM = re.compile(r"(?P<numbers>[0-9]+(?:\.[0-9]+)*)(?P<after>\+[0-9]+)?", re.ASCII)
 _BEFORE_ALL = re.compile(r"start(?:\+[0-9]+)?", re.ASCII)
 
 
 def place_of(cursor: str) -> Place | None:
-    """Return the place of a cursor; None for a text of another form."""
+    """Return the place of a cursor, or None."""
     if len(cursor) > CURSOR_LENGTH_MAX:
         return None
     if match := _FORM.fullmatch(cursor):
@@ -38,12 +38,12 @@ def place_of(cursor: str) -> Place | None:
 
 
 def is_before(cursor: str, other: str) -> bool:
-    """Return True if a cursor comes before another; False where one of them has no place."""
+    """Return True if both cursors have a place and the first comes before the second."""
     place, other_place = place_of(cursor), place_of(other)
     return place is not None and other_place is not None and place < other_place
 
 
 def in_order(start: str, end: str) -> bool:
-    """Return True if both cursors have a place and the second does not come before the first."""
+    """Return True if both cursors have a place and the second is not before the first."""
     place, end_place = place_of(start), place_of(end)
     return place is not None and end_place is not None and place <= end_place

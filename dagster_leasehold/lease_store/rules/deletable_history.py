@@ -1,21 +1,15 @@
-"""Pure rules for deleting history: which rows can go, and what their summary says then.
+"""Pure rules for deleting history: which rows can be deleted, and what their summary keeps.
 
-A ledger row is folded into the one before it only after a proof:
+History stays provable, because each row is checked before it is deleted:
 
-1. A committed row is old. It is compared with the tenures of the journal, or of the summary, and
-   `proven_until` passes it. A broken promise goes into the summary, where it stays.
-2. The entries of those tenures can be deleted now: no row needs them for a proof.
-3. The row can be folded now: its tenure is proven, and that it joins the row before it is a
-   condition of folding.
+1. An old committed row is compared with the tenures of the journal, and `proven_until` passes it.
+   A violation is kept in the summary.
+2. The journal entries of its tenure can be deleted: no row needs them for a proof.
+3. A row without files is folded into the row before it, if they join. Abandoned and withdrawn rows
+   are deleted.
 
-Committed output that expires goes from a shard's start on, so that the rest is one contiguous
-range:
-
-1. A committed row is old, its events are delivered, and a later committed row follows it.
-2. It is proven as any old row is: its tenure was opened, and it joins the row before it. What is
-   broken goes into the summary, where it stays.
-3. It goes together with all rows that share a file with it, and with the rows that were abandoned
-   or withdrawn between them. The summary says where committed output begins from then on.
+Committed output that expires is deleted from the shard's start on, whole files at a time, so that
+the rest is one contiguous range. The summary says where it begins.
 """
 
 from __future__ import annotations
@@ -46,36 +40,38 @@ from dagster_leasehold.lease_store.shard_summary import (
 )
 
 PORTION_ROWS = 200
-"""The rows that expire in one transaction: more only if they share the first merged file."""
+"""The rows that expire in one transaction; more if they share the first merged file."""
 
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
 REFERENCE_ENTRIES = 64
-"""The number of a group's newest entries whose dates ages are counted from."""
+"""The number of newest entries that give the moment that ages count from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Expiry:
+class Deletion:
     """Ledger rows to delete.
 
     Attributes:
         summary: of the shard afterwards.
-        gone: the numbers of rows that go.
+        numbers: of the rows to delete.
+        grown: the rows that others were folded into.
     """
 
     summary: ShardSummary
-    gone: tuple[int, ...]
+    numbers: tuple[int, ...]
+    grown: tuple[Batch, ...] = ()
 
 
 def expirable(rows: Iterable[tuple[Batch, bool]], *, before: datetime) -> list[Batch]:
-    """Return the rows, from a shard's start on, that can go together: one portion.
+    """Return the oldest rows of a shard that expire together.
 
-    A merged file is never divided: the first one goes at once, however many rows share it.
+    The rows that share a merged file expire together, however many they are.
 
     Args:
         rows: the oldest of the shard in every state, in order, without its newest committed one,
-            each with True if an event of it was not delivered yet; no more are taken than needed.
-        before: rows committed from here on stay, and all that follow them.
+            each with True if an event of it is undelivered. Only as many as needed are read.
+        before: rows that were committed later stay, and so do all rows after them.
     """
     portion: list[Batch] = []
     following: list[Batch] = []
@@ -106,14 +102,13 @@ def expire(
     *,
     journal: Iterable[JournalEntry],
     gaps: Iterable[Gap],
-) -> Expiry:
-    """Check the rows that will be deleted, and add them to the shard's summary of expired output.
+) -> Deletion:
+    """Check the rows that expire, and add them to the shard's summary.
 
     Args:
         summary: of the shard.
-        rows: the rows that go, from the shard's start on; the last one is committed.
-        journal: the openings of tenures of those that were not proven yet, and the forced
-            checkpoints of the shard, in order.
+        rows: the expiring rows, from the shard's start on; the last one is committed.
+        journal: the openings of their tenures and the forced checkpoints, in order.
         gaps: of the shard.
     """
     entries = list(journal)
@@ -133,7 +128,7 @@ def expire(
             ledger.take_withdrawn(row)
     findings = [(violation.rule, violation.detail) for violation in ledger.violations]
     after = with_findings(summary, findings)
-    return Expiry(
+    return Deletion(
         replace(after, expired=_with(summary.expired, ledger, committed)),
         tuple(row.sequence for row in rows),
     )
@@ -160,10 +155,10 @@ def _has_output(batch: Batch) -> bool:
 
 
 def _event_bounds(batch: Batch) -> tuple[datetime | None, datetime]:
-    """Return between which event times the records of a row's files lie.
+    """Return the range of event times in a row's files.
 
-    Times later than the commit are cut: one record from the year 2099 must not make every hour
-    until then look as if it had lost output.
+    It ends with the commit: a record from the year 2099 must not make every hour until then look
+    as if it had lost output.
     """
     assert batch.committed_at is not None
     files = [file for file in batch.files if not file.quarantine]
@@ -176,13 +171,13 @@ def _event_bounds(batch: Batch) -> tuple[datetime | None, datetime]:
 def reference_time(newest: Collection[datetime]) -> datetime | None:
     """Return the moment that ages count from: the earliest date of a group's newest entries.
 
-    A host whose clock runs ahead would have to write all of them to move it.
+    A single host whose clock runs ahead does not move it.
     """
     return min(newest, default=None)
 
 
 def kept_for_good(entry: JournalEntry) -> bool:
-    """Return True if an entry is of the rare kinds that proofs look back to from any distance."""
+    """Return True for the rare entries that proofs need at any age."""
     if entry.kind in KINDS_KEPT:
         return True
     ends = entry.from_state in (None, *STATES_KEPT) or entry.to_state in STATES_KEPT
@@ -192,12 +187,12 @@ def kept_for_good(entry: JournalEntry) -> bool:
 def old_entries(
     entries: Iterable[JournalEntry], *, before: datetime, unproven_epoch: int | None
 ) -> list[JournalEntry]:
-    """Return the entries, oldest first, that can become part of the summary now.
+    """Return the entries, oldest first, that can be summarized.
 
     Args:
-        entries: the oldest of the shard behind its summary, in order.
-        before: entries dated from here on stay, and all that follow them.
-        unproven_epoch: of the first committed batch that was not proven yet; its tenure stays.
+        entries: the oldest of the shard that are not in its summary, in order.
+        before: later entries stay, and so do all entries after them.
+        unproven_epoch: of the first committed batch that is not proven; its tenure stays.
     """
 
     def may_go(entry: JournalEntry) -> bool:
@@ -210,9 +205,9 @@ def old_entries(
 def summarised(
     summary: ShardSummary, entries: Sequence[JournalEntry], *, too_early: str = ""
 ) -> tuple[ShardSummary, list[int]]:
-    """Return the summary with these entries, and the numbers of the ones that go.
+    """Return the summary with these entries, and the numbers of those to delete.
 
-    `too_early` says how the shard started before its parents were over, if these entries show it.
+    `too_early` says how the shard started before its parents were over, if the entries show that.
     """
     proof = JournalProof(summary)
     counts = Counter(summary.entries)
@@ -236,13 +231,13 @@ def summarised(
 
 
 def with_findings(summary: ShardSummary, findings: Iterable[Finding]) -> ShardSummary:
-    """Return the summary with these broken promises, each once, up to the limit."""
+    """Return the summary with these violations, each once, up to the limit."""
     new = [finding for finding in findings if finding not in summary.violations]
     return replace(summary, violations=(*summary.violations, *new)[:VIOLATIONS_KEPT])
 
 
 def provable(batches: Iterable[Batch], *, before: datetime) -> list[Batch]:
-    """Return the committed rows, oldest first, that are old enough to be proven for good."""
+    """Return the oldest committed rows that are old enough to be proven for good."""
     return list(takewhile(lambda batch: _is_old(batch, before), batches))
 
 
@@ -251,7 +246,7 @@ def _is_old(batch: Batch, before: datetime) -> bool:
 
 
 def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> ShardSummary:
-    """Return the summary once these committed rows were compared with the tenures."""
+    """Compare committed rows with their tenures; return the summary afterwards."""
     epoch = summary.proven_epoch
     findings: list[Finding] = []
     for batch in batches:
@@ -266,21 +261,6 @@ def proven(summary: ShardSummary, batches: Sequence[Batch], opened: Tenures) -> 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Folding:
-    """Ledger rows to write and to delete.
-
-    Attributes:
-        summary: of the shard afterwards.
-        grown: rows that others were folded into.
-        gone: the numbers of rows that go.
-    """
-
-    summary: ShardSummary
-    grown: tuple[Batch, ...]
-    gone: tuple[int, ...]
-
-
 def folding(
     summary: ShardSummary,
     rows: Sequence[Batch],
@@ -288,14 +268,14 @@ def folding(
     before: datetime,
     undelivered: Collection[str],
     forced: Sequence[Force],
-) -> Folding:
-    """Decide about the oldest rows of a shard that were not looked at for folding yet.
+) -> Deletion:
+    """Fold or delete the oldest rows of a shard that were not examined yet.
 
     Args:
         summary: of the shard.
         rows: of every state, from `summary.folded_until` on, in order.
-        before: rows committed from here on stay, and all that follow them.
-        undelivered: the batches with an event that was not delivered yet.
+        before: rows that were committed later stay, and so do all rows after them.
+        undelivered: the batches with an undelivered event.
         forced: the shard's forced checkpoints.
     """
     considered = _old_rows(rows, before=before, proven_until=summary.proven_until)
@@ -317,11 +297,11 @@ def folding(
             carrier = row
     until = carrier.sequence if carrier else summary.folded_until
     after = replace(with_findings(summary, findings), folded_until=until)
-    return Folding(after, tuple(grown.values()), tuple(numbers))
+    return Deletion(after, tuple(numbers), tuple(grown.values()))
 
 
 def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> list[Batch]:
-    """Return the rows up to the last committed one that is old and proven, undated ones too."""
+    """Return the rows up to the last committed one that is old and proven."""
     end = 0
     for place, row in enumerate(rows):
         if row.state is BatchState.INTENT:
@@ -334,12 +314,11 @@ def _old_rows(rows: Sequence[Batch], *, before: datetime, proven_until: int) -> 
 
 
 def _may_fold(carrier: Batch, row: Batch) -> bool:
-    """Return True if the row before it can stand for all that a row names."""
     return not row.files and carrier.end == row.start and in_order(row.start, row.end)
 
 
 def folded(carrier: Batch, row: Batch) -> Batch:
-    """Return a ledger row that stands for the next row, too."""
+    """Return a ledger row that also stands for the next row."""
     return replace(
         carrier,
         end=row.end,
@@ -366,13 +345,8 @@ def _together(one: BatchStatistics, other: BatchStatistics) -> BatchStatistics:
 
 
 def _sum(one: int | None, other: int | None) -> int | None:
-    # A total that one row lacks takes nothing away from that of the other: totals never go back.
+    # An unknown total counts as 0 beside a known one, so that totals never decrease.
     return None if one is None and other is None else (one or 0) + (other or 0)
-
-
-def may_forget(gap: Gap, *, before: datetime) -> bool:
-    """Return True if a gap is done with: accepted, behind the checkpoint, and old."""
-    return gap.acknowledged and gap.skipped and gap.at < before
 
 
 def skips_left(summary: ShardSummary) -> int:
@@ -381,7 +355,7 @@ def skips_left(summary: ShardSummary) -> int:
 
 
 def skipping(summary: ShardSummary, gaps: Iterable[Gap]) -> ShardSummary:
-    """Return the summary with gaps that lose their rows."""
+    """Return the summary with gaps whose rows are deleted."""
     return replace(summary, skips=(*summary.skips, *((gap.start, gap.end) for gap in gaps)))
 
 

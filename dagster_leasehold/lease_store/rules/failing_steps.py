@@ -1,10 +1,8 @@
-"""Steps of a recurring round that fail: each fails alone, and is due again after a bounded wait.
+"""Failing steps of a recurring round: each fails alone, and is retried with a bounded back-off.
 
-A round (a sensor's tick) is made of steps for single shards, nodes or runs. A step that raises is
-logged, named for people, and skipped until its wait is over; the round continues with the next
-step. Two errors concern more than a step, and end the round: a lease store that
-fails twice in a row does not answer, and would make every further step wait as long; an error that
-the caller names is the caller's.
+A round (a sensor's tick) has steps for shards, nodes or runs. A step that raises is logged and
+skipped until it is due again, and the round continues. The round ends if the lease store fails
+twice in a row, since every further step would wait as long, and at errors that the caller names.
 """
 
 from __future__ import annotations
@@ -22,14 +20,14 @@ _LOG = logging.getLogger(__name__)
 FIRST_WAIT_S = 5.0
 WAIT_MAX_S = 300.0
 STEPS_MAX = 10_000
-"""The most failing steps that are remembered; beyond it, steps due first are forgotten."""
+"""The most failing steps that are remembered; beyond it, the ones due first are forgotten."""
 SHOWN_MAX = 20
 SILENCE_MAX = 2
 CALLS_MAX = 64
-"""The most calls of a step for many things to find the ones that fail alone."""
+"""The most calls that search the failing items of a step for many items."""
 _AWAY = (errors.StoreError, errors.SourceUnavailable)
 _AWAY_MAX = 3
-"""One thing that cannot be reached fails with all, then with its half; the other half is there."""
+"""A service that cannot be reached fails for all items and for both halves."""
 _DOUBLINGS_MAX = 32
 
 Answer = TypeVar("Answer")
@@ -37,21 +35,20 @@ Item = TypeVar("Item")
 
 
 def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float = 0.0) -> float:
-    """Return how long to wait after so many failures in a row: doubling from the first to the most.
+    """Return the wait after failures in a row, which doubles from `first_s` to `max_s`.
 
     Args:
-        failures: any number; it might have grown for years.
+        failures: any number; it can have grown for years.
         first_s: the wait after the first failure, in seconds.
         max_s: the longest wait, in seconds.
-        jitter: in [0, 1), shortens the wait by up to a half, so that what failed together is not
-            tried together.
+        jitter: in [0, 1); shortens the wait by up to a half, so that retries spread.
     """
     doublings = min(max(failures, 1) - 1, _DOUBLINGS_MAX)
     return min(first_s * 2.0**doublings, max_s) * (1 - jitter / 2)
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an error as one line for people: a foreseen one's own sentence, else type and text."""
+    """Return an error as one line for people, with its type if it was unforeseen."""
     if isinstance(error, errors.LeaseholdError):
         return str(error)
     text = one_line(without_secrets(str(error)))
@@ -59,10 +56,7 @@ def sentence_of(error: BaseException) -> str:
 
 
 def log_frames(step: str, error: BaseException) -> None:
-    """Log where a step failed, if the error was unforeseen.
-
-    The frames alone: a message of foreign code can hold its arguments.
-    """
+    """Log the stack frames of an unforeseen error, without its message, which can have secrets."""
     if not isinstance(error, errors.LeaseholdError):
         frames = "".join(traceback.format_tb(error.__traceback__))
         _LOG.warning("%s failed in:\n%s", step, frames)
@@ -78,13 +72,13 @@ class _Failure:
 
 @dataclass(slots=True)
 class FailingSteps:
-    """The steps of one process's rounds that failed last, and when each is due again.
+    """The failing steps of one process's rounds, and when each is due again.
 
     Attributes:
         clock: monotonic seconds.
         first_s: the wait after a step's first failure, in seconds.
         max_s: the longest wait, in seconds.
-        jitter: returns how much of a wait is cut, in [0, 1); see `retry_wait_s`.
+        jitter: returns the jitter of `retry_wait_s`.
     """
 
     clock: Callable[[], float]
@@ -97,7 +91,7 @@ class FailingSteps:
     _round: int = 0
 
     def begin(self) -> None:
-        """Begin a round: its notes are empty, and steps not tried for long are forgotten."""
+        """Begin a round: clear its notes, and forget steps that were not tried for long."""
         self._notes, self._silence, self._round = [], 0, self._round + 1
         now_s = self.clock()
         self._failures = {
@@ -108,7 +102,7 @@ class FailingSteps:
 
     @property
     def notes(self) -> list[str]:
-        """One line for each step that failed in this round, or before and waits."""
+        """A line for each step that failed in this round or waits."""
         now_s = self.clock()
         lines = [
             *self._notes,
@@ -123,17 +117,17 @@ class FailingSteps:
 
     @property
     def waiting(self) -> int:
-        """The number of steps that failed and are not due yet."""
+        """The number of failed steps that are not due yet."""
         now_s = self.clock()
         return sum(failure.due_s > now_s for failure in self._failures.values())
 
     def error_of(self, step: str) -> str:
-        """Return how a step failed last; empty if it did not."""
+        """Return the last error of a step, or empty."""
         failure = self._failures.get(step)
         return failure.sentence if failure else ""
 
     def wait_s(self, step: str) -> float:
-        """Return the seconds until a step is due again; 0 when it can be taken now."""
+        """Return the seconds until a step is due again; 0 if it is due now."""
         failure = self._failures.get(step)
         return max(0.0, failure.due_s - self.clock()) if failure else 0.0
 
@@ -146,15 +140,14 @@ class FailingSteps:
         at_once: bool = False,
         raises: tuple[type[Exception], ...] = (),
     ) -> Answer:
-        """Take a step that is due; `otherwise` where it is not, or where it fails.
+        """Take a step if it is due; return `otherwise` if it is not, or if it fails.
 
         Args:
-            step: its name, the same in every round, as people read it: `shard 7`.
+            step: its name for people, the same in every round: `shard 7`.
             action: the step.
-            otherwise: the answer where there is none.
-            at_once: try again in the next round, however often it failed: for a node's beat,
-                which must not wait.
-            raises: errors that concern more than this step.
+            otherwise: the answer without a successful step.
+            at_once: retry in every round, as for a node's beat.
+            raises: errors that end the round.
 
         Raises:
             StoreError: the second in a row within this round.
@@ -185,15 +178,15 @@ class FailingSteps:
         *,
         raises: tuple[type[Exception], ...] = (),
     ) -> list[Answer]:
-        """Take one step for many things at once; where it fails, for halves, so that one is alone.
+        """Take one step for many items; if it fails, for halves, until the failing items are alone.
 
         Args:
-            items: the things, by the name of the step for each; waiting ones are left out.
-            action: the step for some of them; taking it again is harmless.
-            raises: errors that concern more than these things.
+            items: by the name of the step for each; the ones that are not due are skipped.
+            action: the step for some items; repeating it is harmless.
+            raises: errors that end the round.
 
         Returns:
-            The answers, for all things except failed and waiting ones.
+            The answers for all items except failed and skipped ones.
 
         Raises:
             StoreError, SourceUnavailable: neither all nor their halves could be reached.
@@ -226,7 +219,7 @@ class FailingSteps:
         return answers
 
     def note(self, step: str, error: Exception, *, at_once: bool = False) -> None:
-        """Take note of a step that failed elsewhere than in `attempt`."""
+        """Record a failed step."""
         before = self._failures.pop(step, None)
         count = before.count + 1 if before else 1
         jitter = self.jitter()

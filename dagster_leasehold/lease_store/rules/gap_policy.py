@@ -1,9 +1,8 @@
-"""Pure rules for gaps: records that were removed before anybody read them.
+"""Pure rules for gaps: records that were removed before they were read.
 
-The group's policy says where a shard continues, for runs and plain clients alike. What a new gap
-does to the gaps that are recorded is carried out by every store: a gap that the shard holds at may
-grow while it waits, since retention continues. One that was acknowledged never grows: the
-rest is a gap of its own, which needs an answer of its own.
+The group's policy says where a shard continues. A gap that a shard holds at can grow while it
+waits, since retention continues. An accepted gap does not grow: the rest is another gap, to be
+accepted separately.
 """
 
 from __future__ import annotations
@@ -11,22 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from dagster_leasehold.lease_store.errors import CursorExpired
+from dagster_leasehold.lease_store.errors import CheckpointRefused, CursorExpired, shown
 from dagster_leasehold.lease_store.group_rows import GapPolicy
 from dagster_leasehold.lease_store.journal_rows import Gap, Note
 from dagster_leasehold.lease_store.rules.ledger import check_onwards, check_place
-from dagster_leasehold.lease_store.rules.refusals import gap_refused
 from dagster_leasehold.lease_store.rules.starting_point import BEGIN, END
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 @dataclass(frozen=True, slots=True)
 class GapVerdict:
-    """The answer of a group's policy to a gap that begins at a shard's checkpoint.
+    """A policy's decision about a gap at a shard's checkpoint.
 
     Attributes:
-        end: the end of the gap that is to be recorded.
-        passes: True if the shard continues there; False if it holds until the loss is accepted.
+        end: the end of the gap to record.
+        passes: True if the shard continues there; False if it holds until the gap is accepted.
     """
 
     end: str
@@ -34,24 +32,24 @@ class GapVerdict:
 
 
 def position_behind(policy: GapPolicy) -> str:
-    """Return the position where a shard passes its gaps: `begin` or `end` of what is left."""
+    """Return where a shard continues after a gap: at `begin` or `end` of what is left."""
     return END if policy is GapPolicy.END else BEGIN
 
 
 def judged_gap(
     start: str, *, policy: GapPolicy, behind: str, accepted_end: str | None, contradiction: str
 ) -> GapVerdict:
-    """Decide about records from `start` on that were removed.
+    """Decide about removed records from `start` on.
 
     Args:
         start: the shard's checkpoint.
         policy: the group's.
-        behind: the cursor at the position that `position_behind` names.
+        behind: the cursor at `position_behind`.
         accepted_end: the end of the accepted gap at `start`, if any.
-        contradiction: the sentence of the error, should the log contradict itself.
+        contradiction: the message if the log contradicts itself.
 
     Raises:
-        CursorExpired: the log contradicts itself: it begins at the cursor that it calls removed.
+        CursorExpired: the log contradicts itself: it begins at the removed cursor.
     """
     if behind == start:
         raise CursorExpired(contradiction)
@@ -64,9 +62,10 @@ def judged_gap(
 
 @dataclass(frozen=True, slots=True)
 class GapWrite:
-    """The rows of one gap: `gap` is stored in place of `replaces`, or as a new row.
+    """The write of one gap, which replaces another row or is new.
 
-    With `moves` the checkpoint goes to the gap's end.
+    Attributes:
+        moves: True if the checkpoint moves to the gap's end.
     """
 
     gap: Gap
@@ -77,13 +76,13 @@ class GapWrite:
 def gap_write(
     gap: Gap, recorded: Iterable[Gap], *, check_point: str | None, accepted: bool
 ) -> GapWrite | None:
-    """Return how a gap that begins at the checkpoint is stored; None if nothing is to be written.
+    """Return how a gap at the checkpoint is stored; None if nothing changes.
 
     Args:
         gap: the new gap, not acknowledged.
         recorded: the shard's gaps that begin at the same cursor.
         check_point: of the shard.
-        accepted: the checkpoint moves past it; otherwise the shard holds.
+        accepted: True if the checkpoint passes it; otherwise the shard holds.
     """
     same = next((each for each in recorded if each.end == gap.end), None)
     if same is not None:
@@ -92,20 +91,23 @@ def gap_write(
         return GapWrite(replace(same, skipped=True), same, moves=True)
     open_gaps = [each for each in recorded if not each.skipped]
     if not accepted and any(each.acknowledged for each in open_gaps):
-        # It was accepted between our look and now: the next look moves past it.
+        # It was accepted since the caller read it; the next try passes it.
         return None
     growing = next((each for each in open_gaps if not each.acknowledged), None)
     return GapWrite(replace(gap, skipped=accepted), growing, moves=accepted)
 
 
 def check_gap(gap: Gap, tenure: Tenure, check_point: str | None) -> None:
-    """Refuse a gap that does not lead from the shard's checkpoint onwards.
+    """Refuse a gap that does not lead onwards from the shard's checkpoint.
 
     Raises:
-        CheckpointRefused: it begins elsewhere or ends before it begins, or a cursor has no place.
+        CheckpointRefused: it begins elsewhere, leads back, or cannot be ordered.
     """
     if check_point not in (None, gap.start):
-        raise gap_refused(tenure, gap.start, check_point)
+        raise CheckpointRefused(
+            f"A gap of shard {tenure.shard} of group {tenure.key} must begin at its checkpoint "
+            f"{shown(check_point)}, not at {shown(gap.start)}."
+        )
     check_place(tenure.key, tenure.shard, gap.start)
     check_onwards(tenure, gap.start, gap.end)
 

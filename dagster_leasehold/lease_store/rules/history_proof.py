@@ -1,19 +1,15 @@
 """Proofs of a history: tenures that follow one another, batches that join, shards in their order.
 
-Pure rules over rows in order. A proof begins where the shard's summary of its deleted rows ends.
+A proof takes rows in order, and begins where the shard's summary of its deleted rows ends.
 
-* **The journal**: tenures follow one another under rising epochs. One value per tenure and per
-  forced checkpoint is remembered.
-* **The ledger**: that no record is committed twice follows from three rules. A batch does not end
-  before it starts; a recorded gap leads onwards; and the next batch starts where the one before it
-  ended, behind a gap from there, or where a checkpoint was forced to since, not before that end.
-  Which files two batches list is found by hashes, in eight bytes for each path.
-* **The order**: an ordered group reads no shard before all that it comes from was finished. The
-  journal says when a shard was over, when it was reopened, and when another one was free to start,
-  was claimed or was opened. A shard that became free while the group was unordered can continue; so
-  can one whose parent was reopened while the group was unordered, or whose parent was reopened by
-  an operator who accepted just that. A shard that was rolled forward to its table was not read by
-  that: the journal of its reading is lost.
+* **The journal**: each tenure is closed before the next one, which has a higher epoch.
+* **The ledger**: no record is committed twice, because a batch does not end before it starts, a
+  gap leads onwards, and a batch starts where the one before it ended. In between there can only be
+  a skipped gap, or a forced checkpoint that does not lead back.
+* **The order**: an ordered group reads no shard before its parents are over. Excepted are a shard
+  that became free while the group was unordered, and one whose parent was reopened: while the
+  group was unordered, or by an operator who accepted that. Rolling a shard forward to its table
+  reads nothing; the journal of that reading is lost.
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
-from typing import Protocol
+from itertools import pairwise
 
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry
@@ -34,48 +29,22 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import End, Opening, ShardSummary
 
 _BUCKETS = 256
-_BLOCK = 1024
 
 
-class Tenures(Protocol):
-    """The owners of opened tenures by epoch and run; a mapping is one."""
-
-    def __contains__(self, tenure: object, /) -> bool:
-        """Tell if this tenure was opened."""
-        ...
-
-    def __getitem__(self, tenure: tuple[int, str], /) -> NodeName | None:
-        """Return the owner that it was opened for."""
-        ...
-
-
-class HashedTenures:
-    """Tenures of years, each remembered by a hash of its epoch and run: about 80 bytes, not 300."""
-
-    def __init__(self) -> None:
-        self._owners: dict[int, NodeName | None] = {}
-        self._names: dict[NodeName | None, NodeName | None] = {}
-
-    def __contains__(self, tenure: object) -> bool:
-        return hash(tenure) in self._owners
-
-    def __getitem__(self, tenure: tuple[int, str]) -> NodeName | None:
-        return self._owners[hash(tenure)]
-
-    def add(self, epoch: int, run: str, owner: NodeName | None) -> None:
-        """Add a tenure. Tenures of the same owner share one copy of its name."""
-        self._owners[hash((epoch, run))] = self._names.setdefault(owner, owner)
+Tenures = Mapping[tuple[int, str], NodeName | None]
+"""The owner of each opened tenure, by epoch and run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
     """A promise that a history breaks.
 
-    `rule` is one of `overlap` (two tenures at once), `epoch` (a fencing number that did not
-    rise), `order` (a child before its parents), `ledger` (a gap or an overlap of batches),
-    `checkpoint` (one that is not where the ledger ends), `fence` (a batch without its tenure),
-    `files` (a file that two batches list, or one beside a merged file that holds its records),
-    `withdrawn` (a batch that was taken back without a forced checkpoint before it).
+    Attributes:
+        rule: `overlap` (two tenures at once), `epoch` (a fencing number that did not rise), `order`
+            (a child before its parents), `ledger` (a gap or an overlap of batches), `checkpoint`
+            (not where the ledger ends), `fence` (a batch without its tenure), `files` (a file in
+            two batches, or beside the merged file with its records), or `withdrawn` (a batch that
+            was withdrawn without a forced checkpoint).
     """
 
     rule: str
@@ -88,23 +57,22 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Force:
-    """A forced checkpoint: its epoch tells between which batches it came."""
+    """A forced checkpoint."""
 
     epoch: int
     check_point: str | None
 
 
 class JournalProof:
-    """Tenures follow one another: each closed before the next, under a higher epoch.
+    """Each tenure is closed before the next, which has a higher epoch.
 
     Attributes:
-        violations: those noticed so far.
-        opened: openings that were looked at.
-        epoch: the highest epoch so far.
+        opened: the number of openings.
+        epoch: the highest epoch.
         current: the tenure that is open.
         newest: the tenure that was opened last.
-        tenures: all of them, as far as they are remembered.
-        forces: all forced checkpoints, as far as they are remembered.
+        tenures: the owners of all tenures, by epoch and run.
+        forces: the forced checkpoints.
     """
 
     def __init__(self, summary: ShardSummary) -> None:
@@ -113,12 +81,12 @@ class JournalProof:
         self.epoch = summary.epoch
         self.newest = summary.opening
         self.current = summary.opening if summary.open else None
-        self.tenures = HashedTenures()
+        self.tenures: dict[tuple[int, str], NodeName | None] = {}
         self.forces: list[Force] = []
         self._shard = summary.shard
         self._until = summary.journal_until
         if self.newest is not None:
-            self.tenures.add(self.newest.epoch, self.newest.run, self.newest.owner)
+            self.tenures[self.newest.epoch, self.newest.run] = self.newest.owner
 
     def take(self, entry: JournalEntry) -> None:
         """Take the next entry."""
@@ -135,7 +103,7 @@ class JournalProof:
                 )
             self.current = Opening(entry.sequence, entry.epoch, entry.run, entry.to_owner)
             self.newest = self.current
-            self.tenures.add(entry.epoch, entry.run, entry.to_owner)
+            self.tenures[entry.epoch, entry.run] = entry.to_owner
             self.opened += 1
         elif entry.kind == "close" and self.current and entry.run == self.current.run:
             self.current = None
@@ -159,18 +127,18 @@ class JournalProof:
 
 
 @dataclass(slots=True)
-class Life:
-    """The life of a shard so far: each event is the number of the journal entry that tells of it.
+class _Life:
+    """What the journal says about a shard so far, as numbers of entries.
 
     Attributes:
-        seen: the entry that first lists it.
-        over: the last entry that finishes it; -1 for none.
-        reopened: the last entry that reopens it; -1 for none.
+        seen: first listed.
+        over: finished last; -1 for never.
+        reopened: reopened last; -1 for never.
         reopened_in_order: True if the group was ordered then.
-        free: the entry since which it can start, if there is one.
+        free: free to start since, if it is.
         free_in_order: True if the group was ordered then.
-        accepted: for each parent, the last entry that accepts its reopening.
-        without: for each parent that was not listed yet when it started, the entry of its start.
+        accepted: the reopening of each parent accepted last.
+        without: started before each of these parents was listed.
     """
 
     seen: int | None = None
@@ -185,17 +153,17 @@ class Life:
 
 @dataclass(slots=True)
 class _Course:
-    """The entries in order, read under one belief about the group's setting at the beginning."""
+    """The entries, read under one assumption about whether the group was ordered at first."""
 
     parents: Mapping[ShardId, Sequence[ShardId]]
     children: Mapping[ShardId, Sequence[ShardId]]
     ordered: bool
-    lives: dict[ShardId, Life] = field(default_factory=dict[ShardId, Life])
+    lives: dict[ShardId, _Life] = field(default_factory=dict[ShardId, _Life])
     early: dict[ShardId, str] = field(default_factory=dict[ShardId, str])
 
     def take(self, entry: JournalEntry, shard: ShardId) -> None:
         """Take the next entry that concerns a shard."""
-        life = self.lives.setdefault(shard, Life())
+        life = self.lives.setdefault(shard, _Life())
         if entry.kind == "edge":
             self._note_edge(entry, shard, life)
         if entry.kind == "accept":
@@ -203,7 +171,7 @@ class _Course:
         if entry.to_state is ShardState.WAIT:
             life.free = None
             life.without.clear()
-        # Edges 1 and 2 are where a shard becomes free to start.
+        # By edges 1 and 2 a shard becomes free to start.
         began = (None, ShardState.WAIT)
         freed = entry.to_state is ShardState.NOT_ALLOC and entry.from_state in began
         if freed:
@@ -213,11 +181,11 @@ class _Course:
         if shard not in self.early and (freed or starts):
             self._check(entry, shard, life)
 
-    def _note_edge(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
+    def _note_edge(self, entry: JournalEntry, shard: ShardId, life: _Life) -> None:
         if entry.from_state is None:
             life.seen = entry.sequence
             for child in self.children.get(shard, ()):
-                # It came late: all that its child has read since then was read out of order.
+                # Its child started without it, and so read out of order.
                 started = self.lives.get(child)
                 if started is not None and shard in started.without:
                     self._blame(child, started.without[shard], shard)
@@ -226,13 +194,13 @@ class _Course:
         if entry.from_state is ShardState.OVER:
             life.reopened, life.reopened_in_order = entry.sequence, self.ordered
 
-    def _check(self, entry: JournalEntry, shard: ShardId, life: Life) -> None:
+    def _check(self, entry: JournalEntry, shard: ShardId, life: _Life) -> None:
         if not (self.ordered if life.free is None else life.free_in_order):
             return
         for parent in self.parents.get(shard, ()):
             before = self.lives.get(parent)
             if before is None or before.seen is None:
-                # One that never comes is not read: nothing was out of order.
+                # If it is never listed, nothing was out of order.
                 life.without.setdefault(parent, entry.sequence)
                 continue
             accepted = life.accepted.get(parent)
@@ -246,10 +214,10 @@ class _Course:
 
 
 class OrderProof:
-    """Takes the entries of a group's journal in order, and finds shards that started too early.
+    """Finds the shards of a group that started too early, from its journal in order.
 
-    What the group's setting was before its first change is known only at that change, so that
-    the entries are read under both beliefs until then.
+    Whether the group was ordered at first is known only when it changes. Until then the entries
+    are read under both assumptions.
 
     Args:
         parents: of every shard of the group.
@@ -263,7 +231,7 @@ class OrderProof:
         self._courses = {ordered: _Course(parents, children, ordered) for ordered in (True, False)}
 
     def take(self, entry: JournalEntry) -> None:
-        """Take the next entry of the group."""
+        """Take the next entry."""
         if entry.kind == "group" and "ordered" in entry.facts:
             before, after = entry.facts["ordered"]
             course = self._course(before)
@@ -274,10 +242,7 @@ class OrderProof:
                 course.take(entry, entry.shard)
 
     def violations(self, *, ordered: bool) -> list[tuple[ShardId, str]]:
-        """List every shard that could start, was claimed or was opened too early, once, and how.
-
-        `ordered` is the group's setting now.
-        """
+        """Return the shards that started too early, each once with how; `ordered` as it is now."""
         early = self._course(ordered).early
         return [(shard, early[shard]) for shard in sorted(early, key=rank_key)]
 
@@ -285,10 +250,10 @@ class OrderProof:
         return self._courses.get(ordered) or next(iter(self._courses.values()))
 
 
-def _excused(parent: Life, accepted: int | None) -> bool:
+def _excused(parent: _Life, accepted: int | None) -> bool:
     """Return True if a parent that is not over was reopened while the order did not matter.
 
-    The choice to accept is recorded just before the reopening that it is about.
+    The acceptance is recorded just before the reopening.
     """
     if parent.reopened < 0:
         return False
@@ -298,12 +263,12 @@ def _excused(parent: Life, accepted: int | None) -> bool:
 def check_order(
     parents: Mapping[ShardId, Sequence[ShardId]], journal: Iterable[JournalEntry], *, ordered: bool
 ) -> list[tuple[ShardId, str]]:
-    """List every shard that could start, was claimed or was opened too early, once, and how.
+    """Return the shards that started too early, each once with how.
 
     Args:
         parents: of every shard of the group.
         journal: all entries.
-        ordered: the group's setting now; earlier ones are read from the journal.
+        ordered: the group's setting now.
     """
     proof = OrderProof(parents)
     for entry in sorted(journal, key=lambda entry: entry.sequence):
@@ -312,7 +277,7 @@ def check_order(
 
 
 class LedgerProof:
-    """Batches join end to start, each under its tenure; merged files hold their batches."""
+    """Batches join end to start, each under its tenure; merged files hold whole batches."""
 
     def __init__(self, summary: ShardSummary, journal: JournalProof, gaps: Iterable[Gap]) -> None:
         self.committed = 0
@@ -334,12 +299,12 @@ class LedgerProof:
 
     @property
     def last(self) -> End | None:
-        """The last batch that was taken."""
+        """The end of the last batch."""
         return self._last
 
     @property
     def violations(self) -> list[Violation]:
-        """The broken promises, rule by rule."""
+        """The violations, rule by rule."""
         return [violation for broken in self._broken.values() for violation in broken]
 
     def _take_gap(self, start: str, end: str, *, skipped: bool) -> None:
@@ -363,7 +328,6 @@ class LedgerProof:
         self._last = End(batch.last, batch.end, until_epoch(batch))
 
     def _check_join(self, batch: Batch) -> None:
-        """Only a recorded gap or a forced checkpoint can come between two batches."""
         former = self._last
         if former is None:
             return
@@ -378,7 +342,7 @@ class LedgerProof:
             self._violated("ledger", f"batch {batch.sequence} is committed twice")
 
     def _check_merged(self, batch: Batch) -> None:
-        """A merged file holds the records of whole batches, which list none themselves."""
+        """Check that the batches of a merged file list no file themselves."""
         for quarantine in (False, True):
             carrier, left = self._carriers[quarantine]
             files = [file for file in batch.files if file.quarantine == quarantine]
@@ -391,15 +355,14 @@ class LedgerProof:
             self._carriers[quarantine] = (carrier, max(left - batch.batches, 0))
 
     def take_withdrawn(self, batch: Batch) -> None:
-        """Take the next withdrawn batch: only a later forced checkpoint takes one back."""
+        """Take the next withdrawn batch."""
         if detail := withdrawal_detail(batch, self._forces):
             self._violated("withdrawn", detail)
 
     def end(self, lease: ShardLease | None) -> None:
-        """Compare the end with the shard's checkpoint, where a row is given.
+        """Compare the end with the shard's checkpoint, if a row is given.
 
-        A shard without any batch belongs to a client that keeps no ledger: its checkpoint is its
-        own.
+        A shard without batches belongs to a client that keeps no ledger.
         """
         for carrier, left in self._carriers.values():
             if left:
@@ -416,10 +379,9 @@ class LedgerProof:
             self._violated("checkpoint", detail)
 
     def _continuations(self, former: End, epoch: int | None) -> set[str]:
-        """Where a shard can continue after `former` and before a batch of an epoch, or now.
+        """Return where a shard can continue after `former`, before a batch of an epoch or now.
 
-        A forced checkpoint that went back has withdrawn all that lay behind it, so that it
-        excuses no batch that is left.
+        A force that went back has withdrawn the batches behind it, so it excuses no other batch.
         """
         cursor = former.cursor
         for force in self._forces if epoch is None or epoch > former.epoch else ():
@@ -433,15 +395,12 @@ class LedgerProof:
 
 
 def until_epoch(batch: Batch) -> int:
-    """The epoch of the last batch that a ledger row stands for."""
+    """Return the epoch of the last batch in a ledger row."""
     return batch.epoch if batch.last_epoch is None else batch.last_epoch
 
 
 def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
-    """List how a committed batch was not written under an open tenure, or out of its turn.
-
-    `epoch` is the highest one of the batches before it.
-    """
+    """Return what is wrong with a committed batch's tenure; `epoch` is the highest one before."""
     details: list[str] = []
     tenure = (batch.epoch, batch.run)
     if tenure not in tenures:
@@ -455,7 +414,7 @@ def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
 
 
 def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
-    """Describe a withdrawn batch that no forced checkpoint took back; empty if one did."""
+    """Return what is wrong with a withdrawn batch: no force took it back; empty if one did."""
     if any(
         force.epoch > until_epoch(batch)
         and (force.check_point is None or not is_before(batch.start, force.check_point))
@@ -469,7 +428,7 @@ def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
 
 
 def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
-    """The cursors where a batch after `cursor` can start, skipped gaps followed."""
+    """Return the cursors that a cursor and skipped gaps lead to."""
     reached: set[str] = set()
     pending = [cursor]
     while pending:
@@ -481,7 +440,6 @@ def _reachable(cursor: str, skipped: Mapping[str, Sequence[str]]) -> set[str]:
 
 
 def _difference(end: str, start: str) -> str:
-    """Describe the difference of two cursors, if their numbers tell it."""
     if not (in_order(end, start) or is_before(start, end)):
         return "they cannot be ordered"
     numbers = abs(int(end) - int(start)) if end.isdecimal() and start.isdecimal() else "records"
@@ -491,45 +449,34 @@ def _difference(end: str, start: str) -> str:
 
 
 class PathLedger:
-    """Finds paths that two batches list, in eight bytes for each path.
+    """Finds the paths that two batches list, with eight bytes of memory for each path.
 
-    Paths are compared by their hashes; `doubled` gives the few that have to be looked at again.
-    Hashes are kept in blocks of one size: arrays that grow for good would leave holes in the memory
-    of the process, as large as all of them together.
+    It compares hashes; `doubled_files` then compares the few paths that collide.
     """
 
     def __init__(self) -> None:
-        self._hashes: list[list[array[int]]] = [[] for _ in range(_BUCKETS)]
+        # Sorted bucket by bucket, so that sorting takes little memory.
+        self._buckets = [array("q") for _ in range(_BUCKETS)]
 
     def take(self, batch: Batch) -> None:
         """Take the files of a committed batch."""
         for path in {file.path for file in batch.files}:
-            self._add(hash(path))
+            hashed = hash(path)
+            self._buckets[hashed % _BUCKETS].append(hashed)
 
     def join(self, other: PathLedger) -> None:
-        """Take all that another one has taken, which is empty then."""
-        for blocks in other._hashes:
-            while blocks:
-                for hashed in blocks.pop():
-                    self._add(hashed)
+        """Take all that another one has taken."""
+        for bucket, more in zip(self._buckets, other._buckets, strict=True):
+            bucket.extend(more)
 
     def doubled(self) -> set[int]:
-        """The hashes that were taken more than once."""
-        repeated: set[int] = set()
-        for bucket in self._hashes:
-            ordered = sorted(chain.from_iterable(bucket))
-            repeated.update(one for one, next_ in pairwise(ordered) if one == next_)
-        return repeated
-
-    def _add(self, hashed: int) -> None:
-        blocks = self._hashes[hashed % _BUCKETS]
-        if not blocks or len(blocks[-1]) == _BLOCK:
-            blocks.append(array("q"))
-        blocks[-1].append(hashed)
+        """Return the hashes that were taken more than once."""
+        ordered = (sorted(bucket) for bucket in self._buckets)
+        return {one for bucket in ordered for one, next_ in pairwise(bucket) if one == next_}
 
 
 def doubled_files(batches: Iterable[Batch], hashes: set[int] | None = None) -> Iterator[Violation]:
-    """The files that two of these committed batches list; of all paths, or of some hashes."""
+    """Yield the files that two committed batches list: of all paths, or of some hashes."""
     listed: dict[str, Batch] = {}
     for batch in batches:
         if batch.state is not BatchState.COMMITTED:

@@ -1,22 +1,22 @@
-"""Pure rules that find the record where runs hang or crash, and say what becomes of it.
+"""Pure rules that find the record on which runs hang or crash.
 
-An intended range is made again as it is, so that sinks know its batch by its number. There is one
-exception, which this module decides:
+An intended range is normally repeated unchanged, so that sinks recognize its batch by its number.
+This module decides when it is halved instead:
 
 1. A run intends a range and hangs, or its worker is killed. Its tenure counts as a failed try.
-2. A second run makes the same range under the same number, and fails as well.
-3. The third abandons the number for good, and tries the first half of the range under the next
-   one. Before it tries, its suspicion is on the shard's row: the try can kill the run. After two
-   runs that were killed it is the fourth: what kills a run is often no record.
-4. A half that fails is halved again. One that commits moves the checkpoint, and the rest of what
-   is known to block is halved. So the range shrinks to one record in about log2(n) tries.
-5. A record that stands alone and fails as often blocks the shard. It goes to quarantine, or the
-   shard is held there; a run that tries it again and commits it ends the hold.
-6. Behind it the rest of the first range is tried at once, but still apart from other shards.
+2. A second run tries the same range under the same number, and fails too.
+3. The third abandons the number, and tries the first half under the next number. It first stores
+   the suspicion in the shard's row, since the try can kill it. If the failed runs were killed, only
+   the fourth does this, since runs are often killed for other reasons.
+4. A half that fails is halved again. A half that commits moves the checkpoint, and the other half
+   is halved. So the range shrinks to one record in about log2(n) tries.
+5. A record that fails as often by itself goes to quarantine, or the shard is held there. A run that
+   commits it later ends the hold.
+6. The rest of the first range is then tried at once, still without other shards in the run.
 
-Sizes are counted in the source's unit: offsets where its cursors are offsets, records
-elsewhere. A failure that says nothing about records, such as a source that does not answer, is
-not counted; a run that was killed is, if it had begun with the range.
+Sizes are in the source's unit: offsets if its cursors are offsets, otherwise records. A failure
+that says nothing about records does not count, such as a source that does not answer. A killed
+run counts if it had begun the range.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from enum import Enum, auto
 from typing import Literal
 
 FAILED_MAX = 2
-"""The tries that a range has before it is halved, and a record alone before it blocks."""
+"""The failed tries after which a range is halved, or a single record blocks its shard."""
 KILLED_MAX = 3
-"""As many, where no run could say how it failed: a host or an operator might have killed it."""
+"""The same if the runs were killed, which a host or an operator can have done."""
 FAILURE_LENGTH_MAX = 1_000
 KILLED = "the run that tried it ended without a word, as if it was killed"
 
 
 OnPoison = Literal["hold", "quarantine"]
-"""The end of the search for a record: it holds its shard, or goes to quarantine."""
+"""The fate of the record: it holds its shard, or goes to quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """The knowledge of the records behind a shard's checkpoint, after runs that failed.
+    """What failed runs say about the records after a shard's checkpoint.
 
-    The next commit clears it, unless the search for a bad record is still continuing.
+    The next commit clears it, unless the search for a bad record continues.
 
     Attributes:
-        failure: how the last try failed; empty where its run was killed.
-        records: among so many records from the checkpoint on is one that blocks; 0 if unknown.
-        left: so many records from the checkpoint on are tried apart from other shards.
-        alone: the range that is tried cannot be cut further.
-        held: it failed as often as it may, and the shard waits there.
-        quarantined: the records of the first range that went to quarantine.
-        skip: an operator wants the held record in quarantine.
-        error: the error of the last run that failed with the shard.
+        failure: how the last try failed; empty if its run was killed.
+        records: the bad record is among this many records; 0 if that is unknown.
+        remaining: this many records are tried without other shards.
+        alone: True if the tried range cannot be divided.
+        holds_shard: True if the shard waits at the record.
+        quarantined: the number of records of the first range in quarantine.
+        skip: True if an operator wants the held record in quarantine.
+        error: the error of the last failed run.
         error_at: the time of that failure, for people.
     """
 
     failure: str = ""
     records: int = 0
-    left: int = 0
+    remaining: int = 0
     alone: bool = False
-    held: bool = False
+    holds_shard: bool = False
     quarantined: int = 0
     skip: bool = False
     error: str = ""
@@ -68,12 +68,12 @@ class Suspicion:
 
     @property
     def isolating(self) -> bool:
-        """True if a record is being looked for, or was found."""
-        return self.left > 0
+        """True if a bad record is being searched, or was found."""
+        return self.remaining > 0
 
     @property
     def known_failure(self) -> str:
-        """How the last try failed, for people."""
+        """The failure of the last try, for people."""
         return self.failure or KILLED
 
     def because(self, failure: str) -> Suspicion:
@@ -81,28 +81,28 @@ class Suspicion:
         return replace(self, failure=failure[:FAILURE_LENGTH_MAX])
 
     def failed(self, error: str, at: datetime) -> Suspicion:
-        """Return the suspicion after a run that failed, be it the fault of a record or not."""
+        """Return the suspicion after a failed run, whatever its cause."""
         return replace(self, error=error[:FAILURE_LENGTH_MAX], error_at=at)
 
     def within(self, size: int, *, alone: bool = False) -> Suspicion:
-        """Return the suspicion once a range of this size, from the checkpoint on, has failed."""
-        return replace(self, records=size, left=max(size, self.left), alone=alone)
+        """Return the suspicion after a range of this size has failed."""
+        return replace(self, records=size, remaining=max(size, self.remaining), alone=alone)
 
     def after(self, size: int, *, quarantined: bool = False) -> Suspicion | None:
-        """Return the suspicion that remains after a commit of this size, or None."""
-        left = self.left - size
-        if left <= 0:
+        """Return the remaining suspicion after a commit of this size, or None."""
+        remaining = self.remaining - size
+        if remaining <= 0:
             return None
         return Suspicion(
             failure=self.failure,
             records=0 if quarantined else max(0, self.records - size),
-            left=left,
+            remaining=remaining,
             quarantined=self.quarantined + (size if quarantined else 0),
         )
 
     def next_size(self) -> int:
-        """Return the size of the next try behind a commit: half of what blocks, or all the rest."""
-        return max(1, self.records // 2) if self.records else self.left
+        """Return the size of the next try after a commit: half of the bad range, or the rest."""
+        return max(1, self.records // 2) if self.records else self.remaining
 
 
 class NextStep(Enum):
@@ -114,8 +114,8 @@ class NextStep(Enum):
 
 
 def next_step(failures: int, suspicion: Suspicion | None) -> NextStep:
-    """Decide about an intended range by the tries of it that have failed."""
-    if suspicion is not None and suspicion.held:
+    """Decide about an intended range by its failed tries."""
+    if suspicion is not None and suspicion.holds_shard:
         return NextStep.SETTLE if failures or suspicion.skip else NextStep.REPEAT
     alone = suspicion is not None and suspicion.alone
     isolating = suspicion is not None and suspicion.isolating
@@ -131,18 +131,18 @@ def _failed_max(suspicion: Suspicion | None) -> int:
 def tries_after(
     tries: int, before: Suspicion | None, suspicion: Suspicion, *, abandon: bool
 ) -> int:
-    """Return the tries of a shard once a suspicion is recorded; the open tenure makes one.
+    """Return a shard's tries after a suspicion was recorded; the open tenure counts as one.
 
-    A record counts as alone from here on: what failed before might have failed for its neighbours.
+    The count starts again when a record stands alone, since earlier tries included its neighbours.
     """
     newly_alone = suspicion.alone and not (before is not None and before.alone)
     return 1 if abandon or newly_alone else tries
 
 
 def goes_to_quarantine(on_poison: OnPoison, suspicion: Suspicion, *, quarantined_max: int) -> bool:
-    """Return True if the record that stands alone goes to quarantine; otherwise it holds the shard.
+    """Return True if the bad record goes to quarantine; otherwise it holds the shard.
 
-    More records of one range than a batch can quarantine look like a transform that fails for all.
+    A batch has a limit of quarantined records, since a broken transform fails for all of them.
     """
     if suspicion.skip:
         return True
@@ -150,18 +150,18 @@ def goes_to_quarantine(on_poison: OnPoison, suspicion: Suspicion, *, quarantined
 
 
 def blocks(tries: int, suspicion: Suspicion | None) -> bool:
-    """Return True if a shard without an open tenure needs runs of its own."""
+    """Return True if a shard needs runs without other shards."""
     isolating = suspicion is not None and suspicion.isolating
     return isolating or tries >= _failed_max(suspicion)
 
 
 def sentence(key: object, shard: str, cursor: str | None, suspicion: Suspicion | None) -> str:
-    """Return what people read about a shard that is blocked; empty where it is not."""
+    """Return the sentence about a blocked shard; empty if it is not blocked."""
     if suspicion is None or not suspicion.isolating:
         return ""
     at = "its beginning" if cursor is None else f"cursor {cursor}"
     why = suspicion.known_failure.rstrip(".")
-    if suspicion.held:
+    if suspicion.holds_shard:
         return (
             f"Shard {shard} of {key} is held at {at}, because the record there stops every run "
             f"({why}). Each run tries it again, so fix the transform, or send the record to "

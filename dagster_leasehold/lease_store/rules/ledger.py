@@ -1,11 +1,11 @@
-"""Pure rules of the ledger that all stores share: intents, commits, and replaced output.
+"""Pure rules of the ledger: intents, commits, and replaced output.
 
-What two rewriters could break, and why they do not:
+Two rewriters do not overwrite each other:
 
 1. A replay reads batch 7 and writes new files for it; its process is paused.
-2. A run that knows it to be dead takes its claim over and replays the batch.
-3. The first wakes up and swaps: its run no longer holds the claim, so that nothing changes.
-4. Had its claim been given back and taken again in between, the batch's generation would differ.
+2. A run that considers it dead takes its claim over and replays the batch.
+3. The first one wakes up and swaps. It no longer has the claim, so nothing changes.
+4. If it had claimed the shard again in between, the batch's generation would differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from dagster_leasehold.lease_store.errors import IntentConflict, one_line, shown
+from dagster_leasehold.lease_store.errors import CheckpointRefused, IntentConflict, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.journal_rows import EventKind, Note, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import (
@@ -27,15 +27,15 @@ from dagster_leasehold.lease_store.ledger_rows import (
     RewriteClaim,
 )
 from dagster_leasehold.lease_store.rules.cursors import in_order, place_of
-from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind, cursor_unordered
+from dagster_leasehold.lease_store.rules.refusals import checkpoint_behind
 from dagster_leasehold.lease_store.shard_rows import Tenure
 
 
 def group_of(tenures: Sequence[Tenure]) -> GroupKey:
-    """Return the one group of some tenures.
+    """Return the group of some tenures.
 
     Raises:
-        ValueError: they are of several groups, or name a shard twice.
+        ValueError: they have several groups, or name a shard twice.
     """
     keys = {tenure.key for tenure in tenures}
     if len(keys) != 1:
@@ -46,21 +46,21 @@ def group_of(tenures: Sequence[Tenure]) -> GroupKey:
 
 
 def raised(watermark: datetime | None, to: datetime | None) -> datetime | None:
-    """Return a shard's watermark after a commit: late records never move it back."""
+    """Return a shard's watermark after a commit; it never goes back."""
     return max((time for time in (watermark, to) if time is not None), default=None)
 
 
 def may_advance(check_point: str | None, start: str) -> bool:
-    """Return True if a range from `start` continues a shard: the first one starts anywhere."""
+    """Return True if a range from `start` continues a shard."""
     return check_point is None or check_point == start
 
 
 def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
-    """Refuse a checkpoint of a holder that lies before the one that is stored.
+    """Refuse a holder's checkpoint before the stored one.
 
     Raises:
-        CheckpointRefused: the cursor has no place, or the shard would go back: only a force, which
-            the journal records, does that.
+        CheckpointRefused: the cursor cannot be ordered, or the shard would go back, as only a
+            recorded force can.
     """
     check_place(tenure.key, tenure.shard, cursor)
     if check_point not in (None, cursor) and not in_order(check_point, cursor):
@@ -68,17 +68,20 @@ def check_onwards(tenure: Tenure, check_point: str | None, cursor: str) -> None:
 
 
 def check_place(key: GroupKey, shard: ShardId, cursor: str) -> None:
-    """Refuse a cursor that cannot be compared with the others of its shard.
+    """Refuse a cursor that cannot be ordered.
 
     Raises:
-        CheckpointRefused: it has no place.
+        CheckpointRefused: it cannot.
     """
     if place_of(cursor) is None:
-        raise cursor_unordered(key, shard, cursor)
+        raise CheckpointRefused(
+            f"The cursor {shown(cursor)} of shard {shown(shard)} of group {key} cannot be ordered "
+            "among others. Use decimal numbers, separated by dots, that grow from record to record."
+        )
 
 
 def next_in_line(newest: Batch | None) -> tuple[int, Batch | None]:
-    """Return the number of a shard's next batch, and its intent if any, by its newest row."""
+    """Return the number of a shard's next batch and its open intent, by its newest row."""
     if newest is None:
         return 0, None
     if newest.state is BatchState.INTENT:
@@ -152,7 +155,7 @@ def check_next_in_line(
 
 
 def already_committed(batch: Batch | None, commit: BatchCommit) -> bool:
-    """Return True if this very commit happened before, and only its reply was lost."""
+    """Return True if this commit happened before, and its reply was lost."""
     if batch is None or batch.state is not BatchState.COMMITTED:
         return False
     tenure = commit.tenure
@@ -166,7 +169,7 @@ def already_committed(batch: Batch | None, commit: BatchCommit) -> bool:
 
 
 def check_intended(batch: Batch | None, commit: BatchCommit) -> None:
-    """Refuse a commit under a current tenure that intended nothing, or something else.
+    """Refuse a commit without a matching intent.
 
     Raises:
         IntentConflict: there is no intent of this tenure with these bounds.
@@ -185,7 +188,7 @@ def check_intended(batch: Batch | None, commit: BatchCommit) -> None:
 
 
 def materialization_payload(commit: BatchCommit) -> dict[str, object]:
-    """Describe a committed batch for the outbox: plain JSON values, times in ISO 8601."""
+    """Return the JSON values of a committed batch for the outbox."""
     statistics = commit.statistics
     first, last = statistics.first_event_time, statistics.last_event_time
     return {
@@ -206,12 +209,12 @@ def materialization_payload(commit: BatchCommit) -> dict[str, object]:
 
 
 def may_claim(claim: RewriteClaim, run: str, replaces: str) -> bool:
-    """Return True if a run may claim the output of a shard that has this claim now."""
+    """Return True if a run can take over this claim."""
     return claim.run in ("", run, replaces)
 
 
 def rewritten(batch: Batch | None, rewrite: BatchRewrite) -> Batch | None:
-    """Return the batch with its new output; None if it is not as the rewrite saw it."""
+    """Return the batch with its new output; None if it has changed since the rewrite read it."""
     if batch is None or batch.state is not BatchState.COMMITTED:
         return None
     if batch.generation != rewrite.generation or rewrite.attempt not in (None, batch.attempt):
@@ -227,10 +230,9 @@ def rewrite_note(shard: ShardId, run: str, reason: str) -> Note:
 
 
 def events_of(batch: Batch, commit: BatchCommit) -> list[OutboxEvent]:
-    """Return the events that a commit leaves, not numbered yet.
+    """Return the events of a commit, not numbered yet.
 
-    A hook is told as much as Dagster, and the files as they were committed; their paths are
-    relative to the output folder of the stream and group.
+    A hook's event also has the committed files, relative to the group's output folder.
     """
     payload = materialization_payload(commit)
     payloads: dict[EventKind, dict[str, Any]] = {EventKind.MATERIALIZATION: payload}
@@ -241,8 +243,3 @@ def events_of(batch: Batch, commit: BatchCommit) -> list[OutboxEvent]:
         OutboxEvent(0, kind.value, batch.shard, batch.batch_id, payload, batch.run)
         for kind, payload in payloads.items()
     ]
-
-
-def failed_attempt(event: OutboxEvent, error: str) -> OutboxEvent:
-    """Return the event after one more failed attempt."""
-    return replace(event, attempts=event.attempts + 1, error=one_line(error) or "no message")

@@ -1,7 +1,4 @@
-"""Edges 1 and 2: shards that a source lists, and what each shard's parents say of its start.
-
-Pure rules that all stores carry out.
-"""
+"""Pure rules for edges 1 and 2: listed shards, and when their parents let them start."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ UNORDERED = "the group became unordered"
 def first_seen(
     listing: ShardListing, *, ordered: bool, states: Mapping[str, ShardState]
 ) -> tuple[ShardLease, Note]:
-    """Edge 1: return the row and the journal entry of a shard that was never seen before."""
+    """Edge 1: return the row and the journal entry of a new shard."""
     state = first_state(
-        ordered=ordered, parents=listing.parents, states=states, gone=listing.gone_parents
+        ordered=ordered, parents=listing.parents, states=states, removed=listing.gone_parents
     )
     shard = ShardLease(state=state, **_listed(listing))
     return shard, edge_note(None, shard, "first seen in the source's shard list")
@@ -38,13 +35,13 @@ def shards_first_seen(
     *,
     ordered: bool,
 ) -> list[tuple[ShardLease, Note]]:
-    """Edge 1 for every shard that is new to the group, by id.
+    """Edge 1 for every new shard, by id.
 
     Args:
         new: the listing of the new shards.
         shards: the group's rows, at least the parents of new shards.
-        listed: all shards of the source's list; a parent that is new as well counts as unfinished.
-        ordered: whether the group is.
+        listed: the listed shards; a new parent counts as unfinished.
+        ordered: True if the group is ordered.
     """
     states: dict[str, ShardState] = dict.fromkeys(listed, ShardState.NOT_ALLOC)
     states |= {row.shard: row.state for row in shards}
@@ -57,12 +54,8 @@ def listed_again(
 ) -> ShardLease:
     """Return a shard with the lineage and flags of a newer listing of the shards `listed`.
 
-    A source that infers lineage leaves out a parent that it has forgotten, and so does not list.
-    The shard still came from it: its own beginning counts, and a parent that the group has is
-    still to be finished first.
-
-    Args:
-        listed: tells at once whether a shard is in it: it is asked for each shard of a long list.
+    A source that infers lineage omits parents that it no longer lists. They stay parents here, so
+    the shard still starts at its beginning, after parents that the group has.
     """
     forgotten = tuple(
         parent for parent in shard.parents if parent not in listing.parents and parent not in listed
@@ -74,9 +67,9 @@ def listed_again(
 
 
 def unlisted_parents(shard: ShardLease, states: Container[str]) -> tuple[ShardId, ...]:
-    """Return the parents that the group never had and that the source does not call gone.
+    """Return the parents that the group never had and the source does not call gone.
 
-    Only a person can end the wait for them.
+    Only an operator can end the wait for them.
     """
     return tuple(
         parent
@@ -86,7 +79,7 @@ def unlisted_parents(shard: ShardLease, states: Container[str]) -> tuple[ShardId
 
 
 def why_waiting(shard: ShardLease, states: Mapping[str, ShardState]) -> str:
-    """Return what a waiting shard waits for and what to do, as the end of a sentence about it."""
+    """Return what a waiting shard waits for and what to do, as the end of a sentence."""
     unfinished = [
         parent
         for parent in shard.parents
@@ -119,6 +112,6 @@ def freed_to_start(shards: Iterable[ShardLease], *, ordered: bool, reason: str) 
         (row, replace(row, state=ShardState.NOT_ALLOC))
         for row in rows
         if row.state is ShardState.WAIT
-        and may_start(ordered=ordered, parents=row.parents, states=states, gone=row.gone_parents)
+        and may_start(ordered=ordered, parents=row.parents, states=states, removed=row.gone_parents)
     )
     return [Step(row, after, (edge_note(row, after, reason),)) for row, after in freed]

@@ -1,8 +1,7 @@
-"""Settings of a node in a group that assigns by modulo or by name, checked at the door.
+"""Settings of a node in a group that assigns by modulo or by name, checked when they are declared.
 
-A declaration is checked before anything runs: each mistake that can be seen in it alone is refused
-there. What only the group can tell (another deployment's node with the same number, a shard that
-another node has) is refused by `lease_store.rules.assignment_modes`, with the same errors.
+Conflicts with nodes of other deployments are found later, by `lease_store.rules.assignment_plan`,
+with the same errors.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown, suggestion
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Node
 from dagster_leasehold.lease_store.identifiers import CURSOR_LENGTH_MAX, NodeName, ShardId
-from dagster_leasehold.lease_store.rules.assignment_modes import check_modulo
+from dagster_leasehold.lease_store.rules.assignment_plan import check_modulo
 
 SOURCE_COUNT_MAX = 1_000_000
 _OF_NODES = ("source_count", "node_id", "pinned")
 CONTINUE = -1
-"""In place of a bootstrap cursor: continue from the stored checkpoint."""
+"""Instead of a bootstrap cursor: continue from the stored checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +26,12 @@ class Modulo:
     """The node takes the shards whose rank in the full list is `node_id` modulo `source_count`.
 
     Attributes:
-        source_count: the number of nodes in the group; negative on all, it switches the rule off.
-        node_id: the place of this node among them, from 0; needed unless the count is negative.
+        source_count: the number of nodes in the group; a negative count on all disables the rule.
+        node_id: the number of this node, from 0; required unless the count is negative.
 
     Raises:
         ModuloSettingMissing: a count without an id.
-        ModuloIdOutOfRange: the id is not one of 0 … count - 1, or the count is 0 or too large.
+        ModuloIdOutOfRange: the id is not in 0 … count - 1, or the count is 0 or too large.
 
     Examples:
         >>> nodes = {"east": Modulo(2, 0), "west": Modulo(2, 1)}
@@ -71,8 +70,8 @@ class Pinned:
         shards: shard id to the cursor where it begins, or -1 to continue from the checkpoint.
 
     Raises:
-        InvalidIdentifier: a shard id is not of the grammar.
-        InvalidSetting: a bootstrap cursor is no cursor.
+        InvalidIdentifier: a shard id does not match the grammar.
+        InvalidSetting: a bootstrap cursor is invalid.
 
     Examples:
         >>> Pinned({"0": -1, "1": "25000"}).shards["1"]
@@ -87,7 +86,7 @@ class Pinned:
 
     @property
     def cursors(self) -> dict[ShardId, str | None]:
-        """Shard to bootstrap cursor, None to continue from the store: as `Node.pinned` has it."""
+        """The bootstrap cursor of each shard, or None to continue, as in `Node.pinned`."""
         return {
             ShardId(shard): None if str(cursor) == str(CONTINUE) else str(cursor)
             for shard, cursor in self.shards.items()
@@ -98,12 +97,12 @@ NodeSettings = Modulo | Pinned
 
 
 def node_settings(given: object) -> NodeSettings:
-    """Return the settings of a node, given as such or as a mapping.
+    """Return the settings of a node from settings or a mapping.
 
-    The mapping has `source_count` and `node_id`, or `pinned`: shard to bootstrap cursor.
+    The mapping has `source_count` and `node_id`, or `pinned` with a bootstrap cursor by shard.
 
     Raises:
-        InvalidSetting: it is of another form, is empty, or has settings of two modes.
+        InvalidSetting: it has another form, is empty, or mixes two modes.
         ModuloSettingMissing, ModuloIdOutOfRange, InvalidIdentifier: a value is not valid.
     """
     if isinstance(given, Modulo | Pinned):
@@ -145,7 +144,7 @@ def _check_cursor(shard: ShardId, cursor: object) -> None:
 
 
 def node_row(name: NodeName, settings: NodeSettings | None, *, address: str = "") -> Node:
-    """Return the row that a node with these settings registers with, but for its incarnation."""
+    """Return the row that a node with these settings registers, without its incarnation."""
     match settings:
         case Modulo(source_count, node_id):
             return Node(name, 0, "", address, source_count=source_count, node_id=node_id)
@@ -159,9 +158,9 @@ def check_settings(assignment: AssignmentMode, nodes: Mapping[str, NodeSettings]
     """Check that the nodes' settings fit the mode and each other.
 
     Raises:
-        InvalidIdentifier: a node's name is not of the grammar.
+        InvalidIdentifier: a node's name does not match the grammar.
         InvalidSetting: settings of another mode.
-        AssignmentConflict: two nodes contradict each other; the subclass says how.
+        AssignmentConflict: two nodes contradict each other.
         ShardOccupied: two nodes name the same shard.
     """
     rows = [node_row(NodeName(name), settings) for name, settings in nodes.items()]
@@ -190,11 +189,11 @@ def check_served(
     nodes: Mapping[str, NodeSettings],
     served: Sequence[NodeName],
 ) -> None:
-    """Check that a stream's settings name nodes that a deployment serves.
+    """Check that a stream's settings match the nodes that a deployment serves.
 
     Raises:
-        InvalidSetting: settings of a node that it does not serve.
-        ModuloSettingMissing: a node that it serves has none, and the assignment is modulo.
+        InvalidSetting: settings of an unserved node.
+        ModuloSettingMissing: the assignment is modulo, and a served node has no settings.
     """
     for name in nodes:
         if name not in served:

@@ -1,7 +1,7 @@
 """The obstacle that keeps a shard from making progress, in one sentence.
 
-One pure rule for everybody who shows it: the check of the asset, `leasehold status`, `leasehold
-top` and the report. It reads the shard's row, which holds the last error since the last commit.
+The asset check, `leasehold status`, `leasehold top` and the report use this pure rule. It reads the
+shard's row, which has the last error since the last commit.
 """
 
 from __future__ import annotations
@@ -32,26 +32,24 @@ class ObstacleKind(StrEnum):
 
     @property
     def transient(self) -> bool:
-        """True if it often passes by itself, as a node joins or a source answers again."""
+        """True if it often passes by itself."""
         return self in (ObstacleKind.NODE, ObstacleKind.SOURCE)
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """The reason why a shard makes no progress, as one sentence for people."""
+    """The reason cause a shard makes no progress."""
 
     kind: ObstacleKind
     sentence: str
 
 
 def live_nodes(snapshot: Snapshot, beat_ages: Mapping[NodeName, float]) -> dict[NodeName, bool]:
-    """Return the live nodes, and for each whether it takes runs.
-
-    A node is live if its last beat is no older than the group's timeout.
+    """Return the nodes whose last beat is no older than T, each with True if it takes runs.
 
     Args:
         snapshot: of the group.
-        beat_ages: the seconds since each member's last beat; one without joined just now.
+        beat_ages: the seconds since each member's last beat; a missing one has just joined.
     """
     timeout_s = snapshot.group.timeout_s
     return {
@@ -69,14 +67,14 @@ def obstacle(
     unread: bool = True,
     source_error: str = "",
 ) -> Obstacle | None:
-    """Return what keeps a shard from making progress; None if nothing is known to.
+    """Return what keeps a shard from making progress, or None.
 
     Args:
         key: the group.
         row: the shard's row.
-        nodes: the live nodes of the group, and True for each that takes runs.
-        unread: False if the shard is known to be read to its end.
-        source_error: the sentence of a source that does not answer for the shard; empty otherwise.
+        nodes: the live nodes of the group, each with True if it takes runs.
+        unread: False if the shard was read to its end.
+        source_error: the error of a source that does not answer; empty otherwise.
     """
     shard, suspicion = row.shard, row.suspicion
     if row.state in (ShardState.OVER, ShardState.WAIT):
@@ -97,25 +95,27 @@ def obstacle(
 
 
 def last_error(row: ShardLease) -> str:
-    """Return the error of the shard's last run that failed since its last commit, or empty."""
+    """Return the last error since the shard's last commit, or empty."""
     if row.suspicion is not None and row.suspicion.error:
         return row.suspicion.error
-    # The tenure that is open counts as a try.
+    # The open tenure counts as a try.
     failed = row.tries - bool(row.consumer_run)
     return f"{KILLED[0].upper()}{KILLED[1:]}." if failed > 0 else ""
 
 
 def _without_node(key: GroupKey, row: ShardLease, nodes: Mapping[NodeName, bool]) -> str:
     if not any(nodes.values()):
-        why = "no node of the group is alive" if not nodes else "no live node takes runs"
+        cause = "no node of the group is alive" if not nodes else "no live node takes runs"
         return (
-            f"Shard {row.shard} of {key} is not read, because {why}. Start `leasehold dev` or "
+            f"Shard {row.shard} of {key} is not read, because {cause}. Start `leasehold dev` or "
             "`leasehold node`."
         )
     if row.consumer_owner in nodes:
-        why = f"its node {row.consumer_owner} takes no runs"
+        cause = f"its node {row.consumer_owner} takes no runs"
     elif row.consumer_owner is not None:
-        why = f"its node {row.consumer_owner} is not alive"
+        cause = f"its node {row.consumer_owner} is not alive"
     else:
-        why = "no node holds it"
-    return f"Shard {row.shard} of {key} is not read, because {why}. See `leasehold plan --explain`."
+        cause = "no node holds it"
+    return (
+        f"Shard {row.shard} of {key} is not read, because {cause}. See `leasehold plan --explain`."
+    )

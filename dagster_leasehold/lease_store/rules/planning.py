@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rules import assignment_modes
+from dagster_leasehold.lease_store.rules import assignment_plan
 from dagster_leasehold.lease_store.rules import assignment_plan as plans
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.lineage import unlisted_parents, why_waiting
@@ -562,11 +562,9 @@ def _plan_by_mode(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Pl
     group = snapshot.group
     takers = eligible_nodes(snapshot.nodes, live)
     if group.assignment is AssignmentMode.PINNED:
-        return assignment_modes.plan_pinned(snapshot, takers=takers, live=live)
-    if group.assignment is AssignmentMode.MODULO and assignment_modes.modulo_applies(
-        snapshot.nodes
-    ):
-        return assignment_modes.plan_modulo(snapshot, takers=takers, live=live)
+        return assignment_plan.plan_pinned(snapshot, takers=takers, live=live)
+    if group.assignment is AssignmentMode.MODULO and assignment_plan.modulo_applies(snapshot.nodes):
+        return assignment_plan.plan_modulo(snapshot, takers=takers, live=live)
     return _plan_shared(snapshot, takers=takers, live=live)
 
 
@@ -654,7 +652,7 @@ def orphans(snapshot: Snapshot) -> list[str]:
             ordered=snapshot.group.ordered,
             parents=lease.parents,
             states=states,
-            gone=lease.gone_parents,
+            removed=lease.gone_parents,
         ):
             reasons[lease.shard] = "waits for parents that are finished"
         elif lease.state.held:

@@ -1,4 +1,4 @@
-"""The progress of long work: how much is done, how fast, and how long the rest takes."""
+"""The progress of long work: what is done, the rate, and the remaining time."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Protocol
 from dagster_leasehold.lease_store.rules.liveness import Clock
 
 RATE_OVER_S = 60.0
-"""A rate is that of the last minute: work that has slowed down must not promise its old end."""
+"""Rates are averages over the last minute, so that they follow work that slows down."""
 MARK_EVERY_S = 0.5
 LINE_EVERY_S = 30.0
-"""The time between two lines about work that no terminal shows."""
+"""The time between two log lines about work."""
 _RATE_UNITS = ((1.0, "s"), (60.0, "min"), (3_600.0, "h"))
 
 
 class Report(Protocol):
-    """Takes the number done so far, and the total once it is known or has changed."""
+    """Takes the number done so far, and a new total."""
 
     def __call__(self, done: int, total: int | None = None, /) -> None:
         """Record the progress."""
@@ -27,11 +27,11 @@ class Report(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of one piece of work; calling it records the number done so far.
+    """The progress of one piece of work; call it with the number done so far.
 
     Attributes:
         clock: monotonic seconds.
-        total: the number to be done, or None while it is not known.
+        total: the number to do, or None if it is unknown.
         done: the number done so far.
     """
 
@@ -44,7 +44,7 @@ class Progress:
         self._marks.append((self.clock(), self.done))
 
     def __call__(self, done: int, total: int | None = None, /) -> None:
-        """Record the number done so far, and the total if there is one."""
+        """Record the number done so far, and a new total."""
         now_s, self.done = self.clock(), done
         self.total = self.total if total is None else total
         if now_s >= self._marks[-1][0] + MARK_EVERY_S or len(self._marks) == 1:
@@ -54,14 +54,14 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """The number done per second over about the last minute."""
+        """The average rate per second over the last minute."""
         began_s, before = self._marks[0]
         passed_s = self.clock() - began_s
         return (self.done - before) / passed_s if passed_s > 0 else 0.0
 
     @property
     def remaining_s(self) -> float | None:
-        """The time that the rest takes at this rate, in seconds; None where that is not known."""
+        """The remaining time at this rate, in seconds, or None."""
         rate = self.rate
         if self.total is None or rate <= 0:
             return None
@@ -82,12 +82,12 @@ class Progress:
 
 @dataclass(slots=True)
 class ProgressLines:
-    """Lines about long work, one every 30 s; calling it records the number done so far.
+    """Log lines about long work, one every 30 s; call it with the number done so far.
 
     Attributes:
-        work: its name, in a word or two.
+        work: its name.
         unit: of the count, as a plural.
-        tell: takes a line.
+        tell: writes a line.
         clock: monotonic seconds.
     """
 
@@ -103,11 +103,11 @@ class ProgressLines:
 
     @property
     def due(self) -> bool:
-        """True if the next call tells a line."""
+        """True if the next call writes a line."""
         return self.clock() >= self._told_s + LINE_EVERY_S
 
     def __call__(self, done: int, total: int | None = None, /) -> None:
-        """Record the number done so far, and tell a line if one is due."""
+        """Record the number done so far, and write a line if one is due."""
         self._progress(done, total)
         if self.due:
             self._told_s = self.clock()
@@ -115,7 +115,7 @@ class ProgressLines:
 
 
 def rate_text(per_second: float) -> str:
-    """Return a rate for people, such as `1,200/s`; empty for less than one an hour."""
+    """Return a rate for people, such as `1,200/s`; empty below one an hour."""
     for seconds, name in _RATE_UNITS:
         if per_second * seconds >= 1:
             return f"{per_second * seconds:,.0f}/{name}"

@@ -1,12 +1,11 @@
 """Pure rules for publishing: the conditions of a publication, and the changes of a group's table.
 
-Two ways for a batch to be in the table although the cursor is not behind it, or not at all:
+A shard's cursor is not always the border between published and unpublished batches:
 
-1. A publication was sent to another catalog, and its reply was lost. Its batches can be in the
-   table, and the cursor is before them. So what happens to them becomes a change, as if they were
-   published. If the publication is dropped, those changes are dropped with it.
-2. A batch is withdrawn before it is published: the next publication begins at its number and
-    continues with the one that was committed instead, whose number is higher.
+1. A publication was sent to another catalog, and its reply was lost. Its batches are after the
+   cursor and can be in the table. So their changes are recorded as if they were published.
+2. A batch is withdrawn before it is published. The next publication begins at its number, and
+   continues with the batch that replaced it, whose number is higher.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from dagster_leasehold.lease_store.publication_rows import (
 )
 
 PATHS_PER_CHANGE = 1_000
-"""The most files that one change of a withdrawal or of expiry takes out of a table."""
+"""The most files that one withdrawal or expiry change removes from a table."""
 
 
 class Border(NamedTuple):
-    """The border of a shard's ledger between batches in the group's table and later ones.
+    """The border between a shard's published and unpublished batches.
 
     Attributes:
-        published: batches with smaller numbers are in it.
-        reached: batches with smaller numbers can be in it.
+        published: batches before this number are in the table.
+        reached: batches before this number can be in the table.
     """
 
     published: int
@@ -45,19 +44,16 @@ class Border(NamedTuple):
 
 
 def shares(needs: Mapping[ShardId, int], limit: int) -> dict[ShardId, int]:
-    """Divide a number of batches among shards that need so many each, one at least.
-
-    No shard gets more than it needs; the rest goes to the large ones.
-    """
-    left, divided = limit, dict[ShardId, int]()
+    """Divide a number of batches among shards by their needs; each gets at least one."""
+    remaining, divided = limit, dict[ShardId, int]()
     for place, shard in enumerate(sorted(needs, key=lambda each: (needs[each], each))):
-        divided[shard] = max(min(needs[shard], left // (len(needs) - place)), 1)
-        left -= divided[shard]
+        divided[shard] = max(min(needs[shard], remaining // (len(needs) - place)), 1)
+        remaining -= divided[shard]
     return divided
 
 
 def may_follow(publication: PlannedPublication, places: Mapping[ShardId, LedgerCounters]) -> bool:
-    """Return True if all is as it was when a publication was planned."""
+    """Return True if nothing has changed since a publication was planned."""
     return all(
         place is not None
         and place.version == each.version
@@ -68,7 +64,7 @@ def may_follow(publication: PlannedPublication, places: Mapping[ShardId, LedgerC
 
 
 def may_settle(publication: PlannedPublication, places: Mapping[ShardId, LedgerCounters]) -> bool:
-    """Return True if a publication that is in the table already takes up where the cursors are."""
+    """Return True if a publication that is in the table begins at the cursors."""
     return all(
         place is not None and place.published_until == each.start
         for each in publication.ranges
@@ -77,30 +73,28 @@ def may_settle(publication: PlannedPublication, places: Mapping[ShardId, LedgerC
 
 
 def in_turn(publication: PlannedPublication, pending: Mapping[int, ShardId]) -> bool:
-    """Return True if a publication carries out changes that are pending, and leaves none out.
-
-    Left out is a change that has to come before or with the publication.
+    """Return True if a publication has only pending changes, and lacks none that must come first.
 
     Args:
         publication: as it was planned.
-        pending: the changes that are not published, by number, with their shards: those of the
-            publication, and all of its shards and of the shards of its changes.
+        pending: the shards of unpublished changes, by number: the changes of the publication, of
+            its shards, and of the shards of its changes.
     """
-    carried = set(publication.changes)
-    if not carried <= pending.keys():
+    numbers = set(publication.changes)
+    if not numbers <= pending.keys():
         return False
-    changed = {pending[number] for number in carried}
+    changed = {pending[number] for number in numbers}
     shards = {each.shard for each in publication.ranges}
-    last = max(carried, default=0)
+    last = max(numbers, default=0)
     return not any(
         shard in shards or (shard in changed and number < last)
         for number, shard in pending.items()
-        if number not in carried
+        if number not in numbers
     )
 
 
 def border_of(shard: ShardId, cursor: int, pending: PlannedPublication | None) -> Border:
-    """Return the border of a shard, by its cursor and the publication that is not settled."""
+    """Return the border of a shard, by its cursor and the pending publication."""
     ranges = pending.ranges if pending else ()
     ends = (each.end for each in ranges if each.shard == shard)
     return Border(cursor, max(cursor, *ends, 0))
@@ -109,7 +103,7 @@ def border_of(shard: ShardId, cursor: int, pending: PlannedPublication | None) -
 def change_of_rewrite(
     kind: ChangeKind, shard: ShardId, before: Iterable[Batch], rewrites: Sequence[BatchRewrite]
 ) -> list[TableChange]:
-    """Return the change that other files of some batches make; none where the files stay."""
+    """Return the change of the table after a rewrite; none if the files stay."""
     old = {file.path: file for batch in before for file in _published_files(batch.files)}
     new = {file.path: file for each in rewrites for file in _published_files(each.files)}
     removed = tuple(path for path in old if path not in new)
@@ -123,15 +117,14 @@ def change_of_rewrite(
 def changes_of_removal(
     kind: ChangeKind, shard: ShardId, batches: Iterable[Batch], published: int
 ) -> list[TableChange]:
-    """Return the changes after which no batch of these is in the table.
+    """Return the changes that remove these batches from the table.
 
-    A change is of batches before the cursor, or of others: those are in a pending publication, and
-    their changes are dropped if it is.
+    No change has batches on both sides of the cursor: if the pending publication is dropped, the
+    changes after the cursor are dropped with it.
 
     Args:
         kind: withdrawal or expiry.
-        shard: theirs.
-        batches: the ones that can be in the table, in order; uncommitted ones are not.
+        batches: of the shard, in order; only committed ones can be in the table.
         published: the shard's cursor.
     """
     files = [

@@ -1,9 +1,8 @@
-"""Pure rules for forced checkpoints: the batches and shards that one takes back.
+"""Pure rules for forced checkpoints: the batches and shards that they affect.
 
-Committed output of a shard is each of its records up to the checkpoint once. So a checkpoint that
-goes back withdraws the batches behind it, in its own transaction, and only at the border between
-two batches: the records of one batch become visible and vanish together. A shard that was over is
-reopened by it, which concerns the shards that began after it, too.
+A checkpoint that goes back withdraws the batches after it in the same transaction, so that each
+record is committed once. It must lie between two batches, since a batch is withdrawn as a whole.
+It reopens a finished shard, which also affects its descendants.
 """
 
 from __future__ import annotations
@@ -13,21 +12,23 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
 
+from dagster_leasehold.lease_store.errors import CheckpointRefused, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.journal_rows import Note
 from dagster_leasehold.lease_store.rules import withdrawal
 from dagster_leasehold.lease_store.rules.ledger import check_place
-from dagster_leasehold.lease_store.rules.refusals import child_expired, children_consumed
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step, forced, released, sent_back
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
+SHARDS_NAMED_MAX = 8
+
 
 class Reopening(StrEnum):
-    """The fate of shards that began after one that is reopened, and were read already.
+    """The fate of descendants of a reopened shard that were read already.
 
-    `refuse`: nothing is done; `cascade`: they are read again too, each from its beginning, after
-    the reopened one where the group is ordered; `accept`: they continue out of order, as recorded.
+    `refuse` refuses the forced checkpoint. `cascade` reads them again from their beginnings, in
+    an ordered group after the reopened shard. `accept` lets them continue out of order.
     """
 
     REFUSE = "refuse"
@@ -37,12 +38,12 @@ class Reopening(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Forcing:
-    """All that a forced checkpoint does.
+    """The effects of a forced checkpoint.
 
     Attributes:
-        steps: the rows to write, that of the shard itself first; none where nothing changes.
-        marks: journal entries that come before the steps'.
-        withdrawn: for each shard the numbers of the committed batches that are withdrawn, if any.
+        steps: the rows to write, the shard's own first; none if nothing changes.
+        marks: journal entries before those of the steps.
+        withdrawn: the numbers of the withdrawn batches of each shard.
     """
 
     steps: tuple[Step, ...]
@@ -50,14 +51,14 @@ class Forcing:
     withdrawn: Mapping[ShardId, range]
 
     def bootstrapped(self, cursor: str) -> Forcing:
-        """Return the same, with a shard's row that remembers that it was started at this cursor."""
+        """Return the same, with a shard's row that records this bootstrap cursor."""
         step, *others = self.steps
         marked = replace(step, after=replace(step.after, bootstrap=cursor))
         return replace(self, steps=(marked, *others))
 
 
 def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[ShardId]:
-    """List the shard, and if it is over all that began after it, nearest first, ids in order."""
+    """Return the shard and, if it is over, its descendants, nearest first."""
     shards_concerned = [shard]
     if shards[shard].state is not ShardState.OVER:
         return shards_concerned
@@ -79,24 +80,23 @@ def force(
     reopen: Reopening,
     begins: Mapping[ShardId, str],
 ) -> Forcing:
-    """Return all that forcing the checkpoint of `rows[0]` to `cursor` does.
+    """Return the effects of forcing the checkpoint of `rows[0]` to `cursor`.
 
-    A finished shard that is forced to where it ended has nothing to be read again: nothing is done.
+    Forcing a finished shard to its end changes nothing.
 
     Args:
-        rows: of the shards that are `concerned`, in that order.
+        rows: of the `concerned` shards, in that order.
         ledgers: their committed batches.
         cursor: the new checkpoint.
-        ordered: whether it reads parents before children.
-        members: its nodes.
+        ordered: True if the group is ordered.
+        members: the group's members.
         reason: for the journal.
-        reopen: the caller's choice for the shards that began after this one.
-        begins: where committed output begins, for the shards whose first output has expired.
+        reopen: the caller's choice for descendants.
+        begins: where committed output begins, for shards with expired output.
 
     Raises:
-        CheckpointRefused: the cursor has no place or is inside a batch, or shards that began
-            after this one were read already and the caller chose to refuse; or output that would
-            be read again has expired.
+        CheckpointRefused: the cursor cannot be ordered or is inside a batch, descendants were read
+            and the caller chose to refuse, or output to be read again has expired.
     """
     row, descendants = rows[0], rows[1:]
     if row.state is ShardState.OVER and cursor == row.check_point:
@@ -107,11 +107,22 @@ def force(
     borders = {row.shard: border}
     read = [each for each in descendants if _consumed(each, ledgers[each.shard])]
     if read and reopen is Reopening.REFUSE:
-        raise children_consumed(key, row.shard, [each.shard for each in read])
+        named = ", ".join(each.shard for each in read[:SHARDS_NAMED_MAX])
+        more = f" and {len(read) - SHARDS_NAMED_MAX} more" if len(read) > SHARDS_NAMED_MAX else ""
+        raise CheckpointRefused(
+            f"Shard {shown(row.shard)} of group {key} is finished, and its descendants were read "
+            f"({named}{more}). Reopen it with cascade to read them again too, or with accept to "
+            "read only this shard, out of order."
+        )
     resets = read if reopen is Reopening.CASCADE else []
     for each in resets:
         if each.shard in begins:
-            raise child_expired(key, row.shard, each.shard)
+            raise CheckpointRefused(
+                f"Shard {shown(each.shard)} of group {key} cannot be read again with shard "
+                f"{shown(row.shard)}: its first committed output has expired, and would be "
+                "committed a second time. Reopen with accept to read shard "
+                f"{shown(row.shard)} alone."
+            )
     borders |= {each.shard: withdrawal.first_since(ledgers[each.shard], 0) for each in resets}
     withdrawn: dict[ShardId, range] = {}
     whys: dict[ShardId, str] = {}
@@ -141,7 +152,7 @@ def _consumed(row: ShardLease, ledger: withdrawal.Ledger) -> bool:
 
 
 def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note | None:
-    """Return the recorded choice that a child continues although its parent is read again."""
+    """Return the journal entry of a child that continues although its parent is read again."""
     if child.state is ShardState.WAIT:
         return None
     return Note(
@@ -159,7 +170,7 @@ def _mark(child: ShardLease, parent: ShardId, cursor: str, reason: str) -> Note 
 def _reset(
     row: ShardLease, members: Collection[NodeName], why: str | None, parent: ShardId, ordered: bool
 ) -> Step | None:
-    """Send a descendant of a reopened shard back to its beginning, if there is a `why`, to wait."""
+    """Let a descendant wait in an ordered group; with `why`, it also starts again."""
     if not ordered:
         return forced(row, None, members, why) if why else None
     steps: list[Step] = []

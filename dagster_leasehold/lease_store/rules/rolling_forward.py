@@ -1,9 +1,9 @@
 """Pure rules for a ledger that was restored from a backup, and is behind its table.
 
-The table has whole batches that the ledger has lost, or that it has since consumed once more. They
-come back as they are in the table: other rows of the ledger are withdrawn, and one committed
-batch takes its place, with the files of the table. It is committed under a tenure of its own, so
-that a run which had the shard open is fenced, and the proofs of journal and ledger hold.
+The table has batches that the ledger has lost, or has consumed again since. The ledger's own rows
+for them are withdrawn, and one committed batch with the table's files replaces them. It is
+committed under a new tenure, which fences a run that has the shard open, and keeps the history
+provable.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from dagster_leasehold.lease_store.rules.transitions import Step, closed, forced
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 HOLDER = NodeName("roll-forward")
-"""Stands for a node where the journal and the ledger name one: no node has consumed anything."""
+"""The holder of the new tenure in journal and ledger; it is no node."""
 FILES_PER_ROW = 1_000
-"""The most files that a ledger row takes: a statement has a largest size."""
+"""The most files of a ledger row; the size of a statement is limited."""
 UNSETTLED = "rolling-forward"
-"""The beginning of the id that stands for the newest publication until all shards are done."""
+"""The prefix of the newest publication's id until all shards are done."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolledForward:
-    """All that rolling one shard forward writes.
+    """The rows that roll one shard forward.
 
     Attributes:
-        step: the shard's row and its journal.
-        batches: new rows of the ledger, in order; all of them are in the table.
+        step: the shard's row and its journal entries.
+        batches: the new rows of the ledger, in order.
     """
 
     step: Step
@@ -51,7 +51,7 @@ class RolledForward:
         return self.batches[-1].sequence + 1
 
     def counters(self, before: LedgerCounters) -> LedgerCounters:
-        """Return the counts of the shard's ledger with the new batches."""
+        """Return the counters of the shard's ledger with the new batches."""
         after = replace(before, version=before.version + 1, published_until=self.next_number)
         for batch in self.batches:
             after = after.after(batch.sequence, batch.statistics)
@@ -59,12 +59,12 @@ class RolledForward:
 
 
 def may_roll_forward(row: ShardLease, version: int, ahead: ShardAhead) -> bool:
-    """Return True if a ledger is as it was compared with the table, and not ahead of it."""
+    """Return True if a ledger is unchanged since the comparison, and not ahead of its table."""
     return version == ahead.version and may_follow(row.check_point, ahead.end)
 
 
 def may_follow(check_point: str | None, end: str) -> bool:
-    """Return True if a shard can follow a table that has it up to a cursor."""
+    """Return True if a checkpoint is not after the end of the table."""
     return check_point is None or in_order(check_point, end)
 
 
@@ -81,8 +81,8 @@ def roll_forward(
     Args:
         row: the shard's.
         ahead: the content of the table.
-        members: nodes of the group, for a shard in transfer.
-        next_number: of the shard's next batch, after a batch that is intended is given up.
+        members: the nodes of the group, for a shard in transfer.
+        next_number: of the shard's next batch, after abandoning an intent.
         at: the time; for people only.
     """
     run = f"{HOLDER}-{ahead.publication}"
@@ -101,9 +101,9 @@ def roll_forward(
 def _batches(
     row: ShardLease, ahead: ShardAhead, next_number: int, at: datetime
 ) -> tuple[Batch, ...]:
-    """Return the rows of one range; the last has the range, and the others begin and end with it.
+    """Return the rows of one range: the last row has the range, and the others are empty.
 
-    So a checkpoint that is forced to the beginning of the range takes all of them back.
+    All start at the range's start, so a checkpoint forced there withdraws all of them.
     """
     parts = [
         ahead.files[first : first + FILES_PER_ROW]
@@ -142,11 +142,11 @@ def _statistics(files: Collection[DataFile]) -> BatchStatistics:
 
 
 def unsettled(publication: Publication, ahead: ShardAhead) -> Publication:
-    """Return a publication that fits no table, until the table is adopted with all its shards."""
+    """Return the group's state until its table is adopted with all shards: no table matches it."""
     number = max(publication.number, ahead.publications)
     return replace(publication, last=unsettled_id(ahead.publication), number=number)
 
 
 def unsettled_id(publication: str) -> str:
-    """Return what stands for the newest publication of a group on its way to a table's."""
+    """Return the id of the newest publication until the table is adopted."""
     return f"{UNSETTLED}-{publication}"

@@ -1,4 +1,4 @@
-"""Where reading of a shard begins: pure rules that runs and plain clients share."""
+"""Pure rules for where reading a shard begins."""
 
 from __future__ import annotations
 
@@ -15,33 +15,32 @@ BEGIN, END = "begin", "end"
 
 
 def resumption(check_point: str | None, intent: Batch | None) -> str | None:
-    """Return where a shard continues; None if nothing of it was ever read.
+    """Return where a shard continues; None if it was never read.
 
-    A run that died within its first batch has stored no checkpoint, but the start of its range.
+    A run that died in its first batch stored no checkpoint, but the start of its range.
     """
     return check_point if intent is None else intent.start
 
 
 def first_position(initial_position: str, *, child: bool) -> str | None:
-    """Return the position where a shard begins that was never read; None for its first record.
+    """Return the position where an unread shard begins; None for its first record.
 
-    A child of a split or merge starts at the first record that it ever had: records that a time or
-    `end` would skip were not read under its parents either. What retention has removed of it is a
-    gap, as it is behind any checkpoint.
+    A child of a split or merge starts at its first record ever, since its records were not read
+    under its parents. If retention removed some of them, they are a gap.
     """
     return None if child else initial_position
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """The beginning of a shard that is to start at a cursor.
+    """The start of a shard at a given cursor.
 
-    A cursor behind the end of the log is no place to wait at: the shard starts at the end, and its
-    gap, which is there for people to see, holds no record.
+    If the cursor is after the end of the log, the shard starts at the end, with an empty gap that
+    tells people about it.
 
     Attributes:
-        cursor: the bootstrap cursor, as it was given.
-        readable: the nearest cursor that the log can be read from.
+        cursor: the given bootstrap cursor.
+        readable: the nearest cursor that can be read.
     """
 
     cursor: str
@@ -54,31 +53,31 @@ class Bootstrap:
 
     @property
     def gap(self) -> str:
-        """The reason of the gap from `start` to `readable`; empty where the log has the cursor."""
+        """The reason of the gap from `start` to `readable`; empty if the log has the cursor."""
         if self.readable == self.cursor:
             return ""
         return f"the log has no record at {self.cursor}: reading begins at {self.readable}"
 
 
 def may_bootstrap(row: ShardLease, node: NodeName, cursor: str, run: str) -> bool:
-    """Return True if a bootstrap cursor takes effect now: once, and beside no other run.
+    """Return True if a bootstrap cursor takes effect now: once, and without another run.
 
-    1. Two runs of a node see a cursor that has not been applied.
-    2. The first applies it, reads and commits.
-    3. The second must not go back, which would read the first one's records again.
+    1. Two runs of a node see a cursor that was not applied yet.
+    2. The first run applies it, reads and commits.
+    3. The second run must not apply it, or it would read the same records again.
     """
     holds = row.state is ShardState.ALREADY_ALLOC and row.consumer_owner == node
     return holds and row.consumer_run in ("", run) and row.bootstrap != cursor
 
 
 def bootstrap_reason(node: NodeName, cursor: str, start: str | None) -> str:
-    """Return the reason of a bootstrap for the journal; `start` is where it begins instead."""
+    """Return the reason of a bootstrap; `start` is the end of the log, if earlier."""
     reason = f"the settings of {node} start it at {cursor}"
     return reason if start in (None, cursor) else f"{reason}, and the log ends at {start}"
 
 
 def pending_bootstraps(snapshot: Snapshot) -> frozenset[ShardId]:
-    """Return the shards that their holders pin at a cursor that has not taken effect yet."""
+    """Return the shards whose bootstrap cursor has not taken effect yet."""
     if snapshot.group.assignment is not AssignmentMode.PINNED:
         return frozenset()
     pinned = {node.name: node.pinned or {} for node in snapshot.nodes}

@@ -12,33 +12,40 @@
 | 7    | over                     | not_alloc     | a forced checkpoint reopened it                |
 | 8    | already_alloc, transfer  | over          | a read-only shard's checkpoint reached its end |
 | 9    | transfer                 | not_alloc     | the holder lapsed during the transfer          |
-| 10   | not_alloc                | wait          | a parent was reopened, and it shall wait again |
+| 10   | not_alloc                | wait          | a parent was reopened, so it waits again       |
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from enum import StrEnum
+from typing import Self
 
 
 class ShardState(StrEnum):
-    """The state of a shard; the values of the `state` column."""
+    """The state of a shard; the values of the `state` column.
 
-    WAIT = "wait"
-    NOT_ALLOC = "not_alloc"
-    ALREADY_ALLOC = "already_alloc"
-    TRANSFER = "transfer"
-    OVER = "over"
+    Attributes:
+        held: True if a node can be consuming a shard in this state.
+        consumable: True if a shard in this state counts when shards are shared among nodes.
+    """
 
-    @property
-    def held(self) -> bool:
-        """True if a node can be consuming a shard in this state."""
-        return self in (ShardState.ALREADY_ALLOC, ShardState.TRANSFER)
+    _value_: str
+    held: bool
+    consumable: bool
 
-    @property
-    def consumable(self) -> bool:
-        """True if a shard in this state counts when shards are shared among nodes."""
-        return self not in (ShardState.WAIT, ShardState.OVER)
+    def __new__(cls, value: str, held: bool, consumable: bool) -> Self:
+        """Make a state from its row below."""
+        state = str.__new__(cls, value)
+        state._value_ = value
+        state.held, state.consumable = held, consumable
+        return state
+
+    WAIT = "wait", False, False
+    NOT_ALLOC = "not_alloc", False, True
+    ALREADY_ALLOC = "already_alloc", True, True
+    TRANSFER = "transfer", True, True
+    OVER = "over", False, False
 
 
 EDGES: dict[tuple[ShardState | None, ShardState], int] = {
@@ -62,24 +69,23 @@ def first_state(
     ordered: bool,
     parents: Collection[str],
     states: Mapping[str, ShardState],
-    gone: Collection[str] = (),
+    removed: Collection[str] = (),
 ) -> ShardState:
     """Edge 1: return the state of a shard that is seen for the first time.
 
-    `states` maps the shards of the group, including the shards of the same listing, to their
-    states. A parent that is not among them can be listed yet, and is waited for:
+    `states` has the states of the group's shards and of the other listed shards. A parent that is
+    missing there can still be listed, so its child waits:
 
-    1. A merge is listed with one of its parents; the other one comes with a later listing.
-    2. The parent of step 1 is over. Were the other one taken for trimmed, the child would start.
-    3. The late parent would be read beside its child, whose records come after its own.
+    1. A merge is listed with one of its two parents. The other one comes with a later listing.
+    2. The listed parent is over. If the missing one counted as removed, the child would start.
+    3. The late parent would then be read beside its child, whose records come after its own.
 
-    Only one that the source calls `gone` for good, and that this group never had, holds no child
-    back: no run can finish it.
+    The child waits for no `removed` parent that this group never had: no run can finish it.
     """
     if not ordered:
         return ShardState.NOT_ALLOC
     unfinished = any(
-        states[parent] is not ShardState.OVER if parent in states else parent not in gone
+        states[parent] is not ShardState.OVER if parent in states else parent not in removed
         for parent in parents
     )
     return ShardState.WAIT if unfinished else ShardState.NOT_ALLOC
@@ -90,8 +96,8 @@ def may_start(
     ordered: bool,
     parents: Collection[str],
     states: Mapping[str, ShardState],
-    gone: Collection[str] = (),
+    removed: Collection[str] = (),
 ) -> bool:
     """Edge 2: return True if a waiting shard can be claimed now."""
-    begins = first_state(ordered=ordered, parents=parents, states=states, gone=gone)
+    begins = first_state(ordered=ordered, parents=parents, states=states, removed=removed)
     return begins is ShardState.NOT_ALLOC

@@ -1,7 +1,6 @@
-"""Pure rules of the edges: the shard's row and the journal after each, for all stores alike.
+"""Pure rules of the edges: a shard's row and journal entries after each.
 
-A store loads rows, asks this module what becomes of them, and writes the answer under its own
-conditions. Nothing here reads a clock, and nothing here decides whether an edge is wanted.
+They read no clock, and do not decide if an edge is useful: planning does that.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FINISHED = "its checkpoint reached the end of a read-only shard"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A shard's row before and after, with the journal's note of it."""
+    """A shard's row before and after a change, with its journal entries."""
 
     before: ShardLease
     after: ShardLease
@@ -36,7 +35,7 @@ class Step:
 
 
 def settings_note(before: Group, after: Group) -> Note:
-    """Return the journal entry of a change of a group's settings."""
+    """Return the journal entry of changed group settings."""
     names = [f.name for f in fields(Group) if f.name not in ("key", "generation")]
     values = {name: [getattr(before, name), getattr(after, name)] for name in names}
     changes = {name: [old, new] for name, (old, new) in values.items() if old != new}
@@ -63,7 +62,7 @@ def edge_note(before: ShardLease | None, after: ShardLease, reason: str) -> Note
 
 
 def _closing(before: ShardLease, reason: str) -> tuple[Note, ...]:
-    """Return the end of the open tenure, if there is one."""
+    """Return the journal entry that ends the open tenure, if any."""
     if not before.consumer_run:
         return ()
     return (replace(_tenure_note("close", before, reason), from_owner=before.consumer_owner),)
@@ -86,8 +85,8 @@ def _edge(before: ShardLease, after: ShardLease, reason: str, *, closes: bool) -
     return Step(before, after, (_closing(before, reason) if closes else ()) + notes)
 
 
-def _given(shard: ShardLease, state: ShardState, owner: NodeName | None) -> ShardLease:
-    """Return a shard's row once it is assigned or unassigned, and no run has it open."""
+def _with_owner(shard: ShardLease, state: ShardState, owner: NodeName | None) -> ShardLease:
+    """Return a shard's row with a new owner, and no open run."""
     return replace(
         shard,
         state=state,
@@ -99,22 +98,22 @@ def _given(shard: ShardLease, state: ShardState, owner: NodeName | None) -> Shar
 
 
 def claimed(shard: ShardLease, node: NodeName, reason: str) -> Step | None:
-    """Edge 3, or None where the shard is not free."""
+    """Edge 3, or None if the shard is not unassigned."""
     if shard.state is not ShardState.NOT_ALLOC:
         return None
-    after = _given(shard, ShardState.ALREADY_ALLOC, node)
+    after = _with_owner(shard, ShardState.ALREADY_ALLOC, node)
     return _edge(shard, after, reason, closes=False)
 
 
 def released(shard: ShardLease, reason: str) -> Step | None:
-    """Edges 4 and 9: the holder is gone."""
+    """Edges 4 and 9: the holder has left."""
     if not shard.state.held:
         return None
-    return _edge(shard, _given(shard, ShardState.NOT_ALLOC, None), reason, closes=True)
+    return _edge(shard, _with_owner(shard, ShardState.NOT_ALLOC, None), reason, closes=True)
 
 
 def transfer_begun(shard: ShardLease, to: NodeName, reason: str) -> Step | None:
-    """Edge 5; where no run has the shard open, edge 6 follows in the same write."""
+    """Edge 5; if no run has the shard open, edge 6 follows in the same write."""
     if shard.state is not ShardState.ALREADY_ALLOC or shard.lease_owner == to:
         return None
     after = replace(shard, state=ShardState.TRANSFER, lease_owner=to)
@@ -125,7 +124,7 @@ def transfer_begun(shard: ShardLease, to: NodeName, reason: str) -> Step | None:
 
 
 def transfer_cancelled(shard: ShardLease, reason: str) -> Step | None:
-    """Edge 6, back to the holder, whose tenure continues."""
+    """Edge 6 back to the holder, whose tenure continues."""
     if shard.state is not ShardState.TRANSFER:
         return None
     after = replace(shard, state=ShardState.ALREADY_ALLOC, lease_owner=shard.consumer_owner)
@@ -133,27 +132,27 @@ def transfer_cancelled(shard: ShardLease, reason: str) -> Step | None:
 
 
 def transfer_completed(shard: ShardLease, reason: str) -> Step | None:
-    """Edge 6, to the next node; an open tenure is fenced."""
+    """Edge 6 to the next node; an open tenure is fenced."""
     if shard.state is not ShardState.TRANSFER:
         return None
     return _handed_over(shard, reason)
 
 
 def _handed_over(shard: ShardLease, reason: str) -> Step:
-    after = _given(shard, ShardState.ALREADY_ALLOC, shard.lease_owner)
+    after = _with_owner(shard, ShardState.ALREADY_ALLOC, shard.lease_owner)
     return _edge(shard, after, reason, closes=True)
 
 
 def finished(shard: ShardLease, cursor: str, reason: str) -> Step:
     """Edge 8: the checkpoint of a read-only shard reached its end at `cursor`."""
     after = replace(
-        _given(shard, ShardState.OVER, None), check_point=cursor, tries=0, suspicion=None
+        _with_owner(shard, ShardState.OVER, None), check_point=cursor, tries=0, suspicion=None
     )
     return _edge(shard, after, reason, closes=True)
 
 
 def departed(shards: Iterable[ShardLease], node: NodeName, reason: str) -> list[Step]:
-    """Edges 4, 6 and 9 for all that a node held or waited for."""
+    """Edges 4, 6 and 9 for all shards that a node owned or waited for."""
     steps: list[Step] = []
     for shard in shards:
         step = None
@@ -182,10 +181,10 @@ def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | Non
 
 
 def opened(shard: ShardLease, run: str, intent: Batch | None = None) -> Step:
-    """A new tenure: the next epoch; an open one, known to be dead, is closed.
+    """Open a tenure with the next epoch; an open tenure, known to be dead, is closed.
 
-    The tries of an unfinished range are still counted; the last tenure made none if it died before
-    the range was intended under its epoch.
+    The tries of an unfinished range continue to count. The last tenure counts only if the range
+    was intended under its epoch.
     """
     tries = shard.tries if intent is not None else 0
     if intent is not None and shard.consumer_run and intent.epoch != shard.consumer_epoch:
@@ -205,7 +204,7 @@ def opened(shard: ShardLease, run: str, intent: Batch | None = None) -> Step:
 def opening(
     key: GroupKey, step: Step, node: NodeName, next_sequence: int, intent: Batch | None
 ) -> Opened:
-    """Return the state of an opened shard for its holder."""
+    """Return what the holder of an opened shard needs to know."""
     row = step.after
     tenure = Tenure(key, row.shard, node, row.consumer_epoch, row.consumer_run)
     failures = row.tries - 1
@@ -220,10 +219,10 @@ def closed(
     gave_up: bool = False,
     failed_at: datetime | None = None,
 ) -> Step:
-    """The end of a tenure; a shard in transfer goes to the next node, if that is still there.
+    """End a tenure; a shard in transfer goes to the next node, if that is still a member.
 
-    If it `gave_up` a range, that counts as a failed try, and `reason` is what failed. So it is
-    where its run failed with the shard, at `failed_at`, for any cause.
+    `gave_up` counts a failed try of a range, and `failed_at` is when its run failed for any cause;
+    `reason` is the error.
     """
     step = _closed(shard, members, reason)
     suspicion = shard.suspicion
@@ -239,26 +238,24 @@ def _closed(shard: ShardLease, members: Collection[NodeName], reason: str) -> St
     if shard.state is ShardState.TRANSFER:
         if shard.lease_owner in members:
             return _handed_over(shard, reason)
-        back = _given(shard, ShardState.ALREADY_ALLOC, shard.consumer_owner)
+        back = _with_owner(shard, ShardState.ALREADY_ALLOC, shard.consumer_owner)
         return _edge(shard, back, reason, closes=True)
     after = replace(shard, consumer_run="", handoff_eta_s=None)
     return Step(shard, after, _closing(shard, reason))
 
 
 def sent_back(shard: ShardLease, reason: str) -> Step:
-    """Edge 10: a free shard waits again, since one that it comes from was reopened."""
+    """Edge 10: an unassigned shard waits again, since an ancestor was reopened."""
     return _edge(shard, replace(shard, state=ShardState.WAIT), reason, closes=False)
 
 
 def forced(
     shard: ShardLease, cursor: str | None, members: Collection[NodeName], reason: str
 ) -> Step:
-    """A checkpoint set by an operator: a new epoch, edge 7 for a shard that was over.
+    """Force a checkpoint: a new epoch, and edge 7 for a finished shard.
 
-    None is the shard's beginning, as if it had never been read.
-
-    A holder that has the shard open is fenced, so that it loads the new checkpoint; a shard in
-    transfer then has no run open, and goes to the next node.
+    None is the shard's beginning. A holder that has the shard open is fenced, so that it loads the
+    new checkpoint. A shard in transfer goes to the next node.
     """
     fenced = replace(
         shard,
@@ -286,9 +283,9 @@ def forced(
 
 
 def skipped(shard: ShardLease, cursor: str | None) -> Step | None:
-    """Send the record where a shard is held to quarantine; None if it is not held there."""
+    """Send the record at which a shard is held to quarantine; None if it is not held there."""
     suspicion = shard.suspicion
-    if suspicion is None or not suspicion.held or shard.check_point != cursor:
+    if suspicion is None or not suspicion.holds_shard or shard.check_point != cursor:
         return None
     after = replace(shard, suspicion=replace(suspicion, skip=True))
     reason = f"the record at {cursor} goes to quarantine"
@@ -296,7 +293,7 @@ def skipped(shard: ShardLease, cursor: str | None) -> Step | None:
 
 
 def holds(shard: ShardLease | None, tenure: Tenure) -> bool:
-    """Return True if a tenure is the shard's current one."""
+    """Return True if a tenure of the shard lasts."""
     return (
         shard is not None
         and shard.state.held
@@ -317,10 +314,10 @@ def tenure_view(shard: ShardLease | None, tenure: Tenure, *, paused: bool) -> Te
 def opening_refused(
     shard: ShardLease, node: NodeName, replaces: str | None, *, paused: bool
 ) -> NotHeld | OpenByOther | None:
-    """Return why a run of a node may not open a shard; None if it may.
+    """Return why a run of a node cannot open a shard, or None.
 
-    `replaces` names a run that has ended, and might have left the shard open. Its tenure can be
-    replaced, and so closed, also while the source lets no consumer subscribe to the shard.
+    `replaces` names a run that has ended. Its tenure can be replaced even while the shard is not
+    subscribable.
     """
     if not shard.state.held or shard.consumer_owner != node:
         return NotHeld(shard.state.value, shard.consumer_owner)

@@ -1,21 +1,18 @@
-"""Proof after the fact, from the journal and the ledger of a live deployment.
+"""Proof of a group's history from the journal and the ledger, while consumption continues.
 
-The rules are pure (`prove_shard`, and `history_proof`), so that the same check runs on a store,
-on a copy of one, and at every step of a simulation. A store is read shard by shard, in
-pages: memory grows with the tenures of one shard, and by eight bytes a file.
+A store is read shard by shard, in pages. Memory grows with the tenures of one shard, and by eight
+bytes for each file. The rules are pure (`history_proof`), so simulations check the same.
 
-Consumption continues meanwhile, which must not look wrong:
-
-1. A shard's row and its head are read. What is committed later has a higher number: left out.
-2. Its journal is read: all tenures are in it that the batches below that number name.
+1. A shard's row and the head of its ledger are read. Batches committed later have higher numbers.
+2. Its journal is read. It has all tenures that the batches below that number name.
 3. Its ledger is read up to that number.
-4. If the head has another version then, or rows were deleted, it is read all over again.
+4. If the head's version has changed by then, or rows were deleted, the shard is read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 from dagster_leasehold.lease_store.group_rows import Snapshot
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
@@ -24,28 +21,28 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, LedgerH
 from dagster_leasehold.lease_store.roles.ledger import Ledger
 from dagster_leasehold.lease_store.rules import history_proof
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
-from dagster_leasehold.lease_store.rules.history_proof import OrderProof, Violation, check_order
+from dagster_leasehold.lease_store.rules.history_proof import OrderProof, Violation
 from dagster_leasehold.lease_store.rules.progress import Report
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.shard_summary import ShardSummary
 from dagster_leasehold.lease_store.store import GroupsAndLedger
 
-__all__ = ["Audit", "Violation", "audit", "check_history", "verify"]
+__all__ = ["Audit", "Violation", "audit", "verify"]
 
 READINGS_MAX = 5
 
 
 @dataclass(slots=True)
 class ShardHistory:
-    """The rows of one shard that are to be proven.
+    """The rows of one shard.
 
     Attributes:
-        summary: of its rows that were deleted.
+        summary: of its deleted rows.
         lease: its row, if it has one.
         journal: its entries in order.
         batches: its committed and withdrawn batches in order; read after the journal.
         gaps: its gaps.
-        settled: the checkpoint belongs to the ledger's end, and can be compared with it.
+        settled: True if the checkpoint can be compared with the ledger's end.
     """
 
     summary: ShardSummary
@@ -56,22 +53,22 @@ class ShardHistory:
     settled: bool = True
 
 
-@dataclass(slots=True)
-class ShardProof:
-    """The outcome of one shard.
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """The outcome of checking a history.
 
     Attributes:
-        violations: in the order of the rules.
-        tenures: openings that were looked at.
-        batches: committed batches that were looked at.
+        violations: the promises that it breaks; none is the proof.
+        tenures: the number of opened tenures.
+        batches: the number of committed batches.
     """
 
-    violations: list[Violation] = field(default_factory=list[Violation])
+    violations: tuple[Violation, ...] = ()
     tenures: int = 0
     batches: int = 0
 
 
-def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = None) -> ShardProof:
+def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] = lambda _: None) -> Audit:
     """Check every rule that concerns a shard alone; `seen` gets each committed batch."""
     journal = history_proof.JournalProof(history.summary)
     for entry in history.journal:
@@ -81,37 +78,18 @@ def prove_shard(history: ShardHistory, seen: Callable[[Batch], None] | None = No
     for batch in history.batches:
         if batch.state is BatchState.COMMITTED:
             ledger.take(batch)
-            if seen is not None:
-                seen(batch)
+            seen(batch)
         elif batch.state is BatchState.WITHDRAWN:
             ledger.take_withdrawn(batch)
     ledger.end(history.lease if history.settled else None)
     summary = history.summary
     before = [Violation(rule, summary.shard, how) for rule, how in summary.violations]
-    return ShardProof(
-        list(dict.fromkeys(before + journal.violations + ledger.violations)),
-        tenures=journal.opened,
-        batches=ledger.committed,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Audit:
-    """The outcome of reading the whole history of a group.
-
-    Attributes:
-        violations: every promise that it breaks; none is the proof.
-        tenures: the number of opened tenures.
-        batches: the number of committed batches.
-    """
-
-    violations: tuple[Violation, ...]
-    tenures: int
-    batches: int
+    violations = dict.fromkeys(before + journal.violations + ledger.violations)
+    return Audit(tuple(violations), journal.opened, ledger.committed)
 
 
 def verify(store: GroupsAndLedger, key: GroupKey) -> list[Violation]:
-    """Check the whole history of a group as the store has it now; an empty list is the proof.
+    """Return the promises that a group's history breaks; an empty list is the proof.
 
     Raises:
         UnknownGroup: there is no such group.
@@ -121,13 +99,12 @@ def verify(store: GroupsAndLedger, key: GroupKey) -> list[Violation]:
 
 
 def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_: None) -> Audit:
-    """Read the history of a group from the summary of deleted rows on, and check it.
+    """Read and check the history of a group, from the summaries of deleted rows on.
 
-    A shard whose committed rows are changed each time that it is read, five times in a row, is
-    checked by its journal alone.
+    A shard whose ledger changes during five readings in a row is checked by its journal alone.
 
     Args:
-        progress: called with the number of ledger rows that were read, and that of all.
+        progress: called with the number of ledger rows read so far, and of all.
 
     Raises:
         UnknownGroup: there is no such group.
@@ -150,7 +127,7 @@ def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_
         paths.join(own)
         tenures += proof.tenures
         batches += proof.batches
-    # Of each shard the first start that came too early counts; a summary may have it already.
+    # A summary can have the shard's early start already.
     summed = {violation.shard for violation in violations if violation.rule == "order"}
     violations += [each for each in _read_order(store, key, snapshot) if each.shard not in summed]
     if suspects := paths.doubled():
@@ -160,19 +137,18 @@ def audit(store: GroupsAndLedger, key: GroupKey, *, progress: Report = lambda *_
 
 def _read_shard(
     store: Ledger, key: GroupKey, lease: ShardLease, read: Callable[[], None]
-) -> tuple[ShardProof, history_proof.PathLedger]:
+) -> tuple[Audit, history_proof.PathLedger]:
     for _ in range(READINGS_MAX):
         paths = history_proof.PathLedger()
         head = _head(store, key, lease)
+        numbers = range(head.next_number)
         summary = _summary(store, key, lease.shard)
         proof = prove_shard(
             ShardHistory(
                 summary,
                 replace(lease, check_point=head.check_point),
                 store.each_entry(key, shard=lease.shard),
-                _noted(
-                    store.each_batch(key, lease.shard, None, numbers=range(head.next_number)), read
-                ),
+                _counted(store.each_batch(key, lease.shard, None, numbers=numbers), read),
                 store.gaps(key, lease.shard),
             ),
             paths.take,
@@ -189,7 +165,7 @@ def _read_shard(
     return prove_shard(alone), history_proof.PathLedger()
 
 
-def _noted(batches: Iterable[Batch], read: Callable[[], None]) -> Iterator[Batch]:
+def _counted(batches: Iterable[Batch], read: Callable[[], None]) -> Iterator[Batch]:
     for batch in batches:
         read()
         yield batch
@@ -204,11 +180,11 @@ def _head(store: Ledger, key: GroupKey, lease: ShardLease) -> LedgerHead:
 
 
 def _read_order(store: Ledger, key: GroupKey, snapshot: Snapshot) -> list[Violation]:
-    """Check the order of shards by the whole journal, which is read only where it can matter.
+    """Check the order of shards, if any has parents, by the whole journal.
 
-    Entries of transactions that overlap are numbered in another order than they appear in, so
-    that a page can lack one that the next page's entries follow from. What looks wrong is read
-    once more up to the same entry: by then, all of those transactions are over.
+    Overlapping transactions number their entries in another order than they commit them, so an
+    entry can be missing from its page. What looks wrong is read once more up to the same entry; by
+    then these transactions are over.
     """
     parents = {lease.shard: lease.parents for lease in snapshot.shards}
     if not any(parents.values()):
@@ -224,58 +200,3 @@ def _read_order(store: Ledger, key: GroupKey, snapshot: Snapshot) -> list[Violat
         if not early:
             break
     return [Violation("order", shard, detail) for shard, detail in early]
-
-
-def check_history(
-    shards: Iterable[ShardLease],
-    journal: Sequence[JournalEntry],
-    batches: Sequence[Batch],
-    gaps: Sequence[Gap],
-    *,
-    ordered: bool,
-) -> list[Violation]:
-    """List every promise that a history of a group breaks, by shard.
-
-    `ordered` is the group's setting now; earlier ones are read from the journal.
-    """
-    histories = _by_shard(shards, journal, batches, gaps)
-    violations: list[Violation] = []
-    for shard in sorted(histories, key=rank_key):
-        violations += prove_shard(histories[shard]).violations
-    parents = {
-        shard: history.lease.parents for shard, history in histories.items() if history.lease
-    }
-    violations += [
-        Violation("order", shard, detail)
-        for shard, detail in check_order(parents, journal, ordered=ordered)
-    ]
-    return [*violations, *history_proof.doubled_files(batches)]
-
-
-def _by_shard(
-    shards: Iterable[ShardLease],
-    journal: Iterable[JournalEntry],
-    batches: Iterable[Batch],
-    gaps: Iterable[Gap],
-) -> dict[ShardId, ShardHistory]:
-    leases = {lease.shard: lease for lease in shards}
-    entries: dict[ShardId, list[JournalEntry]] = {}
-    ranges: dict[ShardId, list[Batch]] = {}
-    removed: dict[ShardId, list[Gap]] = {}
-    for entry in sorted(journal, key=lambda entry: entry.sequence):
-        if entry.shard is not None:
-            entries.setdefault(entry.shard, []).append(entry)
-    for batch in sorted(batches, key=lambda batch: batch.sequence):
-        ranges.setdefault(batch.shard, []).append(batch)
-    for gap in gaps:
-        removed.setdefault(gap.shard, []).append(gap)
-    return {
-        shard: ShardHistory(
-            ShardSummary(shard),
-            leases.get(shard),
-            entries.get(shard, ()),
-            ranges.get(shard, ()),
-            removed.get(shard, ()),
-        )
-        for shard in {*leases, *entries, *ranges, *removed}
-    }

@@ -1,17 +1,13 @@
-"""The border of a forced checkpoint in a shard's ledger; batches after it are withdrawn.
-
-The ledger is asked for single rows, by number: for as many as the logarithm of its length.
-"""
+"""The first batch that a forced checkpoint withdraws, found by a binary search of the ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Protocol
 
+from dagster_leasehold.lease_store.errors import CheckpointRefused, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
-from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState
-from dagster_leasehold.lease_store.rules import refusals
+from dagster_leasehold.lease_store.ledger_rows import Batch
 from dagster_leasehold.lease_store.rules.cursors import is_before
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
@@ -20,76 +16,63 @@ ALL_NUMBERS = range(NUMBERS_END)
 
 
 class Ledger(Protocol):
-    """The committed batches of one shard, as `Ledger.each_batch` gives them."""
+    """Reads the committed batches of one shard."""
 
     def __call__(self, *, numbers: range, newest_first: bool) -> Iterator[Batch]:
-        """Those with numbers of a range, from the first or from the newest on."""
+        """Yield the batches with these numbers, oldest or newest first."""
         ...
 
 
-def ledger_of(batches: Sequence[Batch]) -> Ledger:
-    """Return a ledger of the committed batches of a shard that are given in order."""
-
-    def look(*, numbers: range, newest_first: bool) -> Iterator[Batch]:
-        order = reversed(batches) if newest_first else batches
-        return (batch for batch in order if batch.sequence in numbers)
-
-    return look
-
-
-def withdrawal(batch: Batch) -> Batch:
-    """A committed batch as it is once its range is to be read again.
-
-    The generation rises, so that a rewriter that was about to replace its output comes too late.
-    """
-    return replace(batch, state=BatchState.WITHDRAWN, generation=batch.generation + 1)
-
-
 def first_since(ledger: Ledger, number: int) -> Batch | None:
-    """The first committed batch with this number or a higher one."""
+    """Return the first committed batch with this number or a higher one."""
     return next(ledger(numbers=range(number, NUMBERS_END), newest_first=False), None)
 
 
 def last_before(ledger: Ledger, number: int = NUMBERS_END) -> Batch | None:
-    """The last committed batch with a lower number."""
+    """Return the last committed batch with a lower number."""
     return next(ledger(numbers=range(number), newest_first=True), None)
 
 
 def first_withdrawn(
     row: ShardLease, ledger: Ledger, cursor: str, *, key: GroupKey, begin: str | None = None
 ) -> Batch | None:
-    """The first committed batch that lies behind a new checkpoint; None where none does.
+    """Return the first committed batch after a new checkpoint, or None.
 
-    `begin` is the cursor where committed output begins since what lay before has expired.
+    `begin` is the cursor where committed output begins after earlier output expired.
 
     Raises:
-        CheckpointRefused: the cursor is inside a batch, inside of what several batches share a
-            file for, or before what has not expired.
+        CheckpointRefused: the cursor is inside a batch, between batches that share a file, or
+            before `begin`.
     """
     if cursor == row.check_point:
         return None
     if begin is not None and is_before(cursor, begin):
-        raise refusals.output_expired(key, row.shard, cursor, begin)
+        raise CheckpointRefused(
+            f"Committed output of shard {shown(row.shard)} of group {key} begins at "
+            f"{shown(begin)}: earlier output has expired, and would be committed a second time "
+            f"from {shown(cursor)} on. Set the checkpoint to {shown(begin)} or later."
+        )
     border = first_behind(ledger, cursor)
     if border is None:
         return None
     if is_before(border.start, cursor):
-        raise refusals.batch_divided(key, border, cursor)
+        raise CheckpointRefused(
+            f"{shown(cursor)} is inside batch {border.batch_id} of group {key}, which is withdrawn "
+            f"as a whole. Set the checkpoint to {shown(border.start)}, where it starts, or to "
+            f"{shown(border.end)}, where it ends."
+        )
     _check_whole_files(ledger, border, cursor, key)
     return border
 
 
 def number_behind(ledger: Ledger, cursor: str) -> int:
-    """The number of the first committed batch that ends behind a cursor, or starts at it.
-
-    The end of all numbers where no batch does.
-    """
+    """Return the number of the first batch after a cursor, or the end of all numbers."""
     border = first_behind(ledger, cursor)
     return NUMBERS_END if border is None else border.sequence
 
 
 def first_behind(ledger: Ledger, cursor: str) -> Batch | None:
-    """The first batch that ends behind a cursor, or starts at it: an empty one can do that."""
+    """Return the first batch that ends after a cursor, or starts at it, as an empty one can."""
 
     def behind(batch: Batch) -> bool:
         return batch.start == cursor or is_before(cursor, batch.end)
@@ -109,10 +92,10 @@ def first_behind(ledger: Ledger, cursor: str) -> Batch | None:
 
 
 def _check_whole_files(ledger: Ledger, border: Batch, cursor: str, key: GroupKey) -> None:
-    """Refuse a border that lies inside of what several batches share a file for.
+    """Refuse a border between batches that share a file.
 
     Raises:
-        CheckpointRefused: it does.
+        CheckpointRefused: it is one.
     """
     before = 0
     for batch in ledger(numbers=range(border.sequence), newest_first=True):
@@ -124,7 +107,12 @@ def _check_whole_files(ledger: Ledger, border: Batch, cursor: str, key: GroupKey
                 before += last.batches
                 if before >= together:
                     break
-            raise refusals.batch_border_inside_file(key, batch, last, cursor)
-        # Quarantined records lie in files of their own, also within a merged file's batches.
+            raise CheckpointRefused(
+                f"{shown(cursor)} is between batches {batch.batch_id} and {last.batch_id} of group "
+                f"{key}, whose output was merged into one file. Set the checkpoint to "
+                f"{shown(batch.start)}, where the first one starts, or to {shown(last.end)}, where "
+                "the last one ends."
+            )
+        # A merged file has no quarantined records, so a quarantine file does not end the search.
         if any(not file.quarantine for file in batch.files):
             return

@@ -1,28 +1,34 @@
-"""Convert rows of tables to frozen values and back, by the names of their columns."""
+"""The conversion of table rows to frozen values and back."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import datetime
 from enum import Enum
-from functools import lru_cache
-from typing import Any, Generic, Protocol, TypeVar
+from functools import lru_cache, partial
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 
 from dagster_leasehold.lease_store import ledger_rows, tables
 from dagster_leasehold.lease_store.columns import NAME_LENGTH_MAX
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, GapPolicy, Group, Node
-from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
+from dagster_leasehold.lease_store.identifiers import (
+    GroupKey,
+    GroupName,
+    NodeName,
+    ShardId,
+    StreamName,
+)
 from dagster_leasehold.lease_store.journal_rows import Gap, JournalEntry, Note, OutboxEvent
 from dagster_leasehold.lease_store.ledger_rows import DataFile
 from dagster_leasehold.lease_store.publication_rows import (
     ChangeKind,
     PlannedPublication,
     Publication,
-    PublishedRange,
     TableChange,
     TableColumns,
     TableName,
@@ -30,7 +36,7 @@ from dagster_leasehold.lease_store.publication_rows import (
 from dagster_leasehold.lease_store.rules.isolation import Suspicion
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
-from dagster_leasehold.lease_store.shard_summary import End, Expired, Opening, ShardSummary
+from dagster_leasehold.lease_store.shard_summary import Expired, Opening, ShardSummary
 from dagster_leasehold.lease_store.stored_rows import (
     KEYS,
     Above,
@@ -39,10 +45,8 @@ from dagster_leasehold.lease_store.stored_rows import (
     LogIdentity,
     Plus,
 )
-from dagster_leasehold.lease_store.times import stored_time, time_text
 from dagster_leasehold.lease_store.window_rows import EventWindow, WindowAttempt
 
-FILE_TIMES = ("first_event_time", "last_event_time")
 GROUP_PREFIX = "group_"
 REASON_LENGTH_MAX = 1_000
 _NAMES_KEPT = 8_192
@@ -53,118 +57,30 @@ Value = TypeVar("Value")
 
 
 def optional(way: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the same way for a column that can be null."""
+    """Return a conversion that keeps None."""
     return lambda stored: None if stored is None else way(stored)
 
 
-def shard_ids(stored: list[str] | None) -> tuple[ShardId, ...]:
-    """Return the shards of a list."""
-    return tuple(map(ShardId, stored or ()))
-
-
-def by_shard(stored: Mapping[str, Any]) -> dict[ShardId, Any]:
-    """Return values by shard."""
-    return {ShardId(shard): value for shard, value in stored.items()}
-
-
-def pairs(stored: list[list[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return pairs, which JSON has as lists."""
-    return tuple(map(tuple, stored))
-
-
-def file_values(files: Iterable[DataFile]) -> list[dict[str, Any]]:
-    """Return files as the ledger's JSON holds them; what is not known of times is left out."""
-    # An hour has thousands of files: pendulum would take longer for their times than the database
-    # for their rows, and they are not read here.
-    values = [asdict(file) for file in files]
-    for each in values:
-        if each["untimed"] is None:
-            del each["untimed"]
-        for name in FILE_TIMES:
-            time = each.pop(name)
-            if time is not None:
-                each[name] = time.isoformat()
-    return values
-
-
-def files_from(stored: str | list[dict[str, Any]]) -> tuple[DataFile, ...]:
-    """Return files from the ledger's JSON, or from its text where that is not decoded yet."""
-    rows = json.loads(stored) if isinstance(stored, str) else stored
-    return tuple(DataFile(**row | _file_times(row)) for row in rows)
-
-
-def _file_times(row: Mapping[str, str]) -> dict[str, Any]:
-    return {name: datetime.fromisoformat(row[name]) for name in FILE_TIMES if name in row}
-
-
-def expired_values(expired: Expired) -> dict[str, Any]:
-    """Return expired output as a summary's JSON holds it."""
-    return asdict(expired.last) | {
-        "batches": expired.batches,
-        "records": expired.records,
-        "events_since": expired.events_since and time_text(expired.events_since),
-        "events_until": expired.events_until and time_text(expired.events_until),
-    }
-
-
-def expired_from(values: Mapping[str, Any]) -> Expired:
-    """Return expired output from a summary's JSON."""
-    since, until = values["events_since"], values["events_until"]
-    return Expired(
-        last=End(values["number"], values["cursor"], values["epoch"]),
-        batches=values["batches"],
-        records=values["records"],
-        events_since=since and stored_time(since),
-        events_until=until and stored_time(until),
-    )
-
-
-def suspicion_values(suspicion: Suspicion | None) -> dict[str, Any] | None:
-    """Return a suspicion as the shard's row stores it."""
-    if suspicion is None:
-        return None
-    at = suspicion.error_at
-    return asdict(suspicion) | {"error_at": None if at is None else at.isoformat()}
-
-
-def suspicion_from(stored: Mapping[str, Any] | None) -> Suspicion | None:
-    """Return what `suspicion_values` was made of."""
+def loaded(name: str, stored: str | None) -> Any:
+    """Return the value of a field from its column's JSON or null."""
+    kind = _JSON[name]
     if stored is None:
+        return kind() if name in _EMPTY_IS_NULL else None
+    if stored == "[]":
+        return ()  # as most shards have for parents
+    return msgspec.convert(json.loads(stored), kind, dec_hook=lambda type_, value: type_(value))
+
+
+def dumped(name: str, value: Any) -> str | None:
+    """Return the JSON of a field for its column, or null."""
+    if value is None or (name in _EMPTY_IS_NULL and not value):
         return None
-    at = stored.get("error_at")
-    others = {name: value for name, value in stored.items() if name != "error_at"}
-    return Suspicion(**others, error_at=None if at is None else datetime.fromisoformat(at))
-
-
-def planned_from(values: Mapping[str, Any]) -> PlannedPublication:
-    """Return a publication from the JSON of a pending one."""
-    ranges = (each | {"shard": ShardId(each["shard"])} for each in values["ranges"])
-    lists: dict[str, Any] = {
-        "ranges": tuple(PublishedRange(**each) for each in ranges),
-        "changes": tuple(values["changes"]),
-    }
-    return PlannedPublication(**{**values, **lists})
+    # Of msgspec and json, only the latter writes every text that Python has.
+    return json.dumps(msgspec.to_builtins(value, enc_hook=str), separators=(",", ":"))
 
 
 COLUMNS: dict[type, Columns[Any]] = {}
 """The columns of each kind of row."""
-
-
-class Part(Protocol):
-    """A field that is made of several columns."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """The names of the columns."""
-        ...
-
-    def read(self, row: Row) -> Any:
-        """Return the field of a row."""
-        ...
-
-    def values(self, value: Any) -> dict[str, Any]:
-        """Return the content of a field's columns."""
-        ...
 
 
 class Columns(Generic[Value]):
@@ -172,13 +88,14 @@ class Columns(Generic[Value]):
 
     Args:
         kind: the dataclass.
-        key: its fields that belong to the row's key, behind the group.
-        without: its fields that have no column of their own; the reader adds them.
-        named: the columns of fields, where their names differ.
-        reads: turns a column's content into the field, where they differ.
-        writes: turns the field into its column's content, likewise.
-        table: the only table of the rows of this kind.
-        parts: makes a field of several columns, and several columns of it.
+        table: the table of its rows.
+        key: its fields in the row's key, after the group.
+        without: its fields without a column; the reader adds them.
+        named: the columns of fields with other names.
+        reads: the conversions from columns to fields, if they differ.
+        writes: the conversions from fields to columns.
+        parts: the columns of fields with several columns.
+        absent: as a part, the columns of None; the first one is not null for a value.
     """
 
     def __init__(
@@ -191,12 +108,17 @@ class Columns(Generic[Value]):
         named: Mapping[str, str] | None = None,
         reads: Ways | None = None,
         writes: Ways | None = None,
-        parts: Mapping[str, Part] | None = None,
+        parts: Mapping[str, Columns[Any]] | None = None,
+        absent: Mapping[str, Any] | None = None,
     ) -> None:
         columns = {**_COLUMNS, **(named or {})}
         reads, writes = {**_READS, **(reads or {})}, {**_WRITES, **(writes or {})}
+        reads |= {name: partial(loaded, name) for name in _JSON}
+        writes |= {name: partial(dumped, name) for name in _JSON}
         each = fields(kind)  # pyright: ignore[reportArgumentType]
         self._parts = parts or {}
+        self._absent = absent or {}
+        self._marker = next(iter(self._absent), None)
         names = [field.name for field in each if field.name not in {*without, *self._parts}]
         self._by_place = len(names) == len(each) and not any(field.kw_only for field in each)
         self._kind: Callable[..., Value] = kind
@@ -212,7 +134,7 @@ class Columns(Generic[Value]):
         if table is not None:
             self.table = table
             self.order = KEYS[kind]
-            self.selected = [_text(table.c[name]) for name in self.names]
+            self.selected = [table.c[name] for name in self.names]
             COLUMNS[kind] = self
 
     def read(self, row: Row, **given: Any) -> Value:
@@ -220,13 +142,14 @@ class Columns(Generic[Value]):
         for name, column, way in self._reads:
             given[name] = row[column] if way is None else way(row[column])
         for name, part in self._parts.items():
-            given[name] = part.read(row)
+            missing = part._marker is not None and row[part._marker] is None
+            given[name] = None if missing else part.read(row)
         return self._kind(**given)
 
     def read_all(self, rows: Iterable[Sequence[Any]]) -> Iterator[Value]:
         """Return the values of rows that begin with the columns `selected`.
 
-        A group has a hundred thousand rows: they are read by their places, not by their names.
+        A group can have a hundred thousand rows, so they are read by position, not by name.
         """
         kind, ways = self._kind, [way for _, _, way in self._reads]
         if not self._by_place:
@@ -237,7 +160,7 @@ class Columns(Generic[Value]):
             yield kind(*[stored if way is None else way(stored) for way, stored in pairs])
 
     def values(self, value: Value) -> dict[str, Any]:
-        """Return the columns of a value's row without its key."""
+        """Return the columns of a value without its key."""
         return {name: each for name, each in self._all(value) if name not in self._key}
 
     def row(self, key: GroupKey, value: Value) -> dict[str, Any]:
@@ -245,7 +168,7 @@ class Columns(Generic[Value]):
         return key_values(key) | dict(self._all(value))
 
     def place(self, value: Value) -> dict[str, Any]:
-        """Return the key of a value, by field, as it is in its columns."""
+        """Return the key of a value by field, as column contents."""
         return {name: self.bound(name, getattr(value, name)) for name in self.order}
 
     def _all(self, value: Value) -> Iterable[tuple[str, Any]]:
@@ -257,7 +180,8 @@ class Columns(Generic[Value]):
                 each = each.value
             yield column, each
         for name, part in self._parts.items():
-            yield from part.values(getattr(value, name)).items()
+            own = getattr(value, name)
+            yield from (part._absent if own is None else part.values(own)).items()
 
     def field(self, name: str, stored: Any) -> Any:
         """Return the value of a field from its column's content."""
@@ -295,7 +219,7 @@ class Columns(Generic[Value]):
                 return column == self.bound(name, value)
 
     def beyond(self, last: Value, *, newest_first: bool) -> list[sa.ColumnElement[bool]]:
-        """Return the rows after one in the order of keys, as conditions one after the other."""
+        """Return the conditions of the rows after one, in the order of keys."""
         place = [(self.column(name), value) for name, value in self.place(last).items()]
         return [
             sa.and_(
@@ -306,7 +230,7 @@ class Columns(Generic[Value]):
         ]
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return changes of fields as changes of columns."""
+        """Return the changes of columns for changes of fields."""
         return {
             self.column(name).name: self.column(name) + value.value
             if isinstance(value, Plus)
@@ -320,40 +244,41 @@ def key_values(key: GroupKey) -> dict[str, Any]:
     return {"consume_group": key.group, "logstream_sig": key.stream}
 
 
-def _text(column: sa.Column[Any]) -> sa.ColumnElement[Any]:
-    """Return a column, or its text where the JSON is decoded when the transaction is over."""
-    decoded = column.name not in ("files", "removed", "added")
-    return column if decoded else sa.type_coerce(column, sa.Text).label(column.name)
-
-
-# A ledger names the same shards and nodes in all of its rows.
+# The rows of a ledger name the same shards and nodes.
 _SHARD, _NODE = lru_cache(_NAMES_KEPT)(ShardId), lru_cache(_NAMES_KEPT)(NodeName)
-# These hold for the fields of all kinds, where a kind does not say otherwise.
+# The defaults for all kinds.
 _COLUMNS = {"shard": "shard_id", "start": "start_cursor", "end": "end_cursor", "at": "recorded_at"}
+_JSON: Mapping[str, Any] = {
+    "added": tuple[DataFile, ...],
+    "columns": tuple[dict[str, Any], ...],
+    "covered": dict[ShardId, int],
+    "entries": dict[str, int],
+    "expired": Expired,
+    "facts": dict[str, Any],
+    "files": tuple[DataFile, ...],
+    "gone_parents": tuple[ShardId, ...],
+    "parents": tuple[ShardId, ...],
+    "payload": dict[str, Any],
+    "pending": PlannedPublication,
+    "pinned": dict[ShardId, str | None],
+    "removed": tuple[str, ...],
+    "skips": tuple[tuple[str, str], ...],
+    "suspicion": Suspicion,
+    "violations": tuple[tuple[str, str], ...],
+}
+"""The types of the fields whose columns are JSON."""
+_EMPTY_IS_NULL = ("columns", "facts", "gone_parents")
 _READS: Ways = {
     "shard": _SHARD,
     "holder": _NODE,
-    "files": files_from,
-    "facts": lambda facts: facts or {},
-    "suspicion": suspicion_from,
-    **dict.fromkeys(("parents", "gone_parents"), shard_ids),
     **dict.fromkeys(("from_state", "to_state"), optional(ShardState)),
     **dict.fromkeys(("lease_owner", "consumer_owner", "from_owner", "to_owner"), optional(_NODE)),
 }
-_WRITES: Ways = {
-    "files": file_values,
-    "facts": lambda facts: dict(facts) or None,
-    "suspicion": suspicion_values,
-    "gone_parents": lambda parents: parents or None,
-    "reason": lambda reason: reason[:REASON_LENGTH_MAX],
-}
+_WRITES: Ways = {"reason": lambda reason: reason[:REASON_LENGTH_MAX]}
 
 
 NODE = Columns(
-    Node,
-    tables.worker_instance,
-    named={"name": "worker_instance"},
-    reads={"name": _NODE, "pinned": optional(by_shard)},
+    Node, tables.worker_instance, named={"name": "worker_instance"}, reads={"name": _NODE}
 )
 _STATES = {state.value: state for state in ShardState}
 SHARD = Columns(ShardLease, tables.shard_lease, reads={"state": _STATES.__getitem__})
@@ -377,7 +302,7 @@ COUNTERS = Columns(
     named={"version": "ledger_version", "rows": "ledger_rows"},
     parts={"totals": _TOTALS},
 )
-# MariaDB adds integers up to a decimal.
+# The sum of integers is a decimal in MariaDB.
 THROUGHPUT = Columns(ledger_rows.Throughput, reads={"records": int})
 CLAIM = Columns(
     ledger_rows.RewriteClaim,
@@ -399,11 +324,7 @@ LOCK = Columns(
 )
 LOG = Columns(LogIdentity, tables.log_identity)
 WINDOW = Columns(
-    EventWindow,
-    tables.event_window,
-    named={"start": "window_start", "end": "window_end"},
-    reads={"covered": by_shard},
-    writes={"covered": dict},
+    EventWindow, tables.event_window, named={"start": "window_start", "end": "window_end"}
 )
 _SETTINGS = Columns(
     Group,
@@ -422,120 +343,67 @@ BATCH = Columns(
 )
 
 
-class _Opening:
-    """The columns of a summary's newest tenure."""
-
-    names = ("opened", "opened_epoch", "opened_run", "opened_by")
-
-    def read(self, row: Row) -> Opening | None:
-        if row["opened"] is None:
-            return None
-        owner = row["opened_by"] and NodeName(row["opened_by"])
-        return Opening(row["opened"], row["opened_epoch"], row["opened_run"], owner)
-
-    def values(self, value: Opening | None) -> dict[str, Any]:
-        return {
-            "opened": value.sequence if value else None,
-            "opened_epoch": value.epoch if value else None,
-            "opened_run": value.run if value else "",
-            "opened_by": value.owner if value else None,
-        }
-
-
-class _TableColumns:
-    """The columns that a group has agreed on for its files."""
-
-    names = ("columns_version", "table_columns")
-
-    def read(self, row: Row) -> TableColumns:
-        return TableColumns(row["columns_version"], tuple(row["table_columns"] or ()))
-
-    def values(self, value: TableColumns) -> dict[str, Any]:
-        columns = [dict(column) for column in value.columns]
-        return {"columns_version": value.version, "table_columns": columns or None}
-
-
-class _Table:
-    """The columns of a table's name."""
-
-    names = ("catalog_name", "table_namespace", "table_name")
-
-    def read(self, row: Row) -> TableName | None:
-        parts = [row[name] for name in self.names]
-        return None if parts[-1] is None else TableName(*parts)
-
-    def values(self, value: TableName | None) -> dict[str, Any]:
-        parts = (value.catalog, value.namespace, value.name) if value else (None,) * 3
-        return dict(zip(self.names, parts, strict=True))
-
-
-class _Key:
-    """The columns of a group."""
-
-    names = ("consume_group", "logstream_sig")
-
-    def read(self, row: Row) -> GroupKey:
-        return GroupKey.parse(*(row[name] for name in self.names))
-
-    def values(self, value: GroupKey) -> dict[str, Any]:
-        return key_values(value)
-
-
-TABLE = _Table()
+_OPENING = Columns(
+    Opening,
+    named={
+        "sequence": "opened",
+        "epoch": "opened_epoch",
+        "run": "opened_run",
+        "owner": "opened_by",
+    },
+    reads={"owner": optional(_NODE)},
+    absent={"opened": None, "opened_epoch": None, "opened_run": "", "opened_by": None},
+)
+_TABLE_COLUMNS = Columns(
+    TableColumns, named={"version": "columns_version", "columns": "table_columns"}
+)
+TABLE = Columns(
+    TableName,
+    named={"catalog": "catalog_name", "namespace": "table_namespace", "name": "table_name"},
+    absent={"table_name": None, "catalog_name": None, "table_namespace": None},
+)
+_KEY = Columns(
+    GroupKey,
+    named={"group": "consume_group", "stream": "logstream_sig"},
+    reads={"group": GroupName, "stream": StreamName},
+)
 PUBLICATION = Columns(
     Publication,
     tables.publication,
     without=("changes_pending",),
     named=_HOLDER_NAMED
     | {"last": "last_publication", "snapshot": "snapshot_id", "at": "published_at"},
-    reads={**_HOLDER_READS, "pending": optional(planned_from)},
-    writes={**_HOLDER_WRITES, "pending": optional(asdict)},
-    parts={"key": _Key(), "table": TABLE, "columns": _TableColumns()},
+    reads=_HOLDER_READS,
+    writes=_HOLDER_WRITES,
+    parts={"key": _KEY, "table": TABLE, "columns": _TABLE_COLUMNS},
 )
 CHANGE = Columns(
-    TableChange,
-    tables.table_change,
-    named={"first": "first_batch"},
-    reads={
-        "kind": ChangeKind,
-        "removed": lambda stored: tuple(json.loads(stored)),
-        "added": files_from,
-    },
-    writes={"removed": list, "added": file_values},
+    TableChange, tables.table_change, named={"first": "first_batch"}, reads={"kind": ChangeKind}
 )
 _SUMMARY = Columns(
     ShardSummary,
     tables.shard_summary,
-    parts={"opening": _Opening()},
-    reads={
-        "shard": lambda text: ShardId(text) if text else None,
-        "skips": pairs,
-        "violations": pairs,
-        "expired": optional(expired_from),
-    },
-    writes={
-        "shard": lambda shard: shard or "",
-        "entries": dict,
-        "expired": optional(expired_values),
-    },
+    parts={"opening": _OPENING},
+    reads={"shard": lambda text: ShardId(text) if text else None},
+    writes={"shard": lambda shard: shard or ""},
 )
 
 
 def group_values(group: Group) -> dict[str, Any]:
-    """Return a group's settings; its generation has a statement of its own."""
+    """Return the columns of a group's settings."""
     return _SETTINGS.values(group)
 
 
-def group_from(row: Row) -> Group:
-    """Return a group from its row."""
-    key = GroupKey.parse(row["consume_group"], row["logstream_sig"])
+def group_from(row: Row, key: GroupKey | None = None) -> Group:
+    """Return a group from its row; `key` if it is known."""
+    key = key or GroupKey.parse(row["consume_group"], row["logstream_sig"])
     return _SETTINGS.read(row, key=key, generation=row["generation"])
 
 
-def joined_group(row: Row) -> Group:
+def joined_group(row: Row, key: GroupKey) -> Group:
     """Return the group of a `pulse` row."""
     names = (name for name in row if name.startswith(GROUP_PREFIX))
-    return group_from({name.removeprefix(GROUP_PREFIX): row[name] for name in names})
+    return group_from({name.removeprefix(GROUP_PREFIX): row[name] for name in names}, key)
 
 
 def note_row(
@@ -550,7 +418,7 @@ def note_row(
 
 
 def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, Any]:
-    """Return the parameters that move a shard on by a batch, to the row that it then has."""
+    """Return the parameters that move a shard's checkpoint by a batch."""
     return {
         "seen_shard": row.shard,
         "seen_owner": row.consumer_owner,
@@ -559,7 +427,7 @@ def moved_values(row: ShardLease, commit: ledger_rows.BatchCommit) -> dict[str, 
         "check_point": row.check_point,
         "watermark": row.watermark,
         "tries": row.tries,
-        "suspicion": suspicion_values(row.suspicion),
+        "suspicion": SHARD.bound("suspicion", row.suspicion),
         "committed_until": commit.sequence + 1,
         "more_committed_batches": 1,
         "more_committed_records": commit.statistics.written,

@@ -1,12 +1,14 @@
-"""Rows of one group in one transaction of a database: all that operations ask for."""
+"""Rows of one group in one transaction of a database, and the transactions of a SQL store."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
@@ -34,6 +36,7 @@ from dagster_leasehold.lease_store.publication_rows import (
 from dagster_leasehold.lease_store.rules.refusals import unknown_group
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.rules.transitions import Step
+from dagster_leasehold.lease_store.schema import SchemaCheck
 from dagster_leasehold.lease_store.shard_rows import Progress, ShardLease
 from dagster_leasehold.lease_store.sql_store.mapping import (
     BATCH,
@@ -58,7 +61,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     moved_values,
     note_row,
 )
-from dagster_leasehold.lease_store.stored_rows import NUMBERED, chunks, portions
+from dagster_leasehold.lease_store.stored_rows import NO_GROUP, NUMBERED
 from dagster_leasehold.lease_store.tables import (
     GROUP_TABLES,
     batch,
@@ -73,10 +76,11 @@ from dagster_leasehold.lease_store.tables import (
     table_change,
     worker_instance,
 )
-from dagster_leasehold.lease_store.transactions import Outcome, Raced, Transaction
+from dagster_leasehold.lease_store.transactions import Outcome, Raced, Transaction, Transactions
 
 Value = TypeVar("Value")
 SHARDS_PER_PAGE = 10_000
+KEYS_PER_STATEMENT = 500
 TABLE_TYPE = "TABLE"
 _ONLY_ROW = 1
 _TOTALS = (
@@ -86,11 +90,65 @@ _TOTALS = (
     "quarantined_records",
     "ledger_rows",
 )
+_COUNTERS = ("lease_id", "consumer_epoch")
+_OTHER_FIELDS = [field.name for field in fields(ShardLease) if field.name not in _COUNTERS]
+_others = attrgetter(*_OTHER_FIELDS)
 _MOVED = ("check_point", "watermark", "committed_until", "tries", "suspicion")
 _HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 ROWS_PER_STATEMENT = 16
-"""The process of a run is young, and every form of a statement must be compiled before it is sent,
-which takes most of a millisecond for each of the whole ledger rows that it asks for."""
+"""The most ledger rows of one union, which SQLAlchemy compiles once for each number of rows."""
+
+
+class SqlTransactions:
+    """The transactions of a SQL store, each on the rows of one group.
+
+    Args:
+        transactions: runs each operation on the database.
+        clock: the wall clock for the journal's dates; it decides nothing.
+    """
+
+    def __init__(self, transactions: Transactions, clock: Callable[[], datetime]) -> None:
+        self._transactions = transactions
+        self._clock = clock
+        self._schema = SchemaCheck(transactions)
+        self.statements: Counter[str] = transactions.statements
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._transactions.engine.dispose()
+
+    def schema_revision(self) -> str | None:
+        """Return the schema revision of the database; None if it has no lease tables yet."""
+        return self._schema.stored().revision
+
+    def upgrade(self) -> None:
+        """Bring the schema to this release's version; raises as `SchemaCheck.upgrade`."""
+        self._schema.upgrade()
+
+    def _reading(
+        self, kind: str, key: GroupKey | None, work: Callable[[RowsInSql], Outcome]
+    ) -> Outcome:
+        if not self._schema.passed:
+            self._schema.require()
+        key, clock = key or NO_GROUP, self._clock
+        return self._transactions.read(kind, lambda tx: work(RowsInSql(tx, key, clock)))
+
+    def _writing(
+        self,
+        kind: str,
+        key: GroupKey | None,
+        work: Callable[[RowsInSql], Outcome],
+        *,
+        mark: Callable[[RowsInSql], bool] | None = None,
+    ) -> Outcome:
+        if not self._schema.passed:
+            self._schema.require()
+        key, clock = key or NO_GROUP, self._clock
+        return self._transactions.write(
+            kind,
+            lambda tx: work(RowsInSql(tx, key, clock)),
+            mark=mark and (lambda tx: mark(RowsInSql(tx, key, clock))),
+        )
 
 
 class RowsInSql:
@@ -99,17 +157,18 @@ class RowsInSql:
     Args:
         tx: the transaction that reads and writes them.
         key: the group.
-        clock: the wall clock for the journal's dates; nothing is decided by it.
+        clock: the wall clock for the journal's dates; it decides nothing.
     """
 
     def __init__(self, tx: Transaction, key: GroupKey, clock: Callable[[], datetime]) -> None:
         self.key = key
         self._tx = tx
         self._clock = clock
+        # The generation of changed shards, after `bump`.
         self._numbered = dict[str, int]()
 
     def abandon(self, outcome: Outcome) -> Outcome:
-        """Undo all writes so far; `outcome` is the operation's."""
+        """Undo all writes; the operation returns `outcome`."""
         return self._tx.abandon(outcome)
 
     # -- rows of any kind -----------------------------------------------------------------------
@@ -125,23 +184,27 @@ class RowsInSql:
         lock: bool = False,
         **conditions: Any,
     ) -> Iterator[Value]:
-        """Read rows in the order of their keys, those after one; decoded as they are taken."""
+        """Read rows in the order of their keys, optionally after a row; decoded lazily."""
+        if parts := _parts(conditions):
+            order: dict[str, Any] = {"newest_first": newest_first, "limit": limit, "lock": lock}
+            pages = [self.select(kind, **order, **part) for part in parts]
+            return chain.from_iterable(pages)
         columns: Columns[Value] = COLUMNS[kind]
         query = self._chosen(kind, columns.selected, conditions, newest_first=newest_first)
         if after is None:
             query = query.limit(limit)
             return columns.read_all(self._all(query.with_for_update() if lock else query))
         rows: list[Row] = []
-        # Each is one range of the index; asked for together, MySQL and SQLite would read and sort
-        # what lies between them as well.
+        # Each is one range of the index. In one statement, MySQL and SQLite would also read and
+        # sort the rows in between.
         for beyond in columns.beyond(after, newest_first=newest_first):
-            left = None if limit is None else limit - len(rows)
-            if left != 0:
-                rows += self._tx.rows(query.where(beyond).limit(left))
+            remaining = None if limit is None else limit - len(rows)
+            if remaining != 0:
+                rows += self._tx.rows(query.where(beyond).limit(remaining))
         return map(columns.read, rows)
 
     def first(self, kind: type[Value], /, *, lock: bool = False, **conditions: Any) -> Value | None:
-        """Return the first of the rows that meet the conditions, or None."""
+        """Return the first row that meets the conditions, or None."""
         return next(self.select(kind, limit=1, lock=lock, **conditions), None)
 
     def values(
@@ -163,10 +226,10 @@ class RowsInSql:
         return [values[0] if len(fields) == 1 else values for values in read]
 
     def add(self, *values: Any) -> None:
-        """Add rows of one kind that were not there when this transaction looked.
+        """Add rows of one kind.
 
         Raises:
-            Raced: another process was first between that look and this insert.
+            Raced: another process has added such a row.
         """
         if not values:
             return
@@ -182,10 +245,10 @@ class RowsInSql:
         self._insert(columns.table, rows)
 
     def write(self, *values: Any, **seen: Any) -> None:
-        """Replace the rows, of one kind, that have the keys of these values.
+        """Replace the rows that have the keys of these values, all of one kind.
 
         Raises:
-            Raced: a row of such a key no longer has the values seen in these fields.
+            Raced: a row is missing, or no longer has the values that were seen.
         """
         if not values:
             return
@@ -202,6 +265,8 @@ class RowsInSql:
 
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
         """Change fields of the rows that meet the conditions; return their number."""
+        if parts := _parts(conditions):
+            return sum(self.change(kind, changes, **part) for part in parts)
         columns = COLUMNS[kind]
         changed = sa.update(columns.table).where(columns.where(self.key, conditions))
         values = columns.changed(changes) | (self._numbered if kind is ShardLease else {})
@@ -209,6 +274,8 @@ class RowsInSql:
 
     def delete(self, kind: type, /, **conditions: Any) -> int:
         """Delete the rows that meet the conditions; return their number."""
+        if parts := _parts(conditions):
+            return sum(self.delete(kind, **part) for part in parts)
         columns = COLUMNS[kind]
         statement = sa.delete(columns.table).where(columns.where(self.key, conditions))
         return self._tx.connection.execute(statement).rowcount
@@ -223,20 +290,19 @@ class RowsInSql:
         """
         query = sa.select(consumer_group).where(self._own(consumer_group))
         for row in self._tx.rows(query.with_for_update() if lock else query):
-            return group_from(row)
+            return group_from(row, self.key)
         raise unknown_group(self.key)
 
     def bump(self) -> None:
         """Raise the generation, and number the shards that this transaction changes by it.
 
-        The group's row is then locked until the transaction ends, so that numbers become visible
-        in their order, and a reader that has seen one need not look for lower ones:
+        The group's row is locked until the transaction ends, so generations become visible in
+        order, and a reader that has seen one need not look for lower ones:
 
         1. Transaction A raises the generation to 8. B waits for the group's row.
         2. A numbers its shards 8 and commits. B raises the generation to 9, and continues.
-        3. A reader sees 9: all shards that will ever be numbered 8 are there. Numbers from a
-           counter that nothing locks (the journal's) can appear after higher ones: see
-           `lease_store.journal_tail`.
+        3. A reader sees 9. All shards that will ever have 8 are there. The journal's numbers,
+           which no lock orders, can appear after higher ones: see `lease_store.journal_tail`.
         """
         own = sa.update(consumer_group).where(self._own(consumer_group))
         generation = self._raised(own, consumer_group.c.generation)
@@ -247,13 +313,12 @@ class RowsInSql:
     def _raised(self, own: sa.Update, counter: sa.Column[int]) -> int | None:
         """Add 1 to a counter of one row; return the sum, or None if there is no such row."""
         if self._tx.connection.dialect.name == "mysql":
-            # MariaDB's UPDATE returns no rows; LAST_INSERT_ID(x) sends x back with the reply.
+            # MariaDB's UPDATE returns no rows, but the reply contains LAST_INSERT_ID(x).
             raised = own.values({counter: sa.func.last_insert_id(counter + 1)})
             result = self._tx.connection.execute(raised)
             return result.lastrowid if result.rowcount == 1 else None
-        return self._tx.connection.execute(
-            own.values({counter: counter + 1}).returning(counter)
-        ).scalar()
+        raised = own.values({counter: counter + 1}).returning(counter)
+        return self._tx.connection.execute(raised).scalar()
 
     # -- the journal ----------------------------------------------------------------------------
 
@@ -284,8 +349,7 @@ class RowsInSql:
         columns = COLUMNS[kind]
         query = sa.select(*selected).where(columns.where(self.key, conditions))
         if kind is JournalEntry:
-            # MySQL would rather read the whole journal backwards until it has met entries enough
-            # of this group or shard.
+            # Otherwise MySQL reads the whole journal backwards until it has enough entries.
             index = "lease_journal_by_shard" if "shard" in conditions else "lease_journal_by_group"
             hint = f"FORCE INDEX ({index})"
             query = query.with_hint(lease_journal, hint, dialect_name="mysql")
@@ -310,10 +374,10 @@ class RowsInSql:
                 raise Raced from None
 
     def _must_change_all(self, statement: sa.Update, rows: Sequence[dict[str, Any]]) -> None:
-        """Send an update for each of some rows.
+        """Send an update for each row.
 
         Raises:
-            Raced: one of them was removed.
+            Raced: a row does not meet its condition.
         """
         try:
             changed = self._tx.connection.execute(statement, rows).rowcount if rows else 0
@@ -327,15 +391,14 @@ class RowsInSql:
     def each_shard(self, *, lock: bool = False) -> Iterator[ShardLease]:
         """Read all shards by id, page by page.
 
-        A process that takes a hundred thousand rows at once is busy for seconds, in which its
-        session stalls; the server ends a transaction that does so for too long. Rows as the driver
-        has them are ten times as large as the values, so that one page is decoded at a time.
+        Decoding a hundred thousand rows at once takes seconds, and the server ends a transaction
+        that stalls. The driver's rows are ten times as large as the values, so each page is decoded
+        before the next one is read.
         """
         shards: list[ShardLease] = []
         while len(shards) % SHARDS_PER_PAGE == 0:
             after = shards[-1].shard if shards else ""
-            # MySQL would rather find the group by the index of owners, and sort all its shards
-            # for each page.
+            # Otherwise MySQL uses the index of owners, and sorts all shards for each page.
             page = (
                 sa.select(*SHARD.selected)
                 .where(self._own(shard_lease), shard_lease.c.shard_id > after)
@@ -353,36 +416,30 @@ class RowsInSql:
         """Read the shards whose last change of listing, state or owner has a higher generation."""
         changed = shard_lease.c.generation > since
         names = sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), changed)
-        hinted = names.with_hint(
-            shard_lease, "FORCE INDEX (shard_lease_by_generation)", dialect_name="mysql"
-        )
-        return iter(
-            self.shards(self._tx.all(hinted, lambda row: ShardId(row["shard_id"]))).values()
-        )
+        index = "FORCE INDEX (shard_lease_by_generation)"
+        names = names.with_hint(shard_lease, index, dialect_name="mysql")
+        found = self._tx.connection.execute(names).scalars()
+        return iter(self.shards([ShardId(shard) for shard in found]).values())
 
     def shards(
         self, names: Collection[ShardId], *, lock: bool = False
     ) -> dict[ShardId, ShardLease]:
-        """Return some shards by id; locked in that order, two transactions cannot cross."""
-        return {
-            row.shard: row
-            for part in portions(names)
-            for row in self.select(ShardLease, shard=set(part), lock=lock)
-        }
+        """Return some shards, read or locked in the order of their ids."""
+        return {row.shard: row for row in self.select(ShardLease, shard=set(names), lock=lock)}
 
     def shards_of(self, node: NodeName) -> list[ShardId]:
-        """Return the shards that a node may consume or waits for."""
+        """Return the shards that a node owns or waits for."""
         own, incoming = (
             sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), owner == node)
             for owner in (shard_lease.c.consumer_owner, shard_lease.c.lease_owner)
         )
-        # With OR, servers read the whole group; each half of a union uses its index.
+        # With OR, servers read the whole group. Each half of the union uses its index.
         return [
             ShardId(shard) for shard in self._tx.connection.execute(own.union(incoming)).scalars()
         ]
 
     def progress(self, nodes: Collection[NodeName]) -> Iterator[Progress]:
-        """Read the checkpoint and tenure of each shard that one of these nodes may consume."""
+        """Read the checkpoint and tenure of each shard that one of these nodes can consume."""
         served = shard_lease.c.consumer_owner.in_(sorted(nodes))
         columns = (shard_lease.c[name] for name in PROGRESS.names)
         query = self._beside_group(served, *columns).order_by(shard_lease.c.shard_id)
@@ -392,14 +449,14 @@ class RowsInSql:
         return PROGRESS.read_all(row for row in rows if row.shard_id is not None)
 
     def review(self, names: Collection[ShardId]) -> tuple[bool, dict[ShardId, ShardLease]]:
-        """Return if the group is paused, and some of its shards, by one statement."""
+        """Return True if the group is paused, and some of its shards, in one statement."""
         condition = shard_lease.c.shard_id.in_(sorted(names))
         rows = self._of_group(self._beside_group(condition, shard_lease, consumer_group.c.paused))
         read = map(SHARD.read, self._of_shards(rows))
         return bool(rows[0]["paused"]), {row.shard: row for row in read}
 
     def _beside_group(self, condition: sa.ColumnElement[bool], *selected: Any) -> sa.Select[Any]:
-        """Select the group with its shards that meet a condition; one row at least."""
+        """Select the group with its shards that meet a condition; at least one row."""
         same = sa.and_(
             shard_lease.c.consume_group == consumer_group.c.consume_group,
             shard_lease.c.logstream_sig == consumer_group.c.logstream_sig,
@@ -410,7 +467,7 @@ class RowsInSql:
         return query.select_from(joined).where(self._own(consumer_group))
 
     def _of_group(self, query: sa.Select[Any]) -> Sequence[Row]:
-        """Read rows; a group has at least one."""
+        """Read rows; without one, the group does not exist."""
         rows = self._tx.rows(query).all()
         if not rows:
             self.group()
@@ -421,61 +478,56 @@ class RowsInSql:
         return (row for row in rows if row["shard_id"] is not None)
 
     def carry_out(self, steps: Sequence[Step], observer: str) -> Changed:
-        """Write steps and journal them; the rows must be locked, or be as they were read.
+        """Write steps and their journal entries.
 
-        Steps that change their rows alike are one statement: a round trip for each shard of a node
-        that is evicted would hold the group's row for as long as they all take.
+        Equal changes are one statement, so that evicting a node with many shards takes few round
+        trips while the group's row is locked.
 
         Raises:
             Raced: a row has changed since it was read.
         """
-        for change, alike in _by_change(steps).items():
-            for part in chunks(alike):
-                self._write_alike(change, part)
+        equal: dict[tuple[Any, ...], list[Step]] = {}
+        for step in steps:
+            before, after = step.before, step.after
+            raised = [(name, getattr(after, name) - getattr(before, name)) for name in _COUNTERS]
+            pairs = zip(_OTHER_FIELDS, _others(before), _others(after), strict=True)
+            changed = [(name, value) for name, former, value in pairs if value != former]
+            equal.setdefault((*raised, *changed), []).append(step)
+        for change, alike in equal.items():
+            for start in range(0, len(alike), KEYS_PER_STATEMENT):
+                self._write_equal(dict(change), alike[start : start + KEYS_PER_STATEMENT])
         self.journal([note for step in steps for note in step.notes], observer)
         return Changed(tuple(step.after.shard for step in steps))
 
-    def _write_alike(self, change: _Change, steps: Sequence[Step]) -> None:
-        columns = shard_lease.c
-        identity = (
-            columns.shard_id,
-            columns.lease_id,
-            columns.consumer_epoch,
-            columns.consumer_run,
-        )
+    def _write_equal(self, change: dict[str, Any], steps: Sequence[Step]) -> None:
+        columns, names = shard_lease.c, ("shard_id", *_COUNTERS, "consumer_run")
         seen = [
             (row.shard, row.lease_id, row.consumer_epoch, row.consumer_run)
             for row in (step.before for step in steps)
         ]
-        counters = {
-            "lease_id": columns.lease_id + change.lease_ids_more,
-            "consumer_epoch": columns.consumer_epoch + change.epochs_more,
-        }
-        statement = (
-            sa.update(shard_lease)
-            .where(
-                self._own(shard_lease),
-                columns.shard_id.in_([shard for shard, *_ in seen]),  # finds them in the index
-                sa.tuple_(*identity).in_(seen),
-            )
-            .values(SHARD.changed(dict(change.values)) | counters | self._numbered)
+        counters = {name: columns[name] + change.pop(name) for name in _COUNTERS}
+        statement = sa.update(shard_lease).where(
+            self._own(shard_lease),
+            columns.shard_id.in_([shard for shard, *_ in seen]),  # finds them in the index
+            sa.tuple_(*(columns[name] for name in names)).in_(seen),
         )
-        if self._tx.connection.execute(statement).rowcount != len(steps):
+        values = SHARD.changed(change) | counters | self._numbered
+        if self._tx.connection.execute(statement.values(values)).rowcount != len(steps):
             raise Raced
 
     # -- the store and its groups ---------------------------------------------------------------
 
     def store_identity(self) -> str | None:
-        """Return the identity of the store, or None where it has none yet."""
+        """Return the identity of the store, or None."""
         return self._tx.value(sa.select(store_identity.c.identity))
 
     def add_store_identity(self, identity: str) -> str:
-        """Give the store its identity and return it."""
+        """Store the identity of the store, and return it."""
         self._insert(store_identity, [{"number": _ONLY_ROW, "identity": identity}])
         return identity
 
     def groups(self, stream: StreamName | None, *, lock: bool = False) -> list[Group]:
-        """Return all groups, or a stream's, in order of stream and name."""
+        """Return all groups, or those of a stream, by stream and name."""
         columns = consumer_group.c
         query = sa.select(consumer_group).order_by(columns.logstream_sig, columns.consume_group)
         if stream is not None:
@@ -502,13 +554,13 @@ class RowsInSql:
     # -- nodes ----------------------------------------------------------------------------------
 
     def members(self) -> set[NodeName]:
-        """Return the names that live processes have."""
+        """Return the names of all members."""
         own = sa.and_(self._own(worker_instance), worker_instance.c.incarnation != "")
         names = sa.select(worker_instance.c.worker_instance).where(own)
         return {NodeName(name) for name in self._tx.connection.execute(names).scalars()}
 
     def pulse(self, node: NodeName | None) -> Pulse:
-        """Return the group and its nodes, or one of them, by one statement."""
+        """Return the group and its nodes, or one node, in one statement."""
         columns = worker_instance.c
         same = sa.and_(
             sa.true() if node is None else columns.worker_instance == node,
@@ -528,7 +580,7 @@ class RowsInSql:
         rows = result.all()
         if not rows:
             self.group()
-        group = joined_group(dict(zip(result.keys(), rows[0], strict=True)))
+        group = joined_group(dict(zip(result.keys(), rows[0], strict=True)), self.key)
         nodes = NODE.read_all(row for row in rows if row.worker_instance is not None)
         return Pulse(group, tuple(nodes))
 
@@ -556,27 +608,21 @@ class RowsInSql:
 
     def newest(self, shards: Collection[ShardId]) -> dict[ShardId, Batch]:
         """Return the newest ledger row of each shard that has one."""
-        return {
-            row.shard: row
-            for part in portions(shards, ROWS_PER_STATEMENT)
-            for row in self._rows(
-                sa.union_all(*(sa.select(self._newest(sa.select(batch), each)) for each in part)),
-                BATCH.read,
-            )
-        }
+        return self._batches(
+            [sa.select(self._newest(sa.select(batch), shard)) for shard in sorted(shards)]
+        )
 
     def _newest(self, columns: sa.Select[*tuple[Any, ...]], shard: ShardId) -> sa.Subquery:
-        """A shard's ledger row with the highest number.
+        """Return the query for a shard's ledger row with the highest number.
 
-        MySQL finds the end of an index's range only where the range is written out; it reads and
-        sorts all rows of a shard whose name comes from another table. A maximum that is grouped by
-        shard would have all rows read.
+        MySQL uses the end of an index range only for literal conditions. With a join or a grouped
+        maximum it would read all rows of the shard.
         """
         own = columns.where(self._own(batch, shard_id=shard))
         return own.order_by(batch.c.sequence.desc()).limit(1).subquery()
 
     def heads(self, shards: Collection[ShardId]) -> Iterator[LedgerHead]:
-        """Read checkpoint and version of each shard, with its newest ledger row if it has one."""
+        """Read the checkpoint and version of each shard, with its newest ledger row, if any."""
         columns = [shard_lease.c[name] for name in ("shard_id", "check_point", "ledger_version")]
         ends = sa.select(batch.c.sequence, batch.c.last_sequence, batch.c.state, batch.c.run)
         each = (
@@ -597,7 +643,7 @@ class RowsInSql:
             sa.func.min(batch.c.committed_at).label("first_at"),
             sa.func.max(batch.c.committed_at).label("last_at"),
         ).where(self._own(batch, state=BatchState.COMMITTED.value))
-        # One range of the key for each: SQLite reads the whole group for several at once.
+        # One query for each shard, because SQLite would read the whole group for several.
         each = (
             added_up.where(batch.c.shard_id == shard, batch.c.sequence >= since[shard]).group_by(
                 batch.c.shard_id
@@ -608,21 +654,25 @@ class RowsInSql:
 
     def numbered(self, numbers: Mapping[ShardId, int]) -> dict[ShardId, Batch]:
         """Return the ledger rows with these shards and numbers."""
-        rows: dict[ShardId, Batch] = {}
-        for part in portions(numbers, ROWS_PER_STATEMENT):
-            # Each by its key: for more than a few alternatives SQLite reads the whole group.
-            each = (
-                sa.select(batch).where(self._own(batch, shard_id=name, sequence=numbers[name]))
-                for name in part
-            )
-            rows |= {row.shard: row for row in self._rows(sa.union_all(*each), BATCH.read)}
-        return rows
+        # One query for each row, because SQLite would read the whole group for several.
+        return self._batches(
+            [
+                sa.select(batch).where(self._own(batch, shard_id=shard, sequence=numbers[shard]))
+                for shard in sorted(numbers)
+            ]
+        )
+
+    def _batches(self, queries: Sequence[sa.Select[Any]]) -> dict[ShardId, Batch]:
+        """Return the ledger row that each query finds, by shard."""
+        starts = range(0, len(queries), ROWS_PER_STATEMENT)
+        unions = (sa.union_all(*queries[start : start + ROWS_PER_STATEMENT]) for start in starts)
+        return {row.shard: row for union in unions for row in self._rows(union, BATCH.read)}
 
     def move_checkpoints(self, moved: Sequence[ShardLease], commits: Sequence[BatchCommit]) -> None:
-        """Move shards on by a batch each, if its tenure is still the current one: the fence.
+        """Move the checkpoints of shards by a batch each, if their tenures last: the fence.
 
         Raises:
-            Raced: one of them is not.
+            Raced: a tenure is over.
         """
         columns = shard_lease.c
         own = self._own(
@@ -634,7 +684,7 @@ class RowsInSql:
         )
         totals = {name: columns[name] + sa.bindparam(f"more_{name}") for name in _TOTALS}
         values = {name: sa.bindparam(name) for name in _MOVED}
-        # A list of states would be sent again for each shard.
+        # A list would be expanded again for each row.
         is_held = sa.or_(*(columns.state == state for state in _HELD))
         statement = sa.update(shard_lease).where(own, is_held).values(values | totals)
         rows = [moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
@@ -643,7 +693,7 @@ class RowsInSql:
     # -- the table ------------------------------------------------------------------------------
 
     def publication(self) -> Publication | None:
-        """Return the publication, and if there are changes that are not published."""
+        """Return the publication, with True if a change is not published."""
         left = sa.select(table_change.c.sequence).where(
             self._own(table_change), table_change.c.published.is_(False)
         )
@@ -653,19 +703,19 @@ class RowsInSql:
         return None
 
     def publishers(self, table: TableName) -> Iterator[Publication]:
-        """Read the publication of the group that publishes to a table, if there is one."""
+        """Read the publication of the group that publishes to a table."""
         own = (publication.c[name] == each for name, each in TABLE.values(table).items())
         return self._rows(sa.select(*PUBLICATION.selected).where(*own), PUBLICATION.read)
 
     def waiting(self, limit: int) -> Iterator[LedgerCounters]:
-        """Read the counters of the shards with something to publish, those with most first."""
+        """Read the counters of the shards with unpublished batches, the most first."""
         left = shard_lease.c.committed_until - shard_lease.c.published_until
         query = self._beside_group(left > 0, *COUNTERS.selected)
         ordered = query.order_by(left.desc(), shard_lease.c.shard_id).limit(limit)
         return map(COUNTERS.read, self._of_shards(self._of_group(ordered)))
 
     def committed_from(self, places: Mapping[ShardId, tuple[int, int]]) -> Iterator[Batch]:
-        """Read committed ledger rows: for each shard, from a number on and up to a limit."""
+        """Read committed ledger rows: for each shard from a number on, up to a limit."""
         selected = sa.select(*BATCH.selected)
         each = (sa.select(self._first(selected, *place)) for place in places.items())
         return self._rows(sa.union_all(*each), BATCH.read)
@@ -704,13 +754,15 @@ class RowsInSql:
         return rows.order_by(batch.c.sequence).limit(limit).subquery()
 
     def move_cursors(self, cursors: Mapping[ShardId, int]) -> None:
-        """Set the cursors of shards, whose rows are locked.
+        """Set the cursors of locked shards.
 
         Raises:
             Raced: one of them was removed.
         """
         published, shard = shard_lease.c.published_until, shard_lease.c.shard_id
-        for part in portions(cursors):
+        names = sorted(cursors)
+        for start in range(0, len(names), KEYS_PER_STATEMENT):
+            part = names[start : start + KEYS_PER_STATEMENT]
             each = ((shard == name, cursors[name]) for name in part)
             moved = sa.update(shard_lease).where(self._own(shard_lease), shard.in_(part))
             moving = moved.values(published_until=sa.case(*each, else_=published))
@@ -725,7 +777,7 @@ class RowsInSql:
         return None
 
     def add_pointer(self, pointer: TablePointer) -> None:
-        """Enter a table into the default catalog, and its namespace where that has no property."""
+        """Add a table to the default catalog, and its namespace if that is new."""
         table, columns = pointer.table, iceberg_namespace_properties.c
         own = {columns.catalog_name: table.catalog, columns.namespace: table.namespace}
         named = (column == value for column, value in own.items())
@@ -737,7 +789,7 @@ class RowsInSql:
         self._insert(iceberg_tables, [TABLE.values(table) | entry])
 
     def move_pointer(self, table: TableName, move: PointerMove) -> bool:
-        """Point to the next metadata file of a table; False where another one is there."""
+        """Point to the next metadata file of a table; False if the pointer has moved."""
         location = iceberg_tables.c.metadata_location
         there = sa.update(iceberg_tables).where(_entry_of(table), location == move.before)
         moved = there.values(metadata_location=move.after, previous_metadata_location=move.before)
@@ -746,7 +798,7 @@ class RowsInSql:
     # -- the outbox -----------------------------------------------------------------------------
 
     def waiting_events(self, kind: EventKind) -> Iterator[WaitingEvents]:
-        """Read per shard its oldest undelivered event of a kind, and how many there are."""
+        """Read the oldest undelivered event of a kind of each shard, and their number."""
         oldest = sa.func.min(outbox.c.sequence).label("oldest")
         waiting = (
             sa.select(oldest, sa.func.count().label("waiting"))
@@ -765,38 +817,16 @@ class RowsInSql:
         )
 
 
+def _parts(conditions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Split conditions with a set that is too large for one statement; empty if none is."""
+    for name, keys in conditions.items():
+        if isinstance(keys, set | frozenset) and len(keys) > KEYS_PER_STATEMENT:
+            ordered = sorted(keys)
+            starts = range(0, len(ordered), KEYS_PER_STATEMENT)
+            pieces = (ordered[start : start + KEYS_PER_STATEMENT] for start in starts)
+            return [{**conditions, name: set(piece)} for piece in pieces]
+    return []
+
+
 def _entry_of(table: TableName) -> sa.ColumnElement[bool]:
     return sa.and_(*(iceberg_tables.c[name] == each for name, each in TABLE.values(table).items()))
-
-
-class _Change(NamedTuple):
-    """The difference that a step makes to its row.
-
-    Attributes:
-        lease_ids_more, epochs_more: added to these two counters.
-        values: the other fields that change, by name, with their new values.
-    """
-
-    lease_ids_more: int
-    epochs_more: int
-    values: tuple[tuple[str, Any], ...]
-
-
-_OTHER_FIELDS = [
-    field.name for field in fields(ShardLease) if field.name not in ("lease_id", "consumer_epoch")
-]
-_others = attrgetter(*_OTHER_FIELDS)
-
-
-def _by_change(steps: Sequence[Step]) -> Mapping[_Change, list[Step]]:
-    alike: dict[_Change, list[Step]] = {}
-    for step in steps:
-        before, after = step.before, step.after
-        pairs = zip(_OTHER_FIELDS, _others(before), _others(after), strict=True)
-        change = _Change(
-            after.lease_id - before.lease_id,
-            after.consumer_epoch - before.consumer_epoch,
-            tuple((name, value) for name, former, value in pairs if value != former),
-        )
-        alike.setdefault(change, []).append(step)
-    return alike

@@ -9,8 +9,7 @@ from dagster_leasehold.lease_store.group_rows import AssignmentMode, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.journal_rows import EventKind
 from dagster_leasehold.lease_store.publication_rows import PublicationLag
-from dagster_leasehold.lease_store.rules.assignment_modes import check_member
-from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, rank_key
+from dagster_leasehold.lease_store.rules.assignment_plan import Refusal, check_member, rank_key
 from dagster_leasehold.lease_store.rules.node_settings import node_row
 from dagster_leasehold.lease_store.rules.planning import plan, stranded
 from dagster_leasehold.lease_store.rules.progress import duration

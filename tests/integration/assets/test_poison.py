@@ -208,7 +208,7 @@ def test_a_record_that_hangs_holds_its_shard_until_the_transform_is_mended(
     home: Path, spark_folder: Path, connect_session: Any, way: str
 ) -> None:
     runs = runs_of(home, spark_folder, hangs, way, "hold")
-    runs.until(lambda: bool(runs.row().suspicion and runs.row().suspicion.held), 16)
+    runs.until(lambda: bool(runs.row().suspicion and runs.row().suspicion.holds_shard), 16)
     assert runs.row().check_point == str(AT)
     report = runs.run()[ShardId("0")]
     assert report.stopped is StopReason.FAILED

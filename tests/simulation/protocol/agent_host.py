@@ -13,7 +13,7 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.member import Member
 from dagster_leasehold.lease_store.node_planning import NodePlanner
 from dagster_leasehold.lease_store.rebalancing import Rebalancer, TickReport
-from dagster_leasehold.lease_store.store import GroupsAndNodes
+from dagster_leasehold.lease_store.roles.groups import Groups
 from tests.simulation.protocol.host import Host
 from tests.simulation.protocol.host_runs import HostRuns
 from tests.simulation.protocol.ports import Surroundings
@@ -124,7 +124,7 @@ class AgentHost(Host):
         settings = self.settings[self.name]
         return replace(settings, incarnation=self.incarnations.get(self.name, ""))
 
-    def _new_member(self, store: GroupsAndNodes) -> Member:
+    def _new_member(self, store: Groups) -> Member:
         self._published = False
         return Member(store, self._stage.key, self._row(), clock=self.clock)
 

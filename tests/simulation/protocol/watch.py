@@ -10,7 +10,7 @@ from typing import Any
 from dagster_leasehold.lease_store.group_rows import Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName
 from dagster_leasehold.lease_store.ledger_rows import BatchCommit
-from dagster_leasehold.lease_store.rules.verification import check_history
+from tests.histories import check_history
 from tests.simulation.protocol.measures import Measures
 from tests.simulation.protocol.ports import Members
 from tests.simulation.protocol.schedule import Process

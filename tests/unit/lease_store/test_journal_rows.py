@@ -13,8 +13,9 @@ import pytest
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.journal_rows import JournalEntry
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.rules.verification import Violation, check_history, verify
+from dagster_leasehold.lease_store.rules.verification import Violation, verify
 from tests.conformance.test_histories import Player
+from tests.histories import check_history
 
 ROOT = Path(__file__).parents[3]
 ROOMS = ("assets", "lease_store", "orchestration", "sensors", "shard_sources")

@@ -20,7 +20,7 @@ from tests.unit.lease_store.scene import KEY, TIMING, Scene
 
 A, B, C = map(NodeName, "abc")
 TIMEOUT_S = TIMING.timeout_s
-SUSPICION = Suspicion(failure="it hangs", records=4, left=8)
+SUSPICION = Suspicion(failure="it hangs", records=4, remaining=8)
 
 
 class Store(MemoryStore):

@@ -11,12 +11,10 @@ from types import FunctionType
 import pytest
 
 from dagster_leasehold.lease_store.memory_store import MemoryStore
-from dagster_leasehold.lease_store.roles.batches import Batches
 from dagster_leasehold.lease_store.roles.forced_checkpoints import ForcedCheckpoints
 from dagster_leasehold.lease_store.roles.groups import Groups
 from dagster_leasehold.lease_store.roles.identity import Identity
 from dagster_leasehold.lease_store.roles.ledger import Ledger
-from dagster_leasehold.lease_store.roles.nodes import Nodes
 from dagster_leasehold.lease_store.roles.outbox import Outbox
 from dagster_leasehold.lease_store.roles.publications import Publications
 from dagster_leasehold.lease_store.roles.retention import Retention
@@ -28,8 +26,8 @@ from dagster_leasehold.lease_store.sql_store import SqlStore
 from dagster_leasehold.lease_store.store import LeaseStore
 
 ROLES = (
-    Identity, Groups, Nodes, Shards, Tenures, Ledger, Rewrites, Publications, Windows, Outbox,
-    Retention, Batches, ForcedCheckpoints,
+    Identity, Groups, Shards, Tenures, Ledger, Rewrites, Publications, Windows, Outbox,
+    Retention, ForcedCheckpoints,
 )  # fmt: skip
 OF_THE_WHOLE_STORE = {"close"}
 

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[3] / "dagster_leasehold/lease_store"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "migrations" not in path.parts)
 SQL_MODULES = [path for path in MODULES if "sql_store" in path.parts]
 ROLE_MODULES = [path for path in MODULES if "roles" in path.parts]
-BUILD_NO_STATEMENTS = ("__init__.py", "readiness.py", "mapping.py")
+BUILD_NO_STATEMENTS = ("__init__.py", "mapping.py")
 
 
 def name(path: Path) -> str:

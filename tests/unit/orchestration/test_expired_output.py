@@ -162,7 +162,7 @@ def test_a_forced_checkpoint_behind_it_is_refused(
 ) -> None:
     forget(home)
     _, error = run(capsys, "checkpoint", "set", "demo", "0", "4", "--force", code=2)
-    assert "begins at '8': what lay before has expired" in error
+    assert "begins at '8': earlier output has expired" in error
     run(capsys, "checkpoint", "set", "demo", "0", "8", "--force")
     home.consume("run-2")
     lines, _ = run(capsys, "cat", "demo", "0")

@@ -154,7 +154,7 @@ def test_a_held_record_is_named_by_status_and_skipped_by_a_command(
     )
     opened = home.store.open_tenure(KEY, shard, NODE, "run-9")
     assert isinstance(opened, Opened)
-    held = replace(Suspicion(failure="It hangs.").within(1, alone=True), held=True)
+    held = replace(Suspicion(failure="It hangs.").within(1, alone=True), holds_shard=True)
     home.store.suspect(opened.tenure, held, abandon=False)
     sentence = "Shard 0 of demo/default is held at cursor 9, because the record there stops every"
     shown = output_of(capsys, "status")

@@ -128,7 +128,7 @@ def test_a_search_that_gets_on_waits_for_nothing_and_a_shard_that_is_held_waits_
         searched = blocked(0, suspicion)
         assert history.wait_s(searched, 0.0) == 0.0
         note(history, launch, [searched], 0.0)
-    held = blocked(0, replace(suspicion, alone=True, held=True))
+    held = blocked(0, replace(suspicion, alone=True, holds_shard=True))
     for epoch, wait_s in enumerate((RETRY_FIRST_S, 2 * RETRY_FIRST_S, 4 * RETRY_FIRST_S)):
         note(history, launch, [replace(held, epoch=epoch)], 0.0)
         assert history.wait_s(replace(held, epoch=epoch + 1), 0.0) == wait_s

@@ -18,7 +18,7 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors.obstacle_reports import PATIENCE_S, ObstacleReports, obstacles_of
 from tests.unit.sensors.test_following_runs import TICK_S, A, FollowingScene
 
-HELD = replace(Suspicion(failure="It hangs.").within(1, alone=True), held=True)
+HELD = replace(Suspicion(failure="It hangs.").within(1, alone=True), holds_shard=True)
 ONE = ShardId("1")
 REFUSED = "The transform of orders.eu raised ValueError: no price."
 

@@ -198,7 +198,7 @@ def test_a_record_is_held_until_the_transform_takes_it(tmp_path: Path, fault: st
     assert scene.quarantined() == []
     suspicion = scene.suspicion
     assert suspicion is not None
-    assert suspicion.held
+    assert suspicion.holds_shard
     if fault == "raises":
         assert reports[BAD].stopped is StopReason.FAILED
         assert "Shard 0 of orders/default is held at cursor 13" in reports[BAD].error

@@ -21,10 +21,9 @@ from dagster_leasehold.lease_store.ledger_rows import Batch, RewriteKind
 from dagster_leasehold.lease_store.outcomes import Changed
 from dagster_leasehold.lease_store.publication_rows import ChangeKind
 from dagster_leasehold.lease_store.rules.verification import verify
-from dagster_leasehold.lease_store.rules.withdrawal import ledger_of
 from dagster_leasehold.shard_sources.source import ReadRange
 from tests.conformance.published import publish_batches
-from tests.ledger_output import ledger_paths, ledger_records
+from tests.ledger_output import ledger_of, ledger_paths, ledger_records
 from tests.unit.assets.consumption_world import NODE, ArrowSweeper, World
 
 ZERO, ONE = ShardId("0"), ShardId("1")

@@ -18,8 +18,7 @@ from dagster_leasehold.lease_store.errors import (
 )
 from dagster_leasehold.lease_store.group_rows import AssignmentMode, Group, Node, Snapshot
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
-from dagster_leasehold.lease_store.rules.assignment_modes import check_member
-from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer
+from dagster_leasehold.lease_store.rules.assignment_plan import BeginTransfer, check_member
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease

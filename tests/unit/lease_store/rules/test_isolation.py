@@ -115,7 +115,7 @@ def test_people_read_the_shard_the_cursor_and_the_reason() -> None:
         "Shard 3 of orders/default is blocked at cursor 17 or up to 4,096 records after it "
         "(It hangs). Its runs halve that range until the record stands alone."
     )
-    held = replace(searched.within(1, alone=True), held=True, failure="")
+    held = replace(searched.within(1, alone=True), holds_shard=True, failure="")
     assert sentence("orders/default", "3", "17", held) == (
         "Shard 3 of orders/default is held at cursor 17, because the record there stops every run "
         "(the run that tried it ended without a word, as if it was killed). Each run tries it "

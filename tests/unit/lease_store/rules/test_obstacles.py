@@ -19,7 +19,7 @@ from dagster_leasehold.lease_store.rules.obstacles import (
 from dagster_leasehold.lease_store.rules.refusals import gap_held
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
-from dagster_leasehold.lease_store.sql_store.mapping import suspicion_from, suspicion_values
+from dagster_leasehold.lease_store.sql_store.mapping import dumped, loaded
 
 KEY = GroupKey.parse("default", "orders")
 A, B = NodeName("a"), NodeName("b")
@@ -28,7 +28,7 @@ ROW = ShardLease(
     ShardId("3"), ShardState.ALREADY_ALLOC, lease_owner=A, consumer_owner=A, check_point="40"
 )
 LIVE = {A: True}
-HELD = replace(Suspicion(failure="It hangs.").within(1, alone=True), held=True)
+HELD = replace(Suspicion(failure="It hangs.").within(1, alone=True), holds_shard=True)
 
 
 def failed(error: str, suspicion: Suspicion | None = None) -> ShardLease:
@@ -51,7 +51,7 @@ def failed(error: str, suspicion: Suspicion | None = None) -> ShardLease:
             LIVE,
             "",
             ObstacleKind.RUN,
-            "accept the loss with `leasehold gap ack orders 3`",
+            "Accept the loss with `leasehold gap ack orders 3`",
         ),
         (
             replace(ROW, suspicion=HELD),
@@ -147,10 +147,10 @@ def test_what_stands_in_the_way_now_is_named_before_an_earlier_error() -> None:
 
 def test_an_error_is_stored_with_its_time_and_does_not_grow() -> None:
     suspicion = HELD.failed("x" * 5_000, NOON)
-    assert suspicion_from(suspicion_values(suspicion)) == suspicion
+    assert loaded("suspicion", dumped("suspicion", suspicion)) == suspicion
     assert len(suspicion.error) == 1_000
     assert suspicion.after(1) is None
-    left = replace(suspicion, left=3, records=0).after(1)
+    left = replace(suspicion, remaining=3, records=0).after(1)
     assert left is not None
     assert left.error == "", "a commit is progress"
 

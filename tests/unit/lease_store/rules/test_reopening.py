@@ -13,8 +13,9 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import Batch, BatchState, DataFile
 from dagster_leasehold.lease_store.rules.reopening import concerned
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.withdrawal import first_withdrawn, ledger_of
+from dagster_leasehold.lease_store.rules.withdrawal import first_withdrawn
 from dagster_leasehold.lease_store.shard_rows import ShardLease
+from tests.ledger_output import ledger_of
 
 KEY = GroupKey.parse("group", "stream")
 X = ShardId("x")

@@ -59,9 +59,9 @@ def test_a_merge_waits_for_all_its_parents() -> None:
 
 def test_a_parent_that_is_unknown_is_waited_for_unless_its_source_calls_it_gone() -> None:
     assert first_state(ordered=True, parents=("p",), states={}) is WAIT
-    assert first_state(ordered=True, parents=("p",), states={}, gone=("p",)) is FREE
-    assert first_state(ordered=True, parents=("p", "q"), states={"q": OVER}, gone=("q",)) is WAIT
-    assert first_state(ordered=True, parents=("p",), states={"p": HELD}, gone=("p",)) is WAIT
+    assert first_state(ordered=True, parents=("p",), states={}, removed=("p",)) is FREE
+    assert first_state(ordered=True, parents=("p", "q"), states={"q": OVER}, removed=("q",)) is WAIT
+    assert first_state(ordered=True, parents=("p",), states={"p": HELD}, removed=("p",)) is WAIT
     assert first_state(ordered=False, parents=("p",), states={}) is FREE
     assert first_state(ordered=True, parents=(), states={}) is FREE
 

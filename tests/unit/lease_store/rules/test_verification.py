@@ -21,8 +21,9 @@ from dagster_leasehold.lease_store.ledger_rows import (
 from dagster_leasehold.lease_store.memory_store import MemoryStore
 from dagster_leasehold.lease_store.outcomes import Changed, Opened
 from dagster_leasehold.lease_store.rules.states import ShardState
-from dagster_leasehold.lease_store.rules.verification import Violation, check_history, verify
+from dagster_leasehold.lease_store.rules.verification import Violation, verify
 from dagster_leasehold.lease_store.shard_rows import ShardLease, ShardListing, Tenure
+from tests.histories import check_history
 
 KEY = GroupKey.parse("group", "stream")
 A = NodeName("node-a")
