@@ -128,7 +128,7 @@ class JournalProof:
 
 @dataclass(slots=True)
 class _Life:
-    """What the journal says about a shard so far, as numbers of entries.
+    """The journal's events of a shard so far, as numbers of entries.
 
     Attributes:
         seen: first listed.

@@ -40,7 +40,7 @@ OnPoison = Literal["hold", "quarantine"]
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """What failed runs say about the records after a shard's checkpoint.
+    """The findings of failed runs about the records after a shard's checkpoint.
 
     The next commit clears it, unless the search for a bad record continues.
 

@@ -107,13 +107,7 @@ def force(
     borders = {row.shard: border}
     read = [each for each in descendants if _consumed(each, ledgers[each.shard])]
     if read and reopen is Reopening.REFUSE:
-        named = ", ".join(each.shard for each in read[:SHARDS_NAMED_MAX])
-        more = f" and {len(read) - SHARDS_NAMED_MAX} more" if len(read) > SHARDS_NAMED_MAX else ""
-        raise CheckpointRefused(
-            f"Shard {shown(row.shard)} of group {key} is finished, and its descendants were read "
-            f"({named}{more}). Reopen it with cascade to read them again too, or with accept to "
-            "read only this shard, out of order."
-        )
+        raise _descendants_read(key, row.shard, [each.shard for each in read])
     resets = read if reopen is Reopening.CASCADE else []
     for each in resets:
         if each.shard in begins:
@@ -143,6 +137,17 @@ def force(
         step = _reset(each, members, whys.get(each.shard), row.shard, ordered)
         steps += [step] if step else []
     return Forcing(tuple(steps), (), withdrawn)
+
+
+def _descendants_read(
+    key: GroupKey, shard: ShardId, descendants: Sequence[ShardId]
+) -> CheckpointRefused:
+    names, more = ", ".join(descendants[:SHARDS_NAMED_MAX]), len(descendants) - SHARDS_NAMED_MAX
+    return CheckpointRefused(
+        f"Shard {shown(shard)} of group {key} is finished, and its descendants were read "
+        f"({names}{f' and {more} more' if more > 0 else ''}). Reopen it with cascade to read them "
+        "again too, or with accept to read only this shard, out of order."
+    )
 
 
 def _consumed(row: ShardLease, ledger: withdrawal.Ledger) -> bool:

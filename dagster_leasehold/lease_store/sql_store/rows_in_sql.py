@@ -418,8 +418,8 @@ class RowsInSql:
         names = sa.select(shard_lease.c.shard_id).where(self._own(shard_lease), changed)
         index = "FORCE INDEX (shard_lease_by_generation)"
         names = names.with_hint(shard_lease, index, dialect_name="mysql")
-        found = self._tx.connection.execute(names).scalars()
-        return iter(self.shards([ShardId(shard) for shard in found]).values())
+        shards = self._tx.connection.execute(names).scalars()
+        return iter(self.shards([ShardId(shard) for shard in shards]).values())
 
     def shards(
         self, names: Collection[ShardId], *, lock: bool = False

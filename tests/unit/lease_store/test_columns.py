@@ -29,7 +29,7 @@ def test_text_comes_back_exactly(text: str) -> None:
         bound = column.process_bind_param(text, MYSQL)
     except UnicodeEncodeError:
         return
-    assert column.process_result_value(bound, MYSQL) == text
+    assert column.result_processor(MYSQL, None)(bound) == text
 
 
 def test_text_is_bytes_in_mysql_only() -> None:
