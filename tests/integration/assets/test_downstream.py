@@ -29,7 +29,6 @@ from dagster_leasehold.lease_store.group_rows import Timing
 from tests.unit.assets.consumption_world import NODE, World
 from tests.unit.assets.output.test_committed_output import NOON, append
 from tests.unit.assets.spark_doubles import SparkDouble
-from tests.waiting import ClockFrom, wait_for
 
 pytestmark = pytest.mark.spark
 HOUR = timedelta(hours=1)
@@ -170,12 +169,7 @@ def test_a_transform_that_fails_is_one_sentence_and_leaves_nothing(
 
 @pytest.mark.parametrize("way", ["given up", "terminated"])
 def test_an_hour_that_ends_early_leaves_no_job_at_work(
-    world: World,
-    deployment: Deployment,
-    connect_session: Any,
-    tmp_path: Path,
-    way: str,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, deployment: Deployment, connect_session: Any, tmp_path: Path, way: str
 ) -> None:
     """Method: its task holds until the test is over, and its run does not."""
     held, let_go = tmp_path / "held", tmp_path / "let-go"
@@ -192,37 +186,32 @@ def test_an_hour_that_ends_early_leaves_no_job_at_work(
         time.sleep(1.0)
         return held.stat().st_size > size
 
-    def begun() -> bool:
-        # A Python worker that has only begun outlives the task that Spark ends.
-        return held.exists() and held.stat().st_size >= 60
-
     def terminate() -> None:
-        wait_for("a task that holds", begun, 600)
+        # A Python worker that has only begun outlives the task that Spark ends.
+        while not held.exists() or held.stat().st_size < 60:
+            time.sleep(0.05)
         interrupt_main()
 
+    world.stream = replace(
+        world.stream, pace=Pace(stall_limit_s=20.0 if way == "given up" else 600.0)
+    )
     kind = RunStalled if way == "given up" else KeyboardInterrupt
     if way == "terminated":
         threading.Thread(target=terminate, daemon=True).start()
-    stream = world.stream
     try:
-        with monkeypatch.context() as patch:
-            if way == "given up":
-                world.stream = replace(stream, pace=Pace(stall_limit_s=2.0))
-                patch.setattr("dagster_leasehold.assets.windows.window_run.time", ClockFrom(begun))
-            with pytest.raises(kind) as caught:
-                make(
-                    *(world, deployment, connect_session, 0),
-                    transform=lambda records: records.mapInArrow(hold, records.schema),
-                )
+        with pytest.raises(kind) as caught:
+            make(
+                *(world, deployment, connect_session, 0),
+                transform=lambda records: records.mapInArrow(hold, records.schema),
+            )
         assert any(not at_work() for _ in range(60))
         assert connect_session.interruptTag(run_tag("run-1")) == []
         if way == "given up":
-            assert "no progress for 2 s while it waited for Spark, so that it gave the" in str(
+            assert "no progress for 20 s while it waited for Spark, so that it gave the" in str(
                 caught.value
             )
         assert world.store.windows(world.key) == []
         assert world.store.window_attempts(world.key) == []
-        world.stream = stream
         assert make(world, deployment, connect_session, 0, run="run-2").window.generation == 1
     finally:
         let_go.touch()
