@@ -21,7 +21,7 @@ from benchmarks.rivals.output_files import finished_files
 from benchmarks.rivals.strikes import MARK
 from dagster_leasehold.assets.errors import TableUnavailable
 from dagster_leasehold.assets.output.attempts import attempt_label
-from dagster_leasehold.assets.output.committed_output import committed_paths
+from dagster_leasehold.assets.output.committed_output import CommittedOutput
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import UnknownGroup
 from dagster_leasehold.lease_store.identifiers import GroupKey
@@ -168,7 +168,8 @@ class Leasehold(Contestant):
     @override
     def readable(self) -> list[str]:
         with suppress(TableUnavailable, UnknownGroup):
-            return committed_paths(self._store, KEY, self._group_output)
+            output = CommittedOutput(self._store, KEY, self._group_output)
+            return [str(file.path) for file in output.plan().files]
         return []
 
     @override

@@ -20,7 +20,7 @@ from dagster_leasehold.assets.output.units import Unit, unit_files
 from dagster_leasehold.assets.places.local_place import LocalPlace, local_place
 from dagster_leasehold.assets.rewriting.compaction import Compactor
 from dagster_leasehold.assets.rewriting.continued_compaction import ContinuedCompaction
-from dagster_leasehold.assets.rewriting.merges import LARGE_ENOUGH, NO_COLUMNS, Columns
+from dagster_leasehold.assets.rewriting.merges import LARGE_ENOUGH, NO_COLUMNS, UnitColumns
 from dagster_leasehold.assets.rewriting.vacuum import vacuum
 from dagster_leasehold.lease_store.group_rows import Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -50,7 +50,7 @@ class SizedCompactor(Compactor):
 
     copied: int = 0
 
-    def columns(self, unit: Unit) -> Columns:
+    def columns(self, unit: Unit) -> UnitColumns:
         return NO_COLUMNS
 
     def _write(self, shard: ShardId, merge: Sequence[Unit], attempt: str) -> tuple[DataFile, ...]:
