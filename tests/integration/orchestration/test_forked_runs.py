@@ -12,7 +12,8 @@ from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster_leasehold.lease_store.process_sessions import has_ended
 from dagster_leasehold.orchestration.instance import embedded_text
 from dagster_leasehold.orchestration.settings import Settings
-from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment, wait_for
+from tests.dagster_deployment import ROOT, DagsterDeployment, dagster_deployment
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.dagster_processes, pytest.mark.timeout(600)]
 RUN_S = 60.0
