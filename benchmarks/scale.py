@@ -50,6 +50,8 @@ ROUNDS_MAX = 200
 IDLE_ROUNDS = 3
 FLAPPING_AT_ONCE = 10
 AGENTS_COUNTED = 20
+PLANNERS_COUNTED = 3
+"""Fewer: each keeps a picture of the group."""
 RUNS_OPEN = 100
 """One shard in so many is open in a run when the nodes begin to change."""
 DATABASE = "leases"
@@ -356,7 +358,7 @@ def beating(world: World) -> dict[str, Any]:
 def planning(world: World) -> dict[str, Any]:
     """Measure the looks of some agents' planners at settled groups, and compute those of all."""
     nodes = list(world.shares[0].living)
-    chosen = nodes[:AGENTS_COUNTED]
+    chosen = nodes[:PLANNERS_COUNTED]
     planners = [
         NodePlanner(world.store, share.key, name, observer=f"agent of {name}", clock=world.clock)
         for name in chosen
@@ -398,13 +400,14 @@ def measure(
     for share in world.shares:
         world.open_shards(share)
     rows.append(settle(world, "nothing happens", rounds_min=IDLE_ROUNDS))
-    agents = [beating(world), planning(world)]
+    agents = [beating(world)]
     more = [NodeName(f"n{number}") for number in range(nodes, nodes + changing)]
     rows.append(settle(world, f"{changing} nodes join", lambda share: world.join(share, more)))
     if "die" in phases:
         rows.append(settle(world, f"{changing} nodes die", lambda share: world.die(share, more)))
     if "flap" in phases:
         rows.append(flap(world, [NodeName(f"n{number}") for number in range(changing)]))
+    agents.append(planning(world))
     meter.close()
     store.close()
     return rows, agents

@@ -7,13 +7,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from dagster_leasehold.lease_store.group_rows import Group, Node
+from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
+from dagster_leasehold.lease_store.node_planning import LOOK_S, NodePlanner
 from dagster_leasehold.lease_store.outcomes import Changed
+from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.shard_rows import ShardListing
+from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.sql_store import SqlStore, rows_in_sql
 from tests.database_server import DatabaseServer
 from tests.integration.lease_store.conftest import KEY
+from tests.manual_clock import ManualClock
 
 pytestmark = [pytest.mark.long, pytest.mark.servers("mariadb", "mysql")]
 
@@ -76,3 +80,40 @@ def test_a_node_that_leaves_reads_no_shard_of_the_others(
     assert isinstance(left, Changed)
     assert len(left.shards) == OF_A_NODE
     assert count.rows < 10 * OF_A_NODE < SHARDS
+
+
+def test_an_idle_tick_of_a_planner_for_all_nodes_reads_no_shard(
+    server: DatabaseServer, shared: SqlStore
+) -> None:
+    planner = Rebalancer(
+        shared,
+        KEY,
+        serves=(),
+        timing=Timing(),
+        observer="planner",
+        incarnation_of=str,
+        beats=False,
+        serving=lambda nodes: tuple(node.name for node in nodes),
+        follows_above=FEW_SHARDS,
+    )
+    assert len(planner.tick().progress) == SHARDS
+    count = RowCount(server)
+    with count.counting():
+        report = planner.tick()
+    assert report.decisions == ()
+    assert count.rows < 10 * len(NODES)
+
+
+def test_a_look_of_an_agent_at_a_settled_group_reads_no_shard(
+    server: DatabaseServer, shared: SqlStore
+) -> None:
+    clock = ManualClock()
+    planner = NodePlanner(shared, KEY, NODES[0], observer="agent", clock=clock)
+    planner.plan()
+    clock.now_s += LOOK_S
+    count = RowCount(server)
+    with count.counting():
+        report = planner.plan()
+    assert report is not None
+    assert report.decisions == ()
+    assert count.rows < 10
