@@ -1,6 +1,5 @@
-"""The top room: settings, the definitions that Dagster loads, and the command line.
+"""The top layer: settings, the definitions that Dagster loads, and the command line.
 
-Called by Dagster (`definitions`), by users' own definitions (`build`, `settings`), and by the shell
-(`command_line`). Imports go down within it, too: from `commands` to `supervision`, and
-to the modules of this folder.
+Dagster loads `definitions`, users' own definitions call `build` and `settings`, and the shell runs
+`command_line`. `commands` imports `supervision`, and both import the modules of this folder.
 """

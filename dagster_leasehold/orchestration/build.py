@@ -1,4 +1,4 @@
-"""From declared streams to everything that Dagster loads for them."""
+"""Dagster's definitions of declared streams: assets, checks, jobs, sensors and schedules."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from dagster_leasehold.shard_sources.registry import check_library
 
 Asset = dg.AssetsDefinition | dg.AssetSpec
 BUILT: list[ShardStream] = []
-"""The streams whose definitions this process has built, also unmerged ones."""
+"""The streams whose definitions this process has built, merged or not."""
 
 
 def streams_in(definitions: dg.Definitions) -> list[ShardStream]:
-    """Return the streams that definitions were built of, merged ones included."""
+    """Return the streams of definitions, also of merged ones."""
     values = (getattr(value, "instance", None) for value in definitions.metadata.values())
     return [stream for stream in values if isinstance(stream, ShardStream)]
 
@@ -56,15 +56,16 @@ def build_definitions(
     """Return the Dagster definitions of these streams, to merge with your own.
 
     Args:
-        streams: to consume.
-        leasehold: the resource `leasehold` of runs and sensors, one for a code location; by
-            default, the deployment of the settings.
-        hourly: assets by hours of event time; their streams can be built by another call.
+        streams: the streams to consume.
+        leasehold: the resource `leasehold` of runs and sensors, one per code location; by default,
+            the deployment that the settings describe.
+        hourly: the assets with a partition per hour of event time. Without `streams`, another call
+            builds their streams.
 
     Raises:
         InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a
             stream has settings of a node that the deployment does not serve; an hourly asset's
-            name is taken or its stream is not among `streams`; a setting is not valid.
+            name is in use, or its stream is not among `streams`; a setting is not valid.
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
         SourceLibraryMissing: the client library of a stream's source is not installed.
 
@@ -88,15 +89,15 @@ def build_definitions(
     schedules: list[dg.ScheduleDefinition] = []
     checks: list[dg.AssetChecksDefinition] = []
     resources: dict[str, Any] = {LEASEHOLD: leasehold}
-    # Dagster copies sensors while it loads them, and warns of a parameter that it set itself.
+    # Dagster copies sensors while it loads them, and warns about a parameter that it sets itself.
     warnings.filterwarnings("ignore", message=".*`owners`", category=dg.BetaWarning)
     for stream in streams:
-        own = (
+        stream_assets = (
             build_log_asset(stream),
             build_shard_asset(stream, deployment),
             build_lease_asset(stream),
         )
-        assets += _changed(own, stream.asset_spec)
+        assets += _with_specs(stream_assets, stream.asset_spec)
         job = build_consume_job(stream)
         jobs += [job, build_compact_job(stream)]
         schedules.append(build_schedule(stream, job))
@@ -106,7 +107,7 @@ def build_definitions(
         sensors.append(build_launching_sensor(streams, deployment, jobs))
         sensors.append(build_housekeeping_sensor(streams))
     for window in hourly:
-        assets += _changed([build_hourly_asset(window)], window.asset_spec)
+        assets += _with_specs([build_hourly_asset(window)], window.asset_spec)
         sensors.append(build_watermark_sensor(window))
     return dg.Definitions(
         assets=assets,
@@ -115,26 +116,26 @@ def build_definitions(
         sensors=sensors,
         schedules=schedules,
         resources=resources,
-        metadata=_carried(streams),
+        metadata=_stream_metadata(streams),
     )
 
 
-def _changed(assets: Iterable[Asset], change: SpecChange | None) -> Iterable[Asset]:
-    """Return assets whose specs the user's function has changed, but for their keys."""
+def _with_specs(assets: Iterable[Asset], change: SpecChange | None) -> Iterable[Asset]:
+    """Return assets with the specs that the user's function returns; their keys stay."""
     if change is None:
         return assets
 
-    def changed(spec: dg.AssetSpec) -> dg.AssetSpec:
+    def new_spec(spec: dg.AssetSpec) -> dg.AssetSpec:
         return change(spec).replace_attributes(key=spec.key)
 
-    return dg.map_asset_specs(changed, assets)
+    return dg.map_asset_specs(new_spec, assets)
 
 
-def _carried(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:
-    """Return the metadata that names the streams of definitions.
+def _stream_metadata(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:
+    """Return metadata that holds the streams, each under a new key.
 
-    Each build has a key of its own: of one key, merged definitions keep the last value alone, and a
-    stream that was declared twice would be lost.
+    Merged definitions keep only the last value of a key, so under a shared key a stream that is
+    declared twice would not be noticed.
     """
     builds = len(BUILT)
     BUILT.extend(streams)
@@ -146,31 +147,31 @@ def _carried(streams: Sequence[ShardStream]) -> dict[str, ObjectMetadataValue]:
 
 def _check_hourly(streams: Sequence[ShardStream], hourly: Sequence[HourlyAsset]) -> None:
     """Refuse hourly assets whose definitions would collide, or whose stream is missing."""
-    taken = {definition_name(stream) for stream in streams}
-    taken |= {consume_job_name(stream) for stream in streams}
-    taken |= {compact_job_name(stream) for stream in streams}
+    names = {definition_name(stream) for stream in streams}
+    names |= {consume_job_name(stream) for stream in streams}
+    names |= {compact_job_name(stream) for stream in streams}
     for window in hourly:
         if streams and window.stream not in streams:
             raise InvalidSetting(
                 f"Hourly asset {shown(window.name)} is made from stream "
                 f"{shown(window.stream.name)}, which is not among the streams: add it."
             )
-        if window.name in taken:
+        if window.name in names:
             raise InvalidSetting(
                 f"Hourly asset {shown(window.name)} has the name of a stream, a job or another "
                 "hourly asset: rename it."
             )
-        taken.add(window.name)
+        names.add(window.name)
 
 
 def _check_names(streams: Sequence[ShardStream]) -> None:
     """Refuse streams whose definitions would collide."""
-    seen: dict[str, str] = {}
+    stream_names: dict[str, str] = {}
     for stream in streams:
         name = definition_name(stream)
-        if name in seen:
+        if name in stream_names:
             raise InvalidSetting(
-                f"Streams {seen[name]!r} and {stream.name!r} cannot be told apart by Dagster, "
-                "which allows only letters, digits and underscores: rename one of them."
+                f"Dagster cannot tell streams {stream_names[name]!r} and {stream.name!r} apart, "
+                "since its names have only letters, digits and underscores: rename one of them."
             )
-        seen[name] = stream.name
+        stream_names[name] = stream.name

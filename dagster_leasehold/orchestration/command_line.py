@@ -1,7 +1,7 @@
-"""The command `leasehold`: the list of its commands, and a sentence for every error.
+"""The command `leasehold`: it lists its commands, runs one, and explains errors in one sentence.
 
-Exit codes: 0 done, 1 a check failed, 2 a mistake that one sentence on standard error explains,
-3 an unexpected error, whose stack trace is in a file that the sentence names.
+Exit codes: 0 success; 1 a check failed; 2 a user's mistake, explained in one sentence on standard
+error; 3 an unexpected error, whose stack trace is in the file that the sentence names.
 """
 
 from __future__ import annotations
@@ -55,8 +55,11 @@ COMMANDS = {
     "quarantine": "quarantine",
     "db": "database",
 }
-"""Each command's module of the package `commands`: it has a function of the command's name, or a
-Typer application `app`; of the modules that add to one application, the last."""
+"""The module of each command, in the package `commands`.
+
+It has a function with the command's name, or a Typer application `app`. If several modules add
+commands to one application, this is the one that imports the others.
+"""
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "First steps": ("init", "dev", "stop", "status", "top", "report", "doctor"),
@@ -64,11 +67,11 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Groups": ("group", "checkpoint", "plan", "journal", "verify"),
     "Operations": ("node", "metrics", "db", "shard", "simulate", "version"),
 }
-"""The commands under the headings of the help."""
+"""The headings of the help, each with its commands."""
 
 
 class Sentences(TyperGroup):
-    """A group of commands whose help has the first sentence of each, and cuts none."""
+    """A group of commands whose help shows the first paragraph of each command in full."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands under their headings."""
@@ -88,7 +91,7 @@ class Sentences(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command, and return the command as Typer makes it."""
+    """Import a command's module, and return its Typer command."""
     module = importlib.import_module(f"{COMMANDS_PACKAGE}.{COMMANDS[name]}")
     target = getattr(module, name, None) or module.app
     single = typer.Typer(
@@ -102,10 +105,10 @@ def load_command(name: str) -> Any:
 
 
 def first_sentences(name: str) -> str:
-    """Return the first paragraph of a command's help, as it stands in the source of its module.
+    """Return the first paragraph of a command's help, parsed from its module's source.
 
-    A module of commands imports the lease store, settings or Spark's client, each of which costs a
-    part of a second; the list of commands needs none of them.
+    The list of commands imports no command's module: their imports, such as the lease store and
+    Spark's client, take a fraction of a second each.
     """
     return _help_in(f"{COMMANDS_PACKAGE}.{COMMANDS[name]}", name).partition("\n\n")[0]
 
@@ -128,26 +131,26 @@ def _help_in(module: str, name: str) -> str:
 
 
 class CommandList(Sentences):
-    """The list of commands, whose modules are imported only when they are called."""
+    """The group of all commands; it imports a command's module only to run the command."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        listed = {name: TyperCommand(name) for name in COMMANDS}
-        self.commands = {**listed, **self.commands}
+        placeholders = {name: TyperCommand(name) for name in COMMANDS}
+        self.commands = {**placeholders, **self.commands}
 
     def sections(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of the commands by purpose."""
+        """Return the names of the commands under each heading."""
         return SECTIONS
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command for its line in the list, with its help."""
+        """Return a command for the list: its name and help, without its module."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and cmd_name in COMMANDS:
             command.help = first_sentences(cmd_name)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command that is called itself, in the place of its line in the list."""
+        """Load the command to run."""
         if args and args[0] in COMMANDS:
             return args[0], load_command(args[0]), args[1:]
         return super().resolve_command(ctx, args)
@@ -164,9 +167,9 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(requested: bool) -> None:
     """Print the version of Leasehold, and end."""
-    if asked:
+    if requested:
         from importlib.metadata import version as version_of
 
         sys.stdout.write(f"{PROGRAM} {version_of(DISTRIBUTION)}\n")
@@ -186,7 +189,7 @@ def _root(
     ] = False,
 ) -> None:
     """Consume sharded logs exactly once: leases, checkpoints and committed output."""
-    del debug, version  # read by `main`, before anything can go wrong, and by its callback
+    del debug, version  # `main` reads `--debug` itself, and a callback handles `--version`.
 
 
 @app.command()
@@ -217,8 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(words, prog_name=PROGRAM, standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has gone (`leasehold cat demo | head`): nothing is wrong.
-        # What is still buffered goes nowhere, so that the interpreter does not complain at exit.
+        # The reader has closed the pipe (`leasehold cat demo | head`), which is no error. Buffered
+        # output is discarded, so that the interpreter prints no error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -226,14 +229,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _explained(error)
-    # Typer turns an interrupt within a command into this code, without a word.
+        return _explain(error)
+    # Typer turns an interrupt within a command into this code, and prints nothing.
     if code == EXIT_INTERRUPTED:
         sys.stderr.write("Interrupted.\n")
     return code if isinstance(code, int) else 0
 
 
-def _explained(error: Exception) -> int:
+def _explain(error: Exception) -> int:
     """Write one sentence about an error, and return the exit code."""
     from dagster_leasehold.lease_store.errors import LeaseholdError
 
@@ -258,8 +261,8 @@ def _explained(error: Exception) -> int:
     ) as log:
         traceback.print_exception(error, file=log)
     sys.stderr.write(
-        f"An unexpected error ({type(error).__name__}) ended the command: its stack trace is in "
-        f"{log.name}, and --debug shows it here.\n"
+        f"An unexpected error ({type(error).__name__}) ended the command. Its stack trace is in "
+        f"{log.name}; --debug shows it here.\n"
     )
     return EXIT_UNEXPECTED
 

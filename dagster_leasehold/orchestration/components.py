@@ -1,4 +1,4 @@
-"""Components for `dg`: streams, and hours of their event time, declared in YAML."""
+"""Components for `dg`, which declare streams and hourly assets in YAML."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from dagster_leasehold.shard_sources.source import ShardSource
 T = TypeVar("T", ShardStream, HourlyAsset)
 
 TEMPLATE = {"type": "string", "pattern": r"\{\{.*\}\}"}
-"""The schema of a value that Dagster fills in, as `{{ env.KAFKA }}`."""
+"""The schema of a template such as `{{ env.KAFKA }}`, which Dagster fills in."""
 
 
 class CommentedAttributes(dg.Scaffolder):
-    """Writes the YAML of a component: each attribute, with a comment that explains it."""
+    """Writes a component's YAML: each attribute below a comment that explains it."""
 
     @override
     def scaffold(self, request: dg.ScaffoldRequest[Any]) -> None:
@@ -38,24 +38,24 @@ class CommentedAttributes(dg.Scaffolder):
         if not file.exists():
             return
         component = COMPONENTS[request.type_name.rpartition(".")[2]]
-        lines = written_settings(component.declares, component.given, YAML, left_out=("name",))
+        lines = written_settings(component.declares, component.defaults, YAML, omitted=("name",))
         text = "".join(f"  {line}\n" for line in lines)
         file.write_text(f"type: {request.type_name}\n\nattributes:\n{text}", encoding="utf-8")
 
 
 class DeclaringComponent(dg.Component, Generic[T]):
-    """A component with the attributes of a declared class.
+    """A component whose attributes are those of a declared class.
 
-    Dagster fills in templates, and the class checks what comes out, with the names that YAML gives
-    for sources, functions and streams.
+    Dagster fills in templates. Then pydantic checks the attributes by the class, and `NamesInYaml`
+    resolves the names of sources, functions and streams.
 
     Attributes:
         declares: the class.
-        given: the attributes that a component has without saying so.
+        defaults: the values of attributes that YAML can omit although the class requires them.
     """
 
     declares: ClassVar[type[Any]]
-    given: ClassVar[Mapping[str, Any]] = {}
+    defaults: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(self, declared: T) -> None:
         self.declared = declared
@@ -67,14 +67,16 @@ class DeclaringComponent(dg.Component, Generic[T]):
     @override
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """Return a model that takes any attributes, whose schema says which are right.
+        """Return a model that accepts any attributes, with the schema of the class.
 
-        `dg check yaml` judges by the schema; templates have no values yet.
+        `dg check yaml` checks by the schema, since templates have no values yet.
         """
         own = TypeAdapter(cls.declares).json_schema()
         definitions = own.pop("$defs", {})
         schema = _with_templates(_inlined(own, definitions))
-        schema["required"] = [name for name in own["required"] if name not in ("name", *cls.given)]
+        schema["required"] = [
+            name for name in own["required"] if name not in ("name", *cls.defaults)
+        ]
 
         class Attributes(RootModel[dict[str, Any]]):
             @override
@@ -95,29 +97,29 @@ class DeclaringComponent(dg.Component, Generic[T]):
     @override
     @classmethod
     def load(cls, attributes: BaseModel | None, context: dg.ComponentLoadContext) -> Self:
-        """Return the component. A declaration without a `name` is called like its folder."""
-        given = attributes.root if isinstance(attributes, RootModel) else {}
-        values = context.resolution_context.at_path("attributes").resolve_value(given)
-        named = {"name": context.path.name, **cls.given, **values}
+        """Return the component; without `name`, it has the name of its folder."""
+        templates = attributes.root if isinstance(attributes, RootModel) else {}
+        values = context.resolution_context.at_path("attributes").resolve_value(templates)
+        values = {"name": context.path.name, **cls.defaults, **values}
         names = NamesInYaml(context, load_settings())
-        declared: Any = TypeAdapter(cls.declares).validate_python(named, context=names)
+        declared: Any = TypeAdapter(cls.declares).validate_python(values, context=names)
         return cls(declared)
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """Return a JSON schema with its definitions in the place of references to them."""
+    """Replace the references in a JSON schema by the definitions that they name."""
     if isinstance(schema, list):
         return [_inlined(each, definitions) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    named = {key: _inlined(value, definitions) for key, value in schema.items() if key != "$ref"}
+    result = {key: _inlined(value, definitions) for key, value in schema.items() if key != "$ref"}
     if "$ref" in schema:
-        named = _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions) | named
-    return named
+        result = _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions) | result
+    return result
 
 
 def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a declared class, where each attribute can be a template."""
+    """Accept a template for each attribute of a schema."""
     properties: dict[str, Any] = {}
     for name, each in schema["properties"].items():
         notes = {key: each.pop(key) for key in ("description", "default") if key in each}
@@ -127,17 +129,17 @@ def _with_templates(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 class NamesInYaml:
-    """Finds the sources, functions and streams that a declaration in YAML names."""
+    """Resolves the names of sources, functions and streams in a YAML declaration."""
 
     def __init__(self, context: dg.ComponentLoadContext, settings: Settings) -> None:
         self._context = context
         self._settings = settings
 
     def source(self, stream: str, named: str | Mapping[str, Any]) -> ShardSource:
-        """Return the source of a stream: a kind, or a mapping from a kind to its options."""
+        """Return a stream's source, given as its kind, or as `{kind: options}`."""
         kinds = {named: {}} if isinstance(named, str) else named
         if len(kinds) != 1:
-            raise InvalidSetting("source is not valid: name one, with its options below it.")
+            raise InvalidSetting("source is not valid: name one kind, with its options below it.")
         [(kind, options)] = kinds.items()
         return named_source(kind, stream, settings=self._settings, **(options or {}))
 
@@ -149,42 +151,42 @@ class NamesInYaml:
         return function_at(what, path, self._settings.home)
 
     def stream(self, named: str) -> ShardStream:
-        """Return the stream that YAML declares by this name, or the one at `module.name`."""
+        """Return the stream with this name in YAML, or the Python stream at `module.name`."""
         components = self._context.component_tree.get_all_components(of_type=ShardStreamComponent)
         streams = {each.declared.name: each.declared for each in components}
         if named in streams:
             return streams[named]
         if "." not in named:
             raise UnknownStream(
-                f"The stream {shown(named)} is not declared in YAML, where there are: "
-                f"{listed(streams)}. Name one of Python as module.name."
+                f"The stream {shown(named)} is not declared in YAML; the streams there are: "
+                f"{listed(streams)}. Name a stream of a Python module as module.name."
             )
         stream = object_at("The stream", named, self._settings.home)
         if isinstance(stream, ShardStream):
             return stream
-        raise InvalidSetting(f"The stream, {shown(named)}, is no ShardStream: name one.")
+        raise InvalidSetting(f"The stream, {shown(named)}, is not a ShardStream: name one.")
 
 
 @dg.scaffold_with(CommentedAttributes)
 class ShardStreamComponent(DeclaringComponent[ShardStream]):
-    """A stream whose records are consumed exactly once into a table: a partition for each shard.
+    """A stream that is consumed exactly once into a table, with a partition per shard.
 
-    It takes the attributes of `ShardStream`. Without a `name`, it is called like its folder.
+    Its attributes are those of `ShardStream`; the default of `name` is the name of its folder.
     """
 
     declares = ShardStream
-    given: ClassVar[Mapping[str, Any]] = {"source": LOCAL_LOG}
+    defaults: ClassVar[Mapping[str, Any]] = {"source": LOCAL_LOG}
 
     def execute(
         self,
         context: dg.OpExecutionContext | dg.AssetExecutionContext,
         work: Callable[[], Iterator[Any]],
     ) -> Iterator[Any]:
-        """Do the work of a run, and yield its events; a subclass can add steps of its own.
+        """Run `work()`, and yield its events; a subclass can override this to add steps.
 
         Args:
-            context: of Dagster, for the asset or for the job that consumes for a node.
-            work: of the run.
+            context: Dagster's context of the asset, or of the job that consumes for a node.
+            work: consumes the shards of the run.
         """
         return self.declared.carry_out(context, work)
 
@@ -201,7 +203,7 @@ class ShardStreamComponent(DeclaringComponent[ShardStream]):
 class HourlyAssetComponent(DeclaringComponent[HourlyAsset]):
     """An asset with one partition per hour of event time, made from the output of a stream.
 
-    It takes the attributes of `HourlyAsset`. Without a `name`, it is called like its folder.
+    Its attributes are those of `HourlyAsset`; the default of `name` is the name of its folder.
     """
 
     declares = HourlyAsset

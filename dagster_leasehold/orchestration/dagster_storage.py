@@ -1,11 +1,11 @@
-"""Dagster's storage in MySQL or MariaDB, with limits on its connections, and with a pool of them.
+"""Dagster's storage in MySQL or MariaDB, with timeouts and a connection pool.
 
-Dagster's own class opens its connections without a limit. A database host that is cut off in the
-middle of a statement, or a server that hangs, then holds the thread that asked: the daemon's loop
-or a page of the web server, until the process is ended.
+The connections of Dagster's own class have no timeout. If the database host becomes unreachable
+during a statement, or the server hangs, the calling thread blocks until its process ends. That
+thread can be the daemon's loop, or a request of the web server.
 
-It also opens a connection for each transaction. The driver reads the host's certificates for each
-of them, which took the daemon half a core, and made its ticks late.
+Dagster's class also opens a connection for each transaction. For each connection, the driver reads
+the host's certificates, which took half a core of the daemon and delayed its ticks.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from sqlalchemy.pool import NullPool, QueuePool
 from dagster_leasehold.lease_store.database_errors import Verdict, verdict
 
 CONNECT_LIMIT_S = 3
-"""Dagster tries to connect six times; a sensor's tick can take 60 s."""
+"""Dagster tries to connect six times, and a sensor's tick has a timeout of 60 s."""
 STATEMENT_LIMIT_S = 30
-"""The limit of a reply: longer than any query of the pages takes, shorter than a tick may take."""
+"""The timeout of a reply: longer than any query of the UI, shorter than a tick's timeout."""
 IDLE_S = 60
-"""The server ends a session that rests for longer: only a process that asks often keeps one."""
+"""The server closes a session that is idle for longer, so only busy processes keep one open."""
 RECYCLE_S = 15
-"""The longest life of a connection; after a fail-over, the name is resolved again by then."""
+"""The longest life of a connection, and so the longest time until a fail-over's DNS is used."""
 _PLUGIN, _LIMIT = "leasehold_limits", "leasehold_statement_limit_s"
 
 
 class LimitedMySQLStorage(DagsterMySQLStorage):
-    """Dagster's storage, as `dagster.yaml` names it, with a limit on each statement."""
+    """The storage class to name in `dagster.yaml`: Dagster's, with a timeout per statement."""
 
     @classmethod
     def config_type(cls) -> dict[str, Any]:
-        """Return the fields of its block in `dagster.yaml`."""
+        """Return the fields of this class's block in `dagster.yaml`."""
         return {
             "mysql_db": {
                 "hostname": StringSource,
@@ -60,24 +60,23 @@ class LimitedMySQLStorage(DagsterMySQLStorage):
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Any) -> LimitedMySQLStorage:
-        """Open the storage that such a block describes."""
+        """Open the storage that the block describes."""
         address: Any = {"mysql_db": config_value["mysql_db"]}
         url = with_limits(mysql_url_from_config(address), config_value["statement_limit_s"])
         return cls(url, inst_data)
 
 
 def with_limits(url: str, statement_s: int) -> str:
-    """Return a URL whose engines wait so many seconds for a reply."""
+    """Return a URL whose engines have a timeout of `statement_s` seconds per reply."""
     limits = {"plugin": _PLUGIN, _LIMIT: str(statement_s)}
     return sa.make_url(url).update_query_dict(limits).render_as_string(hide_password=False)
 
 
 class StatementLimits(CreateEnginePlugin):
-    """Sets the limits on each engine of a URL, and a pool where there is none.
+    """Sets the timeouts on each engine of a URL, and a pool if the engine has none.
 
-    Dagster makes more than one engine, in several places.
-
-    The driver takes them as numbers only, and a URL has texts.
+    It is a plugin, since Dagster creates engines in several places. The URL itself cannot set the
+    timeouts, since its parameters are texts and the driver requires numbers.
     """
 
     def __init__(self, url: sa.URL, kwargs: dict[str, Any]) -> None:
@@ -93,35 +92,37 @@ class StatementLimits(CreateEnginePlugin):
             }
 
     def update_url(self, url: sa.URL) -> sa.URL:
-        """Return the URL without what only this plugin understands."""
+        """Remove the parameter that only this plugin understands."""
         return url.difference_update_query([_LIMIT])
 
     def engine_created(self, engine: Engine) -> None:
-        """Have each connection of the engine made with the limits."""
+        """Set the timeouts on each new connection, and drop connections that cannot be reused."""
 
-        def set_limits(_dialect: object, _record: object, _words: object, options: Any) -> None:
+        def set_limits(_dialect: object, _record: object, _args: object, options: Any) -> None:
             options["connection_timeout"] = CONNECT_LIMIT_S
             options["read_timeout"] = options["write_timeout"] = self._limit_s
 
         event.listen(engine, "do_connect", set_limits)
-        event.listen(engine, "connect", _limit_rest)
-        event.listen(engine, "handle_error", _give_up_connection)
+        event.listen(engine, "connect", _limit_idle_time)
+        event.listen(engine, "handle_error", _drop_connection)
 
 
-def _limit_rest(connection: Any, _record: object) -> None:
+def _limit_idle_time(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     cursor.execute("SET SESSION wait_timeout = %s", (IDLE_S,))
     cursor.close()
 
 
-def _give_up_connection(context: ExceptionContext) -> None:
-    """Throw away a connection whose reply can still come: the next statement would take it.
+def _drop_connection(context: ExceptionContext) -> None:
+    """Drop a connection after a timeout, and a connection to a server that is now a replica.
 
-    So is one to a server that no longer is the primary: it would refuse the next statement, too.
+    1. A statement times out, and the server sends its reply later.
+    2. The pool would hand out this connection again.
+    3. The next statement would read the first statement's reply as its own.
     """
-    late = isinstance(context.original_exception, TimeoutError)
+    timed_out = isinstance(context.original_exception, TimeoutError)
     error = context.sqlalchemy_exception
-    if late or (isinstance(error, DBAPIError) and verdict(error) is Verdict.READ_ONLY):
+    if timed_out or (isinstance(error, DBAPIError) and verdict(error) is Verdict.READ_ONLY):
         context.is_disconnect = True
 
 

@@ -1,8 +1,8 @@
-"""The streams of a deployment: the one way to look them up.
+"""Finds the declared streams of a deployment.
 
-They are in a module: the one that an option of a command names, or the settings, or else that of
-the current folder's project. It holds `ShardStream`s, by themselves or in lists, or Dagster's
-definitions, which include the streams that YAML declares.
+One module declares them: the module that a command's option names, or the settings, or the project
+of the current folder, in this order. It holds `ShardStream`s, also in lists and dictionaries, or
+Dagster's definitions, which include the streams of YAML files.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from dagster_leasehold.shard_sources.source import ShardSource
 def named_source(
     kind: str, stream: str, /, *, settings: Settings | None = None, **options: Any
 ) -> ShardSource:
-    """Return the source of a stream by the name of its kind: `named_source("kafka", "visits", …)`.
+    """Return a stream's source by the name of its kind: `named_source("kafka", "visits", …)`.
 
-    Nothing is asked of its service yet, and a client library that is missing is named by the first
-    use: hosts that only look at leases and output do without.
+    This sends no request to the service. The client library is imported at the first use, so hosts
+    that only read leases and output do not need it.
 
     Args:
         kind: `local_log`, `kafka`, `kinesis`, `loghub`, or your own.
-        stream: the stream's name, which the source takes for the name in its service unless an
-            option says otherwise. A local log is in the folder `logs/STREAM` of the home.
+        stream: the stream's name. It is also the log's name in the service, unless an option gives
+            another one. A local log is in the folder `logs/STREAM` of the home.
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
         options: of that kind of source.
 
     Raises:
         UnknownSource: there is no source of this kind.
         InvalidSetting: an option is missing, unknown or of the wrong form.
-        InvalidIdentifier: the stream's name is not of the grammar.
+        InvalidIdentifier: the stream's name is not valid.
 
     Examples:
         >>> type(named_source("local_log", "visits")).__name__
@@ -61,12 +61,12 @@ def named_source(
 
 @dataclass(frozen=True)
 class DeclaredStreams:
-    """The streams of one deployment, by name; the module is imported at the first look.
+    """The streams of one deployment, by name; their module is imported at first use.
 
     Attributes:
         settings: of the deployment.
-        module: declares the streams; None takes the module that the settings name, and if they
-            name none, that of the project.
+        module: the module that declares the streams; None means the module that the settings name,
+            or if they name none, the project's.
     """
 
     settings: Settings
@@ -82,7 +82,7 @@ class DeclaredStreams:
         return tuple(self._by_name)
 
     def opened(self, name: str | None) -> ShardStream:
-        """Return a stream whose source can be used; None means the only stream.
+        """Return a stream, and check that its library is installed; None means the only stream.
 
         Raises:
             InvalidSetting, UnknownStream: as `described`.
@@ -93,11 +93,11 @@ class DeclaredStreams:
         return stream
 
     def described(self, name: str | None) -> ShardStream:
-        """Return a stream whose source may be missing; None means the only stream.
+        """Return a stream; its source's library can be missing. None means the only stream.
 
         Raises:
             InvalidSetting: the module cannot be imported, or a stream is declared twice.
-            UnknownStream: no stream of the name, or None and there are several.
+            UnknownStream: no stream has this name, or `name` is None and there are several.
         """
         names = self._some_names
         if name is None and len(names) == 1:
@@ -106,8 +106,8 @@ class DeclaredStreams:
             raise UnknownStream(f"Name the stream; the declared streams are: {listed(names)}.")
         if name not in names:
             raise UnknownStream(
-                f"No stream {shown(name)} is declared in the module {shown(self._named)}; the "
-                f"declared streams are: {listed(names)}."
+                f"No stream {shown(name)} is declared in the module {shown(self._module_name)}; "
+                f"the declared streams are: {listed(names)}."
             )
         return self._by_name[name]
 
@@ -116,12 +116,12 @@ class DeclaredStreams:
 
         Raises:
             InvalidSetting, SourceLibraryMissing: as `opened`.
-            UnknownStream: there is none.
+            UnknownStream: no stream is declared.
         """
         return tuple(self.opened(name) for name in self._some_names)
 
     def memberships_of(self, node: NodeName) -> dict[GroupKey, Node]:
-        """Return the row to register for `node` in the group of each stream.
+        """Return the row that registers `node` in each stream's group.
 
         Raises:
             InvalidSetting: the module cannot be imported.
@@ -134,17 +134,17 @@ class DeclaredStreams:
     def definitions_module(self) -> str:
         """The module of definitions that Dagster's processes load.
 
-        It is the one that an option names, or that of the settings or the project if it has
-        definitions of its own; otherwise the package's, which builds all declared streams.
+        This is the module that an option names, or the module of the settings or the project if it
+        has definitions. Otherwise it is this package's module, which builds all declared streams.
 
         Raises:
             InvalidSetting: the module cannot be imported.
         """
         if self.module is not None:
             return self.module
-        if self._named is None or not any(definitions_in(self._namespace)):
+        if self._module_name is None or not any(definitions_in(self._namespace)):
             return DEFINITIONS_MODULE
-        return self._named
+        return self._module_name
 
     @property
     def _some_names(self) -> tuple[str, ...]:
@@ -152,40 +152,40 @@ class DeclaredStreams:
 
         Raises:
             InvalidSetting: the module cannot be imported, or a stream is declared twice.
-            UnknownStream: there are none.
+            UnknownStream: no stream is declared.
         """
         if self.names:
             return self.names
-        if self._named is None:
+        if self._module_name is None:
             raise UnknownStream(
                 "No stream is declared here: run the command in the folder of the module that "
-                "declares one, name that module with -m, or begin one with `leasehold init`."
+                "declares one, name that module with -m, or create one with `leasehold init`."
             )
         raise UnknownStream(
-            f"The module {shown(self._named)} declares no streams: name one that holds a "
-            "ShardStream, or definitions that build_definitions or a component made."
+            f"The module {shown(self._module_name)} declares no streams: name a module with a "
+            "ShardStream, or with definitions from build_definitions or a component."
         )
 
     @cached_property
-    def _named(self) -> str | None:
+    def _module_name(self) -> str | None:
         return self.module or self.settings.module or declaring_module()
 
     @cached_property
     def _namespace(self) -> Mapping[str, object]:
-        if self._named is None:
+        if self._module_name is None:
             return {}
-        with loading(self._named, self.settings):
-            return vars(imported(self._named, self.settings.home))
+        with loading(self._module_name, self.settings):
+            return vars(imported(self._module_name, self.settings.home))
 
     @cached_property
     def _by_name(self) -> Mapping[str, ShardStream]:
-        if self._named is None:
+        if self._module_name is None:
             return {}
         namespace = self._namespace
-        with loading(self._named, self.settings):
+        with loading(self._module_name, self.settings):
             streams = [*streams_in_module(namespace, self.settings)]
         by_name: dict[str, ShardStream] = {}
         for stream in streams:
             if by_name.setdefault(stream.name, stream) is not stream:
-                raise declared_twice(stream.name, f"in the module {shown(self._named)}")
+                raise declared_twice(stream.name, f"in the module {shown(self._module_name)}")
         return by_name

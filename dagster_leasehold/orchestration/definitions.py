@@ -1,4 +1,4 @@
-"""The definitions that `dagster` and `dg` load: the streams of the settings."""
+"""The definitions of all declared streams, which `dagster` and `dg` load."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from dagster_leasehold.orchestration.settings import load_settings
 
 defs = dg.Definitions.merge(
     build_definitions(DeclaredStreams(load_settings()).all()),
-    # A run has a step or two: a process for each would only cost a second of start-up.
+    # A run has one or two steps, and a process for each step would cost a second of start-up.
     dg.Definitions(executor=dg.in_process_executor),
 )

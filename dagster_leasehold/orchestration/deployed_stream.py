@@ -1,4 +1,4 @@
-"""A stream with its deployment: a program reads its table in one line."""
+"""A stream with its deployment, for programs that read its table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @declared
 class DeployedStream(ShardStream):
-    """A stream together with its deployment, whose database and output hold its records.
+    """A stream and its deployment, for reading the stream's committed records.
 
     Example:
         >>> table = declared_stream("visits").table()  # doctest: +SKIP
@@ -40,34 +40,34 @@ class DeployedStream(ShardStream):
 
     @classmethod
     def of(cls, stream: ShardStream, settings: Settings) -> Self:
-        """Return a stream in a deployment."""
-        own: dict[str, Any] = {each.name: getattr(stream, each.name) for each in fields(stream)}
-        return cls(**own, settings=settings)
+        """Return a stream with the settings of its deployment."""
+        values: dict[str, Any] = {each.name: getattr(stream, each.name) for each in fields(stream)}
+        return cls(**values, settings=settings)
 
     def table(self) -> Table:
-        """Return PyIceberg's table, as it is published at this moment.
+        """Return the PyIceberg table, as it is published at this moment.
 
         Raises:
-            TableUnavailable: nothing was published yet, or the catalog does not answer.
+            TableUnavailable: no output is published yet, or the catalog does not answer.
         """
         from pyiceberg.catalog import load_catalog
 
         catalog = self.settings.catalog_settings
         name = self.iceberg.table_name(catalog.name, self.key)
-        # The lease database is a catalog of its own, whose tables its upgrade has made.
-        own = {
+        # The lease database is a catalog, too; `leasehold db upgrade` creates the catalog's tables.
+        lease_database = {
             "type": "sql",
             "uri": self.settings.store_url.get_secret_value(),
             "init_catalog_tables": "false",
         }
         try:
-            opened = load_catalog(catalog.name, **(catalog.properties or own))
+            opened = load_catalog(catalog.name, **(catalog.properties or lease_database))
             return opened.load_table((*name.namespace.split("."), name.name))
         except Exception as error:
             raise TableUnavailable(
                 f"The table {name.namespace}.{name.name} of stream {self.name} cannot be opened in "
-                f"catalog {catalog.name} ({type(error).__name__}): see if its deployment has "
-                "published anything, and with which catalog."
+                f"catalog {catalog.name} ({type(error).__name__}): check that its deployment has "
+                "published output, and that it uses this catalog."
             ) from error
 
     def dataset(
@@ -76,19 +76,19 @@ class DeployedStream(ShardStream):
         """Return the committed records as an Arrow dataset.
 
         Args:
-            span: only records whose event time lies in it.
-            time_column: the column that `span` means, if the transform calls it otherwise.
-            options: `shards`, `snapshot_id` and `wait`, as `Chosen` explains them. Unless `wait` is
-                False, all that was committed before the call is seen.
+            span: only records with event times in this range.
+            time_column: the column with the event times, if the transform renames it.
+            options: `shards`, `snapshot_id` and `wait`; see `Chosen`. Unless `wait` is False, the
+                dataset has all records that were committed before the call.
 
         Raises:
             UnknownGroup: the stream is not consumed yet.
-            TableUnavailable: the table cannot be reached, or waiting was in vain.
-            OutputUnreadable: there is no such time column, or no such snapshot.
+            TableUnavailable: the table cannot be read, or a wait for publication timed out.
+            OutputUnreadable: the table has no such time column, or no such snapshot.
         """
         with self._output() as output:
-            whole: Chosen = {"wait": True, **options}
-            return output.dataset(span=span, time_column=time_column, **whole)
+            all_options: Chosen = {"wait": True, **options}
+            return output.dataset(span=span, time_column=time_column, **all_options)
 
     def frame(
         self,
@@ -100,10 +100,10 @@ class DeployedStream(ShardStream):
     ) -> DataFrame:
         """Return the committed records as a Spark DataFrame.
 
-        It reads the files that the table names, and needs no Iceberg runtime.
+        Spark reads the table's data files directly, without the Iceberg runtime.
 
         Args:
-            spark: the session, whose workers reach the output.
+            spark: a session whose workers can read the output.
             span: as in `dataset`.
             time_column: as in `dataset`.
             options: as in `dataset`.
@@ -112,8 +112,8 @@ class DeployedStream(ShardStream):
             UnknownGroup, TableUnavailable, OutputUnreadable: as `dataset`.
         """
         with self._output() as output:
-            whole: Chosen = {"wait": True, **options}
-            return output.frame(spark, span=span, time_column=time_column, **whole)
+            all_options: Chosen = {"wait": True, **options}
+            return output.frame(spark, span=span, time_column=time_column, **all_options)
 
     @contextmanager
     def _output(self) -> Generator[CommittedOutput]:
@@ -127,16 +127,15 @@ class DeployedStream(ShardStream):
 
 
 def declared_stream(name: str | None = None, settings: Settings | None = None) -> DeployedStream:
-    """Return the stream that the project's module declares by this name, to read its table.
+    """Return a stream that the project declares, to read its table.
 
     Args:
-        name: of the stream; None means the only one.
+        name: the stream's name; None means the only stream.
         settings: of the deployment; None reads them from the environment and `leasehold.toml`.
 
     Raises:
         InvalidSetting: the module cannot be imported, or a stream is declared twice.
-        UnknownStream: no stream of this name is declared, or None was given and there are several
-            or none.
+        UnknownStream: no stream has this name, or `name` is None and there is not exactly one.
         SourceLibraryMissing: the client library of the stream's source is not installed.
 
     Examples:

@@ -1,4 +1,4 @@
-"""The program `leasehold`: Ctrl-C ends it without a stack trace, also while it is being loaded."""
+"""The entry point of `leasehold`: Ctrl-C prints no stack trace, even during imports."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import signal
 def main() -> int:
     """Run one command and return its exit code.
 
-    1. Ctrl-C comes while modules are imported, or while the interpreter ends.
-    2. Python's own handler would raise there, outside of every `except`, and print a stack trace.
-    3. So the signal ends the process itself, except while a command is at work.
+    1. The user presses Ctrl-C while modules are imported, or while the interpreter exits.
+    2. Python's handler would raise KeyboardInterrupt there, outside every `except`, and the
+       interpreter would print a stack trace.
+    3. So SIGINT keeps its default action, which ends the process, except while a command runs.
     """
     handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     from dagster_leasehold.orchestration.command_line import main as run

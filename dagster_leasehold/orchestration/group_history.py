@@ -1,7 +1,7 @@
-"""The recent history of a consumer group from its journal and ledger, for people alone.
+"""The recent history of a consumer group, from its journal and ledger, for display only.
 
-Holdings say which node held a shard when, moves how it went from one node to the next, and runs
-what each run committed.
+A holding is the time for which a node held a shard. A move is a shard's change of holder. A run's
+row has the batches that the run committed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.states import ShardState
 
 RELEASES = frozenset({4, 9})
-"""The edges after which a shard is unassigned, because its holder died or left."""
+"""The edges that make a shard unassigned because its holder died or left."""
 BUCKETS = 240
-"""The number of points of a line."""
+"""The number of points of a curve."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A stretch of time when one node held a shard."""
+    """The time for which one node held a shard."""
 
     shard: ShardId
     node: NodeName
@@ -34,14 +34,14 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A shard's way from one node to the next.
+    """A shard's move from one holder to the next.
 
     Attributes:
         begin: when the transfer began, or when the shard became unassigned.
-        end: when the next node had it.
-        source: the node that had it before.
-        target: the node that has it then; the source itself if a transfer was canceled.
-        planned: True for a transfer, False where the holder died or left.
+        end: when the next node became the holder.
+        source: the holder before.
+        target: the holder after; equal to `source` if a transfer was canceled.
+        planned: True for a transfer, False if the holder died or left.
     """
 
     shard: ShardId
@@ -62,9 +62,9 @@ class RunRow:
     """The work of one run.
 
     Attributes:
-        begin: when it opened its first shard, or committed its first batch.
-        end: when it closed a shard or committed last.
-        shards: the shards that it had open.
+        begin: when it first opened a shard or committed a batch.
+        end: when it last closed a shard or committed a batch.
+        shards: the shards that it opened.
         batches: the number of batches that it committed.
         records: the number of records in them.
     """
@@ -80,13 +80,13 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The commits within one of equal spans of time.
+    """The commits within one interval; all intervals have the same length.
 
     Attributes:
-        at: the end of the span.
+        at: the end of the interval.
         records: the number of records.
         rate: records per second.
-        delay_s: the greatest age of a record at its commit, in seconds; None without event times.
+        delay_s: the age of the oldest record at its commit, in seconds; None without event times.
     """
 
     at: datetime
@@ -99,38 +99,41 @@ def holdings_over_time(
     journal: Sequence[JournalEntry],
     until: datetime,
     *,
-    held_before: Mapping[ShardId, NodeName] | None = None,
+    first_holders: Mapping[ShardId, NodeName] | None = None,
 ) -> list[Holding]:
-    """Return the holdings in order of shards and time; present ones end at `until`.
+    """Return the holdings in order of shards and time; current ones end at `until`.
 
     Args:
-        journal: the entries; the newest of them where there are very many.
+        journal: the entries, or the newest of them.
         until: now.
-        held_before: the holders of shards when the first of the entries was written.
+        first_holders: the holders of shards before the first of these entries.
     """
     since = journal[0].at if journal else until
-    begun = {shard: (node, since) for shard, node in (held_before or {}).items()}
+    current = {shard: (node, since) for shard, node in (first_holders or {}).items()}
     holdings: list[Holding] = []
     for entry in journal:
         if entry.kind != "edge" or entry.shard is None or entry.to_state is ShardState.TRANSFER:
-            continue  # In a transfer the holder stays; the edge after it tells how it ended.
-        before = begun.pop(entry.shard, None)
+            continue  # The holder stays during a transfer; the next edge shows its outcome.
+        before = current.pop(entry.shard, None)
         has_holder = entry.to_state is ShardState.ALREADY_ALLOC
         if before is not None and has_holder and before[0] == entry.to_owner:
-            begun[entry.shard] = before
+            current[entry.shard] = before
             continue
         if before is not None:
             holdings.append(Holding(entry.shard, *before, entry.at))
         if has_holder and entry.to_owner is not None:
-            begun[entry.shard] = (entry.to_owner, entry.at)
-    holdings += [Holding(shard, *before, max(until, before[1])) for shard, before in begun.items()]
+            current[entry.shard] = (entry.to_owner, entry.at)
+    holdings += [Holding(shard, *last, max(until, last[1])) for shard, last in current.items()]
     return sorted(holdings, key=lambda each: (rank_key(each.shard), each.begin))
 
 
 def holders_before(
     journal: Sequence[JournalEntry], now: Mapping[ShardId, NodeName]
 ) -> dict[ShardId, NodeName]:
-    """Return the holders before some entries, by each shard's first edge; without one, as now."""
+    """Return the holders before the first entry: each shard's first edge names its former holder.
+
+    A shard without an edge has had the same holder all the time.
+    """
     holders = dict(now)
     for entry in reversed(journal):
         if entry.kind != "edge" or entry.shard is None:
@@ -143,34 +146,34 @@ def holders_before(
 
 
 def moves(journal: Iterable[JournalEntry]) -> list[Move]:
-    """Return the moves of shards in order of their ends; one that has not ended is left out."""
-    begun: dict[ShardId, tuple[datetime, NodeName, bool]] = {}
-    ended: list[Move] = []
+    """Return the completed moves of shards in order of their ends."""
+    starts: dict[ShardId, tuple[datetime, NodeName, bool]] = {}
+    completed: list[Move] = []
     for entry in journal:
         if entry.kind != "edge" or entry.shard is None:
             continue
         if entry.to_state is ShardState.TRANSFER and entry.from_owner is not None:
-            begun[entry.shard] = (entry.at, entry.from_owner, True)
+            starts[entry.shard] = (entry.at, entry.from_owner, True)
         elif entry.edge in RELEASES and entry.from_owner is not None:
-            begun[entry.shard] = (entry.at, entry.from_owner, False)
+            starts[entry.shard] = (entry.at, entry.from_owner, False)
         elif entry.to_state is ShardState.ALREADY_ALLOC and entry.to_owner is not None:
-            if (start := begun.pop(entry.shard, None)) is not None:
+            if (start := starts.pop(entry.shard, None)) is not None:
                 at, source, planned = start
-                ended.append(Move(entry.shard, at, entry.at, source, entry.to_owner, planned))
+                completed.append(Move(entry.shard, at, entry.at, source, entry.to_owner, planned))
         else:
-            begun.pop(entry.shard, None)
-    return ended
+            starts.pop(entry.shard, None)
+    return completed
 
 
 def runs(journal: Iterable[JournalEntry], batches: Iterable[Batch]) -> list[RunRow]:
-    """Return the runs in order of their beginnings."""
+    """Return the runs in the order in which they began."""
     rows: dict[str, RunRow] = {}
 
     def row(run: str, node: NodeName | None, at: datetime) -> RunRow:
-        own = rows.setdefault(run, RunRow(run, node, at, at, set()))
-        own.begin, own.end = min(own.begin, at), max(own.end, at)
-        own.node = own.node or node
-        return own
+        result = rows.setdefault(run, RunRow(run, node, at, at, set()))
+        result.begin, result.end = min(result.begin, at), max(result.end, at)
+        result.node = result.node or node
+        return result
 
     for entry in journal:
         if entry.kind in ("open", "close") and entry.run and entry.shard is not None:
@@ -186,7 +189,7 @@ def runs(journal: Iterable[JournalEntry], batches: Iterable[Batch]) -> list[RunR
 
 
 def points(batches: Iterable[Batch], buckets: int = BUCKETS) -> list[Point]:
-    """Return the commits in equal spans of time, in order; none without a commit."""
+    """Return the commits per interval, in order; an empty list without commits."""
     dated = [
         (batch.committed_at, batch.statistics)
         for batch in batches

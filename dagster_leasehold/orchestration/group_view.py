@@ -1,7 +1,7 @@
-"""A consumer group as people see it: nodes and shards as rows, from one or several readings.
+"""A consumer group for display: its nodes and shards as rows.
 
-`leasehold status` shows one reading, and `leasehold top` a series of them. Nothing here decides
-anything: ages are counted by the database's clock or by the caller's.
+`leasehold status` shows one reading, and `leasehold top` a series of readings. The protocol does
+not use these ages, which come from the database's clock or the caller's.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dagster_leasehold.shard_sources.lag import Lags, UnreadTimes, lags_of
 from dagster_leasehold.shard_sources.source import ShardSource
 
 RATE_WINDOW_S = 60.0
-"""Rates are means over this time, so that commits every few seconds do not make them jump."""
+"""The time over which rates are averaged, so that single commits do not make them jump."""
 
 
 class Liveness(StrEnum):
-    """The liveness of a node, as people see it.
+    """The liveness of a node, for display.
 
-    `alive`: it has beaten within the group's timeout. `silent`: it has not, and no process has
+    `alive`: it has beaten within the group's timeout. `silent`: it has not, but no node has
     evicted it yet. `left`: it left the group, or was evicted.
     """
 
@@ -50,10 +50,10 @@ class NodeRow:
         liveness: see `Liveness`.
         last_beat_s: seconds since its last beat; None after it left.
         member: True until it leaves or is evicted.
-        accepts_runs: False while it gives its shards away.
+        accepts_runs: False while it transfers its shards to other nodes.
         lease_id: the number of its beats.
-        shards: the number of shards that it may consume.
-        release: the release that it runs.
+        shards: the number of shards that it holds.
+        release: the release of Leasehold that it runs.
     """
 
     node: NodeName
@@ -73,20 +73,20 @@ class ShardRow:
     Attributes:
         shard: its name.
         state: of its lease.
-        consumer_owner: the node that may consume it; None if it is unassigned.
+        consumer_owner: the holder; None if the shard is unassigned.
         next_owner: the node that it is transferred to; None outside a transfer.
-        check_point: the cursor up to which its output is committed.
-        lag: the number of unread records; None where the source cannot tell.
-        lag_seconds: the age of the oldest unread record; None where it is unknown.
+        check_point: the cursor where its committed output ends.
+        lag: the number of unread records; None if the source does not know it.
+        lag_seconds: the age of the oldest unread record; None if it is unknown.
         rate: committed records per second; None after a single reading.
-        caught_up_s: seconds until nothing is unread, at the present pace; None while it does not
-            catch up.
+        caught_up_s: seconds until all records are read, at the current rate; None while the lag
+            does not decrease.
         epoch: of its newest tenure.
         run: the run that has it open; empty if none has.
-        parents: the shards that it came from.
-        obstacle: a sentence on what keeps it from making progress; empty if nothing does.
-        last_error: the error of its last run that failed since its last commit; empty without one.
-        last_error_s: the age of that error in seconds; None where it is unknown.
+        parents: the shards that it was split or merged from.
+        obstacle: a sentence that explains why it makes no progress; empty if it makes progress.
+        last_error: the last error of a run since the shard's last commit; empty without one.
+        last_error_s: the age of that error in seconds; None if it is unknown.
     """
 
     shard: ShardId
@@ -114,7 +114,7 @@ class GroupView:
         snapshot: the rows of the lease store.
         nodes: by name.
         shards: by rank.
-        trouble: a sentence where the source did not answer; empty otherwise.
+        trouble: a sentence if the source did not answer; empty otherwise.
     """
 
     snapshot: Snapshot
@@ -134,13 +134,13 @@ class GroupView:
         )
 
     def obstacles(self) -> list[str]:
-        """Return a sentence for each shard that makes no progress; none if `death` has one."""
+        """Return a sentence for each shard without progress; no sentence if no node is alive."""
         return [] if self.death() else [row.obstacle for row in self.shards if row.obstacle]
 
 
 @dataclass(frozen=True, slots=True)
 class _Point:
-    """The numbers of one reading that rates are made of."""
+    """The numbers of one reading, from which rates are calculated."""
 
     at_s: float
     records: Mapping[ShardId, int]
@@ -149,14 +149,14 @@ class _Point:
 
 @dataclass(slots=True)
 class GroupReader:
-    """Reads a group again and again; each reading knows the ones before it.
+    """Reads a group repeatedly, and calculates rates from earlier readings.
 
     Attributes:
         store: the lease store.
         key: the group.
         source: the log that it reads.
         clock: monotonic seconds.
-        now: the time when the age of unread records is counted.
+        now: the wall clock, for the age of unread records.
     """
 
     store: LeaseStore
@@ -179,7 +179,7 @@ class GroupReader:
         lags = lags_of(self.source, snapshot.shards)
         self._unread = self._unread or UnreadTimes(self.clock)
         seconds = lags.seconds(self._unread.of(self.source, lags.behind), self.now())
-        records = {own.shard: own.records for own in self.store.totals(self.key)}
+        records = {total.shard: total.records for total in self.store.totals(self.key)}
         self._points.append(_Point(self.clock(), records, lags.records))
         while self._points[-1].at_s - self._points[0].at_s > RATE_WINDOW_S:
             self._points.popleft()
@@ -227,15 +227,15 @@ class GroupReader:
         first, last = self._points[0], self._points[-1]
         if last.at_s == first.at_s:
             return None
-        grown = last.records.get(shard, 0) - first.records.get(shard, 0)
-        return grown / (last.at_s - first.at_s)
+        records = last.records.get(shard, 0) - first.records.get(shard, 0)
+        return records / (last.at_s - first.at_s)
 
     def _caught_up_s(self, shard: ShardId, lag: int | None) -> float | None:
-        before, passed_s = self._points[0].lags.get(shard), self._points[-1].at_s
-        passed_s -= self._points[0].at_s
-        if lag is None or before is None or lag >= before or passed_s <= 0:
+        lag_before = self._points[0].lags.get(shard)
+        elapsed_s = self._points[-1].at_s - self._points[0].at_s
+        if lag is None or lag_before is None or lag >= lag_before or elapsed_s <= 0:
             return 0.0 if lag == 0 else None
-        return lag * passed_s / (before - lag)
+        return lag * elapsed_s / (lag_before - lag)
 
 
 def node_rows(snapshot: Snapshot, beat_ages: Mapping[NodeName, float]) -> tuple[NodeRow, ...]:
@@ -273,26 +273,25 @@ def _liveness(node: Node, age_s: float | None, timeout_s: float) -> Liveness:
 
 
 def tree(rows: Iterable[ShardRow]) -> list[tuple[int, ShardRow]]:
-    """Return shards in the order of their splits and merges, each with its depth.
+    """Return the tree of splits and merges as a list of shards, each with its depth.
 
-    A shard stands below its first parent; a merged one names its parents itself. Parents that are
-    not in `rows` do not count.
+    A shard follows the first of its parents that is in `rows`; without one, its depth is 0.
     """
-    listed = {row.shard: row for row in rows}
+    by_shard = {row.shard: row for row in rows}
     children: dict[ShardId | None, list[ShardRow]] = {}
-    for row in listed.values():
-        parent = next((each for each in row.parents if each in listed), None)
+    for row in by_shard.values():
+        parent = next((each for each in row.parents if each in by_shard), None)
         children.setdefault(parent, []).append(row)
-    ordered: list[tuple[int, ShardRow]] = []
-    waiting = [(0, row) for row in reversed(children.get(None, []))]
-    while waiting:
-        depth, row = waiting.pop()
-        ordered.append((depth, row))
-        waiting += [(depth + 1, child) for child in reversed(children.pop(row.shard, []))]
-    return ordered
+    result: list[tuple[int, ShardRow]] = []
+    stack = [(0, row) for row in reversed(children.get(None, []))]
+    while stack:
+        depth, row = stack.pop()
+        result.append((depth, row))
+        stack += [(depth + 1, child) for child in reversed(children.pop(row.shard, []))]
+    return result
 
 
 def total(values: Iterable[float | None]) -> float | None:
-    """Return the sum of some numbers; None if one of them is unknown."""
+    """Return the sum of the values; None if one of them is unknown."""
     parts: Sequence[float | None] = list(values)
     return None if None in parts else sum(part or 0 for part in parts)

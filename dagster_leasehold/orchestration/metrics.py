@@ -1,8 +1,8 @@
-"""The lease store as Prometheus metrics: read at every scrape, and changed by none.
+"""The lease store as Prometheus metrics; each scrape reads the store, and changes nothing.
 
-A scrape costs what a group has in shards, nodes and new journal entries, however old it is. Totals
-of what was committed are the store's own and outlive the exporter; what the journal counts begins
-at 0 when the exporter first sees the group, as a counter of Prometheus may.
+The cost of a scrape depends on a group's shards, nodes and new journal entries, not on the group's
+age. The store keeps the totals of commits, so these counters survive a restart of the exporter.
+Counters of journal entries start at 0 when the exporter first reads the group.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dagster_leasehold.shard_sources.lag import Lags, StandingShards, UnreadTime
 from dagster_leasehold.shard_sources.source import ShardSource
 
 TAKEOVER_EDGES = frozenset({4, 9})
-"""The holder's lease lapsed, or it left: the shard is free for another node."""
+"""The edges that make a shard unassigned because its holder's lease expired or the holder left."""
 HANDOVER_EDGE = 6
 
 OF_GROUP = ("stream", "group")
@@ -42,7 +42,7 @@ OF_NODE = (*OF_GROUP, "node")
 
 
 class _Changes:
-    """The changes in the journal of one group since the exporter first saw it."""
+    """Counts of a group's journal entries since the exporter first read the group."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.kinds: Counter[str] = Counter()
@@ -63,11 +63,11 @@ class StoreCollector(Collector):
     """The metrics of all groups of a lease store.
 
     Attributes:
-        store: gives the lease store; called at every scrape.
-        source: gives the source of a group's stream; None where it is not declared here.
-        upkeep: gives the cost of staying in a group, if this deployment noted it.
+        store: returns the lease store; called at every scrape.
+        source: returns the source of a group's stream; None if the stream is not declared here.
+        upkeep: returns the statements that membership in a group costs, if they were recorded.
         clock: monotonic seconds.
-        now: the time when the age of unread records is counted.
+        now: the wall clock, for the age of unread records.
     """
 
     store: Callable[[], LeaseStore]
@@ -76,13 +76,13 @@ class StoreCollector(Collector):
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = utc_now
     _changes: dict[GroupKey, _Changes] = field(default_factory=dict[GroupKey, _Changes])
-    _looks: dict[GroupKey, tuple[UnreadTimes, StandingShards]] = field(
+    _lag_times: dict[GroupKey, tuple[UnreadTimes, StandingShards]] = field(
         default_factory=dict[GroupKey, tuple[UnreadTimes, StandingShards]]
     )
     _lock: Lock = field(default_factory=Lock)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metrics of one scrape; a store or source that does not answer is a 0."""
+        """Return the metrics of one scrape; `…_up` is 0 if the store or a source fails."""
         with self._lock:
             families = _Families()
             try:
@@ -115,7 +115,7 @@ class StoreCollector(Collector):
         source = self.source(key)
         if source is not None:
             lags = lags_of(source, snapshot.shards)
-            unread, standing = self._looks.setdefault(
+            unread, standing = self._lag_times.setdefault(
                 key, (UnreadTimes(self.clock), StandingShards(self.clock))
             )
             families.add_lags(of, lags, lags.seconds(unread.of(source, lags.behind), self.now()))
@@ -210,7 +210,7 @@ class _Families:
         return family
 
     def all(self) -> list[Metric]:
-        """Return the families in the order that they were made."""
+        """Return the families in the order of their creation."""
         return self._all
 
     def add_shards(self, of: list[str], leases: Sequence[ShardLease]) -> None:
@@ -223,12 +223,12 @@ class _Families:
                 self.watermark.add_metric([*of, lease.shard], lease.watermark.timestamp())
 
     def add_lags(self, of: list[str], lags: Lags, ages: Mapping[ShardId, float]) -> None:
-        """Add the unread records of shards, and the age of the oldest of them."""
+        """Add the number of unread records of each shard, and the age of the oldest one."""
         some_known = any(lag is not None for lag in lags.records.values())
         self.source_up.add_metric(of, 0 if lags.trouble and not some_known else 1)
         for shard, lag in lags.records.items():
             age = ages.get(shard)
-            # An alert on a lag that is missing, or not a number, would never fire.
+            # An alert on a missing lag or on NaN would never fire, so 0 or 1 is always exported.
             self.lag_known.add_metric([*of, shard], int(lag is not None))
             self.lag_seconds_known.add_metric([*of, shard], int(age is not None))
             if lag is not None:
@@ -237,7 +237,7 @@ class _Families:
                 self.lag_seconds.add_metric([*of, shard], age)
 
     def add_nodes(self, of: list[str], nodes: Sequence[Node], leases: Sequence[ShardLease]) -> None:
-        """Add members, beats and held shards of nodes."""
+        """Add the membership, beats and number of shards of each node."""
         shards_by_node = Counter(lease.consumer_owner for lease in leases)
         for node in nodes:
             labels = [*of, str(node.name)]
@@ -257,14 +257,14 @@ class _Families:
                 self.bad.add_metric(labels, total.quarantined)
 
     def add_changes(self, of: list[str], changes: _Changes) -> None:
-        """Add the changes in the journal."""
+        """Add the counts of journal entries."""
         for kind, count in sorted(changes.kinds.items()):
             self.journal.add_metric([*of, kind], count)
         self.takeovers.add_metric(of, changes.takeovers)
         self.handovers.add_metric(of, changes.handovers)
 
     def add_upkeep(self, of: list[str], report: UpkeepReport) -> None:
-        """Add the costs of staying in a group."""
+        """Add the statements that membership in a group costs."""
         self.term.add_metric(of, report.term_s)
         for kind, count in report.statements.items():
             self.upkeep.add_metric([*of, kind], count)

@@ -1,4 +1,4 @@
-"""How commands show things: sentences and tables for people, JSON for programs."""
+"""The output of commands: sentences and tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES_SHOWN_MAX = 20
 
 
 def console() -> Console:
-    """Standard output as a Rich console of at most 100 columns, colourless when piped."""
+    """Return standard output as a Rich console of at most 100 columns, without colour in a pipe."""
     from rich.console import Console
 
     wide = Console(highlight=False)
@@ -31,27 +31,27 @@ def console() -> Console:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, which takes an s in the plural: `1 shard`, `2,000 shards`."""
+    """Return a number with its noun, in the plural if needed: `1 shard`, `2,000 shards`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names for the end of a sentence, cut to a readable number."""
+    """Return a list of names as text; names after the first 20 are only counted."""
     items = list(names)
     if not items:
         return "none"
     text = ", ".join(items[:NAMES_SHOWN_MAX])
-    left = len(items) - NAMES_SHOWN_MAX
-    return f"{text} and {left} more" if left > 0 else text
+    omitted = len(items) - NAMES_SHOWN_MAX
+    return f"{text} and {omitted} more" if omitted > 0 else text
 
 
 def say(text: str = "") -> None:
-    """Print one line on standard output, as it is."""
+    """Print one line on standard output, without markup or folding."""
     sys.stdout.write(text + "\n")
 
 
 def plain(value: object) -> Any:
-    """Return a value as JSON has it: times in ISO 8601 UTC, tuples as lists, enums as values."""
+    """Convert a value to JSON types: times to ISO 8601 in UTC, tuples to lists, enums to values."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, datetime):
@@ -79,7 +79,7 @@ def show_json(value: object) -> None:
 
 
 def tell(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
-    """Print the outcome of a command: sentences for people, or the facts as one JSON document."""
+    """Print a command's result: sentences for people, or the facts as one JSON document."""
     if as_json:
         show_json(facts)
         return
@@ -88,10 +88,10 @@ def tell(facts: Mapping[str, object], *sentences: str, as_json: bool) -> None:
 
 
 def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> None:
-    """Print a table with columns such as `shard, >lag`; one marked by `>` is aligned to the right.
+    """Print a table with columns such as `shard, >lag, ~last error`.
 
-    A column marked by `~` gives way first where all of them do not fit. None is shown as `-`. Cells
-    are text, never markup: an identifier cannot colour a table.
+    A column with `>` is aligned to the right. If the table is too wide, a column with `~` is
+    folded. None is shown as `-`. Cells are text, not markup, so an identifier cannot add colours.
     """
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -107,13 +107,13 @@ def show_table(title: str, columns: str, rows: Iterable[Sequence[object]]) -> No
         )
     for row in rows:
         table.add_row(*(Text(cell(value)) for value in row))
-    # Not as the table's own title: that would be folded to the width of a narrow table.
+    # The title is not the table's `title`, which is folded to the width of a narrow table.
     console().print(Text(title, overflow="fold"))
     console().print(table)
 
 
 def cell(value: object) -> str:
-    """Return a value as the cell of a table shows it: `-` for none, `1,000`, `yes`."""
+    """Return the text of a table's cell: `-` for None or an empty text, `1,000`, `yes`."""
     if value is None or value == "":
         return "-"
     if isinstance(value, bool):

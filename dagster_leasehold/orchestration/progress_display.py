@@ -1,4 +1,4 @@
-"""The display of long work: a live line on a terminal, a line every 30 s elsewhere."""
+"""Progress of long work: a live line in a terminal, otherwise a line every 30 s."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ def progress(
     clock: Clock = time.monotonic,
     line_every_s: float = LINE_EVERY_S,
 ) -> Generator[Report]:
-    """Show the progress, rate and remaining time of some work, to be entered with `with`.
+    """Show progress, rate and remaining time on standard error, within a `with` block.
 
-    A terminal shows a live line, which is removed at the end. Elsewhere a line is printed every
-    `line_every_s` seconds, so that logs stay readable. Both are on standard error: standard output
-    is never touched.
+    A terminal shows a live line, which is removed at the end. Without a terminal, a line is printed
+    every `line_every_s` seconds, so that logs stay short.
 
     Args:
-        work: its name, in a word or two.
-        unit: of the count, as a plural; empty for work that counts nothing.
-        total: the number to be done, or None if it is reported later or not known.
+        work: the name of the work, in a word or two.
+        unit: the counted things, in the plural; empty if nothing is counted.
+        total: the number of units; None if it is reported later or unknown.
         clock: monotonic seconds.
         line_every_s: the time between two lines without a terminal, in seconds.
 
     Returns:
-        A function that takes the number done so far, and the total once it is known.
+        A function that takes the number of completed units, and the total once it is known.
     """
     state = Progress(clock, total)
     lines = partial(_lines, every_s=line_every_s)
@@ -56,7 +55,7 @@ def _live_line(work: str, unit: str, state: Progress) -> Generator[Report]:
     from typing_extensions import override
 
     class Counts(ProgressColumn):
-        """The counts of the work, which `Progress` words."""
+        """The text of `Progress`: counts, rate and remaining time."""
 
         @override
         def render(self, task: Task) -> Text:

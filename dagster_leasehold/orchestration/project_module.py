@@ -1,7 +1,7 @@
-"""The project of the current folder: the folder of its settings, and the module of its streams.
+"""Finds the project of the current folder: its folder, and the module that declares its streams.
 
-The module is looked for as `dagster dev` looks for one. A Python file is read before it is
-imported: one whose text does not build definitions of this package is left alone.
+The module is found as `dagster dev` finds one, except that a Python file is read first. A file
+whose text does not build definitions with this package is not imported.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ WORKSPACE_FILE = "workspace.yaml"
 DEFINITIONS_MODULE = "dagster_leasehold.orchestration.definitions"
 BUILDING_WORDS = ("dagster_leasehold", "build_definitions")
 FILE_BYTES_MAX = 1024 * 1024
-"""A file of code is smaller; a larger one is not read."""
+"""Larger files are not read; code is smaller than this."""
 
 
 def project_folder() -> Path:
-    """Return the folder of the project that the current folder belongs to.
+    """Return the folder of the project that contains the current folder.
 
-    It is the nearest folder, this one or a parent, whose `pyproject.toml` is that of a Dagster
-    project. A parent counts only if its file belongs to the owner of the current folder, since its
-    module is imported. Without a project, and where the current folder has settings of its own, it
-    is the current folder.
+    If the current folder has settings, it is the project. Otherwise the project is the nearest
+    folder, from the current one up, whose `pyproject.toml` names a Dagster module; without one, it
+    is the current folder. Since that module is imported, a parent's `pyproject.toml` is ignored
+    unless the owner of the current folder owns it.
 
     Raises:
-        InvalidSetting: a `pyproject.toml` on the way cannot be read.
+        InvalidSetting: a `pyproject.toml` in one of these folders cannot be read.
     """
     current = Path.cwd()
     if (current / SETTINGS_FILE).exists():
@@ -47,9 +47,9 @@ def project_folder() -> Path:
 
 
 def import_folders(home: Path) -> list[Path]:
-    """Return the folders that the project's modules are imported from, as `dg` finds them.
+    """Return the folders to import the project's modules from, as `dg` has them, then the home.
 
-    The last is the home, if it has settings, which can name a module beside them.
+    The home is included if it has settings, since they can name a module in the same folder.
     """
     project = project_folder()
     folders = [each for each in (project / "src", project) if each.is_dir()]
@@ -57,13 +57,13 @@ def import_folders(home: Path) -> list[Path]:
 
 
 def declaring_module() -> str | None:
-    """Return the module that declares the streams of the current folder's project, if one does.
+    """Return the module that declares the streams of the current project; None without one.
 
-    The first of these that names a module decides: `[tool.dagster]` or `[tool.dg]` of the project's
-    `pyproject.toml`; `workspace.yaml`; the Python files of the folder that build definitions.
+    The first of these that names a module is used: `[tool.dagster]` or `[tool.dg]` in the project's
+    `pyproject.toml`; `workspace.yaml`; the Python files in the folder that build definitions.
 
     Raises:
-        InvalidSetting: several modules are named, or a file cannot be read.
+        InvalidSetting: it names several modules, or a file cannot be read.
     """
     folder = project_folder()
     for place, modules in (
@@ -75,16 +75,16 @@ def declaring_module() -> str | None:
         if len(names) > 1:
             raise InvalidSetting(
                 f"The {place} in {folder} can declare streams in {shown(names[0])} and in "
-                f"{shown(names[1])}: pass the module that you mean with -m."
+                f"{shown(names[1])}: choose one of these modules with -m."
             )
         if names:
-            # This package defines the streams of the settings.
+            # This package's module declares no streams; it loads the declared ones.
             return None if names[0] == DEFINITIONS_MODULE else names[0]
     return None
 
 
 def toml_values(path: Path) -> dict[str, Any]:
-    """Return the content of a TOML file; nothing if there is no file.
+    """Return the values of a TOML file; an empty dictionary if there is no file.
 
     Raises:
         InvalidSetting: the file cannot be read, or is not TOML.

@@ -1,7 +1,8 @@
-"""One self-contained HTML page about a consumer group: no network, no files beside it.
+"""An HTML page about a consumer group, which needs no network and no other file.
 
-Everything from the deployment is escaped, and the page's policy lets it load nothing. Pictures are
-SVG in the page: a path for each node, so that 10,000 shards stay a few megabytes.
+All values from the deployment are escaped, and the page's content security policy forbids loading
+anything. Charts are inline SVG with one path per node, so that a page about 10,000 shards has only
+a few megabytes.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from dagster_leasehold.orchestration.group_view import GroupView, Liveness, tota
 from dagster_leasehold.orchestration.presentation import cell, counted, iso
 
 ROWS_MAX = 500
-"""The most moves and runs that a page lists, the newest ones."""
+"""The number of newest moves and runs that a page lists."""
 OBSTACLES_MAX = 20
-"""The most shards without progress that a page explains."""
+"""The number of shards whose lack of progress a page explains."""
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1_000, 110, 10, 8, 24
 LINE_HEIGHT = 180
 ROW_HEIGHTS = ((60, 16.0), (400, 7.0), (2_000, 3.0))
-"""Up to so many shards have rows of this height, in pixels; more have rows of one pixel."""
+"""Numbers of shards, and the height of a row up to this number, in pixels; above all, 1 pixel."""
 TICKS = 6
 LABELS_MAX = 60
 
@@ -36,15 +37,15 @@ class Report:
     """The content of a page.
 
     Attributes:
-        at: when it was read.
-        view: the group as it is.
-        holdings: which node held which shard when.
-        moves: of shards between nodes.
-        runs: the newest ones.
+        at: when the group was read.
+        view: the current state of the group.
+        holdings: the times for which nodes held shards.
+        moves: the moves of shards between nodes.
+        runs: the newest runs.
         points: commits over time.
-        gaps: ranges that were never consumed.
-        violations: sentences of `leasehold verify`; None if it was not asked.
-        notes: sentences on omitted parts.
+        gaps: the ranges that were removed before they were consumed.
+        violations: the violations that `leasehold verify` finds; None if it did not run.
+        notes: sentences about omitted parts.
     """
 
     at: datetime
@@ -89,7 +90,7 @@ def page(report: Report) -> str:
 
 
 def ownership_picture(holdings: Sequence[Holding]) -> str:
-    """Return an SVG with a row for each shard, and a colour for each node."""
+    """Return an SVG of the holders over time: a row per shard, a colour per node."""
     if not holdings:
         return "<p>No shard has had an owner yet.</p>"
     shards = sorted({each.shard for each in holdings}, key=rank_key)
@@ -110,7 +111,7 @@ def ownership_picture(holdings: Sequence[Holding]) -> str:
         for shard in shards[::step]
     ]
     colours = {node: _colour(place) for place, node in enumerate(nodes)}
-    drawn = [
+    shapes = [
         f'<path d="{"".join(paths[node])}" fill="{colours[node]}"><title>{escape(node)}</title>'
         "</path>"
         for node in nodes
@@ -118,12 +119,12 @@ def ownership_picture(holdings: Sequence[Holding]) -> str:
     legend = "".join(
         f'<span><i style="background:{colours[node]}"></i>{escape(node)}</span>' for node in nodes
     )
-    picture = _svg(height, [*labels, *drawn, *span.ticks(height)], "Which node held which shard")
+    picture = _svg(height, [*labels, *shapes, *span.ticks(height)], "Which node held which shard")
     return f'<div class="legend">{legend}</div><div class="scroll">{picture}</div>'
 
 
 def line_picture(series: Sequence[tuple[datetime, float]], unit: str) -> str:
-    """Return an SVG with one line over time, from 0 up."""
+    """Return an SVG with one curve over time, on an axis that starts at 0."""
     if len(series) < 2:
         return "<p>There are too few commits for a line.</p>"
     span = _Span(series[0][0], series[-1][0])
@@ -141,13 +142,13 @@ def line_picture(series: Sequence[tuple[datetime, float]], unit: str) -> str:
         f'<path d="M{LEFT} {y(level):.1f}H{WIDTH - RIGHT}" class="grid"/>'
         for level in (0.0, highest / 2, highest)
     ]
-    drawn = [f'<path d="M{line}" class="line"/>', *span.ticks(LINE_HEIGHT)]
-    return _svg(LINE_HEIGHT, [*levels, *drawn], unit)
+    curve = [f'<path d="M{line}" class="line"/>', *span.ticks(LINE_HEIGHT)]
+    return _svg(LINE_HEIGHT, [*levels, *curve], unit)
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """The time from the left to the right of a picture."""
+    """The time range of a chart's horizontal axis."""
 
     begin: datetime
     end: datetime
@@ -178,7 +179,7 @@ def _svg(height: float, parts: Iterable[str], name: str) -> str:
 
 
 def _colour(place: int) -> str:
-    # The golden angle keeps neighbours apart, however many nodes there are.
+    # Hues that differ by the golden angle keep consecutive nodes distinct for any number of nodes.
     return f"hsl({(210 + place * 137.508) % 360:.0f} 62% {(52, 40, 64)[place % 3]}%)"
 
 
@@ -197,9 +198,9 @@ def _verdicts(report: Report) -> str:
         verdicts += [(False, f"Violation: {line}") for line in report.violations]
     else:
         verdicts.append((True, "Verified: each record was committed once, by its holder."))
-    waiting = sum(not gap.acknowledged for gap in report.gaps)
-    if waiting:
-        verdicts.append((False, f"{counted(waiting, 'gap')} not acknowledged."))
+    open_gaps = sum(not gap.acknowledged for gap in report.gaps)
+    if open_gaps:
+        verdicts.append((False, f"{counted(open_gaps, 'gap')} not acknowledged."))
     verdicts += [(False, line) for line in report.view.obstacles()[:OBSTACLES_MAX]]
     if report.view.trouble:
         verdicts.append((False, f"The lag is unknown: {report.view.trouble}"))
@@ -224,7 +225,7 @@ def _numbers(report: Report) -> str:
 
 
 def _table(columns: str, rows: Iterable[Sequence[object]], *, filtered: bool = False) -> str:
-    """Return a table; a column marked by `>` is aligned to the right, and heads sort on a click."""
+    """Return a table; a column with `>` is aligned to the right, and a click on a head sorts."""
     names = columns.split(", ")
     right = [name.startswith(">") for name in names]
     heads = "".join(
@@ -296,8 +297,7 @@ def _tree(view: GroupView) -> str:
 
 
 def _newest(rows: Sequence[object]) -> str:
-    left = len(rows) - ROWS_MAX
-    return f"<p>The newest {ROWS_MAX:,} of {len(rows):,}.</p>" if left > 0 else ""
+    return f"<p>The newest {ROWS_MAX:,} of {len(rows):,}.</p>" if len(rows) > ROWS_MAX else ""
 
 
 def _moves(moves: Sequence[Move]) -> str:

@@ -19,25 +19,25 @@ from dagster_leasehold.orchestration.settings import PREFIX, Settings, load_sett
 
 
 class LeaseholdResource(dg.ConfigurableResource[Deployment]):
-    """The deployment that runs and sensors work for: a database, an output, a catalog and Spark.
+    """The deployment of runs and sensors: its database, output, catalog and Spark.
 
-    Each field is the setting of its name, and wins over the environment and `leasehold.toml`,
-    which give what is left out. They are read by `build_definitions`, for what a definition shows,
-    and again when a run begins and at the first tick of a sensor. Call it in a function under
-    `@dg.definitions`, and importing your module reads none.
+    Each field overrides the setting of the same name in the environment and in `leasehold.toml`.
+    These are read for the fields that you omit: by `build_definitions`, when a run begins, and at
+    the first tick of a sensor. Call `build_definitions` in a function under `@dg.definitions` if
+    the import of your module shall not read settings.
 
-    The commands and agents of a deployment read the settings alone. Where a command finds that
-    these lead to another database, output or catalog than the resource, it says so and ends.
+    Commands and agents read only the settings. If the settings name another database, output or
+    catalog than the resource, a command refuses to run.
 
     Attributes:
         database_url: SQLAlchemy URL of the lease store. If it holds a password, give
             `dg.EnvVar("NAME")`.
         output: the folder or URI of all committed output.
-        home: the folder of the embedded defaults.
-        spark: `connect`, the address of a Spark, or the settings of Spark as JSON.
+        home: the folder of logs, lease store and output, unless other fields name other places.
+        spark: `connect`, the address of a Spark server or master, or Spark's settings as JSON.
         catalog: the name of the catalog of the published tables.
-        catalog_properties: of PyIceberg, for another catalog than the lease database.
-        nodes: the nodes that this deployment keeps alive by itself.
+        catalog_properties: PyIceberg's properties of a catalog other than the lease database.
+        nodes: the names of the nodes, if they have no agents.
         lease_timeout_s: T of new consumer groups, in seconds.
 
     Examples:
@@ -62,7 +62,7 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
 
     @override
     def create_resource(self, context: dg.InitResourceContext) -> Deployment:
-        """Return the deployment, for Dagster."""
+        """Return the deployment; Dagster calls this."""
         del context
         return deployment_of(self.settings())
 
@@ -70,10 +70,10 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
         """Return the settings of the deployment.
 
         Raises:
-            InvalidSetting: a value is missing, unknown or of the wrong form, or the environment
-                lacks a variable.
+            InvalidSetting: a value is missing, unknown or of the wrong form, or an environment
+                variable is not set.
         """
-        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name in type(self).model_fields:
             value: Any = getattr(self, name)
             if isinstance(value, dg.EnvVar):
@@ -83,14 +83,14 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
                         f"LeaseholdResource takes {name} from the environment variable {variable}, "
                         "which is not set: set it."
                     )
-            given[name] = value
-        return load_settings("LeaseholdResource", **given)
+            values[name] = value
+        return load_settings("LeaseholdResource", **values)
 
     def refuse_secrets(self) -> None:
-        """Refuse a password that Dagster would store and show as part of the configuration.
+        """Refuse a password, which Dagster would store and show with the configuration.
 
         Raises:
-            InvalidSetting: `database_url` holds one.
+            InvalidSetting: `database_url` holds a password.
         """
         url = self.database_url
         if url and not isinstance(url, dg.EnvVar) and without_secrets(url) != url:
@@ -101,22 +101,25 @@ class LeaseholdResource(dg.ConfigurableResource[Deployment]):
 
 
 DEFAULT = LeaseholdResource()
-"""The deployment of the settings: one object, so that definitions that use it merge."""
+"""The deployment that the settings describe.
+
+It is one object, since Dagster merges definitions only if they share the resource.
+"""
 _OPENING = Lock()
 
 
 def deployment_of(settings: Settings) -> Deployment:
-    """Return the deployment that the settings describe; nothing is opened before it is used."""
+    """Return the deployment that the settings describe; it opens the store at first use."""
 
-    opened: list[LeaseStore] = []
+    stores: list[LeaseStore] = []
 
     def store() -> LeaseStore:
         # Steps run in threads of one process, and share one pool of connections.
         with _OPENING:
-            if not opened:
+            if not stores:
                 settings.home.mkdir(parents=True, exist_ok=True)
-                opened.append(_store_at(settings.store_url))
-            return opened[0]
+                stores.append(_store_at(settings.store_url))
+            return stores[0]
 
     return Deployment(
         store=store,
@@ -135,7 +138,7 @@ def deployment_of(settings: Settings) -> Deployment:
 
 @cache
 def _store_at(url: SecretStr) -> LeaseStore:
-    """Return the lease store at a URL: all definitions of a process share its connections."""
+    """Return the lease store at a URL; all definitions of a process share its connections."""
     from dagster_leasehold.lease_store import open_store
 
     return open_store(url)
@@ -146,7 +149,7 @@ def _spark_is_shared(settings: Settings) -> bool:
 
 
 def spark_of(settings: Settings) -> SparkResource:
-    """Return the Spark session that the settings describe; the first run starts it."""
+    """Return the Spark resource that the settings describe; the first run starts its session."""
     spark = settings.spark
     return SparkResource(
         mode=spark.engine,
@@ -158,7 +161,7 @@ def spark_of(settings: Settings) -> SparkResource:
 
 
 def refuse_another(definitions: dg.Definitions, settings: Settings) -> None:
-    """Refuse definitions whose resource names another deployment than these settings.
+    """Refuse definitions whose resource describes another deployment than the settings.
 
     Raises:
         InvalidSetting: the database, the output or the catalog differs.
@@ -166,14 +169,14 @@ def refuse_another(definitions: dg.Definitions, settings: Settings) -> None:
     resource = (definitions.resources or {}).get(LEASEHOLD)
     if not isinstance(resource, LeaseholdResource) or resource is DEFAULT:
         return
-    theirs = resource.settings()
-    for name, one, other in (
-        ("database_url", settings.store_url, theirs.store_url),
-        ("output", str(settings.output_root), str(theirs.output_root)),
-        ("catalog", settings.catalog_settings, theirs.catalog_settings),
+    of_resource = resource.settings()
+    for name, value, resource_value in (
+        ("database_url", settings.store_url, of_resource.store_url),
+        ("output", str(settings.output_root), str(of_resource.output_root)),
+        ("catalog", settings.catalog_settings, of_resource.catalog_settings),
     ):
-        if one != other:
+        if value != resource_value:
             raise InvalidSetting(
                 f"The LeaseholdResource of the definitions has another {name} than the settings "
-                f"that this command reads: set {PREFIX}{name.upper()} to the same."
+                f"that this command reads: set {PREFIX}{name.upper()} to the resource's value."
             )

@@ -1,4 +1,4 @@
-"""The text of settings for people to fill in: each with its meaning, and commented out."""
+"""Templates of settings: each setting with its meaning, commented out unless required."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ COLUMNS = 92
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a language writes settings.
+    """The syntax of settings in a language.
 
     Attributes:
-        separator: between a setting and its value.
-        end: behind a value.
-        begin_part: of a part and its class, to the line before the settings of the part.
-        end_part: the line behind them, if there is one.
-        empty_parts: a part may have no settings, so that only these are commented out.
-        value: from a value to its text.
+        separator: the text between a setting and its value.
+        end: the text after a value.
+        begin_part: returns the first line of a part, for the part's name and class.
+        end_part: the last line of a part; empty if the language has none.
+        empty_parts: True if a part without settings is valid, so that only its settings are
+            commented out and not the part.
+        value: returns the text of a value.
     """
 
     separator: str
@@ -44,7 +45,7 @@ def _yaml(value: Any) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return a value as Python writes it, with texts in double quotes."""
+    """Return a value as a Python literal, with texts in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):
@@ -61,21 +62,21 @@ def written_settings(
     values: Mapping[str, str],
     form: Form,
     *,
-    left_out: Collection[str] = (),
+    omitted: Collection[str] = (),
     commented: bool = True,
 ) -> Iterator[str]:
     """Yield the lines of the settings of a class.
 
     Args:
-        model: a class that pydantic checks, whose fields have docstrings, or whose own docstring
+        model: a pydantic model or dataclass, whose fields have docstrings, or whose own docstring
             has a section `Attributes`.
-        values: the texts of settings that are given, and not commented out.
-        form: how they are written.
-        left_out: settings that are not written.
-        commented: settings that can be left out are commented out.
+        values: the texts of the settings that are not commented out.
+        form: the syntax.
+        omitted: the names of settings to omit.
+        commented: True to comment out optional settings.
     """
     for name, field, meaning in settings_in(model):
-        if name in left_out:
+        if name in omitted:
             continue
         yield from (f"# {line}" for line in wrap(meaning, COLUMNS - 2))
         part = part_of(field)
@@ -83,16 +84,16 @@ def written_settings(
             lines = written_settings(part, {}, form, commented=form.empty_parts)
             text = [form.begin_part(name, part), *(f"    {line}" for line in lines)]
             text += [form.end_part] if form.end_part else []
-            out = not form.empty_parts
+            optional = not form.empty_parts
         else:
             value = values.get(name) or form.value(_example(field))
             text = f"{name}{form.separator}{value}{form.end}".splitlines()
-            out = commented and name not in values and not field.is_required()
-        yield from (f"# {line}" if out else line for line in text)
+            optional = commented and name not in values and not field.is_required()
+        yield from (f"# {line}" if optional else line for line in text)
 
 
 def settings_in(model: type[Any]) -> Iterator[tuple[str, FieldInfo, str]]:
-    """Yield the fields of a class, each with its name and its meaning, which is a sentence."""
+    """Yield the name, the field and the meaning of each setting of a class."""
     _, _, section = cleandoc(model.__doc__ or "").partition("Attributes:\n")
     entries: list[tuple[str, str]] = re.findall(
         r"^    (\w+): (.+(?:\n {8}.+)*)", section, re.MULTILINE
@@ -107,14 +108,14 @@ def settings_in(model: type[Any]) -> Iterator[tuple[str, FieldInfo, str]]:
 
 
 def part_of(field: FieldInfo) -> type[Any] | None:
-    """Return the class whose settings are parts of a field; None for a single value."""
-    taken = any(isinstance(each, TakenBy) for each in field.metadata)
+    """Return the class of a field that groups settings; None for a single value."""
+    single = any(isinstance(each, TakenBy) for each in field.metadata)
     class_: Any = field.annotation
-    return class_ if isinstance(class_, type) and is_dataclass(class_) and not taken else None
+    return class_ if isinstance(class_, type) and is_dataclass(class_) and not single else None
 
 
 def default_of(field: FieldInfo) -> Any:
-    """Return a field's default as plain values, or None if the field is required."""
+    """Return a field's default in JSON types; None if the field is required."""
     value: Any = None if field.is_required() else field.get_default(call_default_factory=True)
     if isinstance(value, frozenset | tuple):
         return sorted(value) if isinstance(value, frozenset) else [*value]
@@ -122,6 +123,6 @@ def default_of(field: FieldInfo) -> Any:
 
 
 def _example(field: FieldInfo) -> Any:
-    """Return a field's default, or its example if the default says nothing."""
+    """Return a field's default, or its example if the default is None or empty."""
     default = default_of(field)
     return field.examples[0] if default in (None, []) and field.examples else default

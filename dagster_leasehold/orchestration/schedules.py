@@ -1,4 +1,4 @@
-"""The schedule of a stream, for deployments that want fixed times instead of a sensor's runs."""
+"""A stream's schedule, which launches runs at fixed times in addition to the sensor."""
 
 import dagster as dg
 
@@ -16,15 +16,15 @@ CRON = "*/5 * * * *"
 
 
 def due_launches(
-    snapshot: Snapshot, nodes: tuple[NodeName, ...], taken: set[str], shards_per_run: int
+    snapshot: Snapshot, nodes: tuple[NodeName, ...], busy_shards: set[str], shards_per_run: int
 ) -> list[Launch]:
-    """Return runs for all shards that served nodes hold and that no run serves."""
+    """Return runs for all shards that `nodes` hold and that no run has open or is queued for."""
     launches: list[Launch] = []
     for node in nodes:
         own_shards: list[ShardId] = [
             row.shard
             for row in snapshot.shards
-            if row.consumer_owner == node and not row.consumer_run and row.shard not in taken
+            if row.consumer_owner == node and not row.consumer_run and row.shard not in busy_shards
         ]
         for first in range(0, len(own_shards), shards_per_run):
             launches.append(Launch(node, tuple(own_shards[first : first + shards_per_run])))
@@ -41,8 +41,8 @@ def build_schedule(stream: ShardStream, job: dg.JobDefinition) -> dg.ScheduleDef
         execution_timezone="UTC",
         default_status=dg.DefaultScheduleStatus.STOPPED,
         description=f"Consumes all shards of {stream.name} that this deployment holds, even those "
-        "with nothing new. The rebalance sensor launches runs when there is something to "
-        "read: start this schedule in addition to it, for a source whose news it cannot see.",
+        "without new records. The rebalance sensor launches runs only for shards with unread "
+        "records. Start this schedule as well if the sensor cannot see them in your source.",
         required_resource_keys={LEASEHOLD},
     )
     def every_5_minutes(
@@ -54,15 +54,16 @@ def build_schedule(stream: ShardStream, job: dg.JobDefinition) -> dg.ScheduleDef
         except LeaseholdError as error:
             return dg.SkipReason(str(error))
         active = ActiveRuns(context.instance).of(stream)
-        taken = {shard for run in active for shard in run.shards}
-        taken |= queued_shards(context.instance, stream, [row.shard for row in snapshot.shards])
+        busy_shards = {shard for run in active for shard in run.shards}
+        shards = [row.shard for row in snapshot.shards]
+        busy_shards |= queued_shards(context.instance, stream, shards)
         address = instance_address(context.instance)
-        own = deployment.own(snapshot.nodes, address)
-        incarnations = {node.name: node.incarnation for node in own}
+        own_nodes = deployment.own(snapshot.nodes, address)
+        incarnations = {node.name: node.incarnation for node in own_nodes}
         nodes = tuple(incarnations)
-        launches = due_launches(snapshot, nodes, taken, stream.pace.shards_per_run)
+        launches = due_launches(snapshot, nodes, busy_shards, stream.pace.shards_per_run)
         if not launches:
-            return dg.SkipReason(f"No shard of {stream.name} is held here and idle.")
+            return dg.SkipReason(f"This deployment holds no idle shard of {stream.name}.")
         return [run_request(stream, launch, incarnations[launch.node]) for launch in launches]
 
     return every_5_minutes

@@ -1,6 +1,6 @@
-"""The settings of a deployment: from `LEASEHOLD_*`, then `leasehold.toml`, typed and checked.
+"""The settings of a deployment, from `LEASEHOLD_*` variables and `leasehold.toml`.
 
-Secrets (a database URL with a password, tokens) come from the environment alone.
+Secrets, such as a database URL with a password, are accepted in the environment only.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from dagster_leasehold.orchestration.project_module import (
 
 HOME_DEFAULT = Path(".leasehold")
 LOCATION = "leasehold"
-"""The name of our code location, under which Dagster stores which sensors are off."""
+"""The name of our code location; Dagster stores under it which sensors are switched off."""
 PREFIX = "LEASEHOLD_"
-# Variables of the prefix that are switches of tests and of fault injection, not settings.
+# Variables for tests and fault injection, which are not settings.
 NOT_SETTINGS = ("LEASEHOLD_TEST_", "LEASEHOLD_FAILPOINT", "LEASEHOLD_SCREENSHOT")
 
 
@@ -54,25 +54,25 @@ class Settings(pydantic.BaseModel):
     """All settings of a deployment; `load_settings` reads them.
 
     Attributes:
-        home: the folder of the embedded default: log, lease store, output, Dagster's home.
-        output: the folder or URI of all committed output; by default `output` in the home, from
-            which other relative folders count as well.
-        database_url: SQLAlchemy URL of the lease store; None means the SQLite of the home.
-        nodes: the nodes that this deployment keeps alive by itself, if there are no agents.
-        agents: True if its nodes have agents: `leasehold node` on each host.
-        agent_node: the node whose agent started this process; None elsewhere. Agents set it.
-        spark_state: folder of the embedded Spark server's state; by default `spark` in the home,
-            and `nodes/<node>/spark` under an agent.
+        home: the folder of logs, lease store, output, and Dagster's and Spark's state.
+        output: the folder of committed output, relative to the home, or its URI; by default
+            `output` in the home.
+        database_url: SQLAlchemy URL of the lease store; None means SQLite in the home.
+        nodes: the names of the nodes, if they have no agents.
+        agents: True if nodes have agents, which are processes `leasehold node`.
+        agent_node: the node of the agent that started this process; None in other processes. Only
+            agents set it.
+        spark_state: the folder of the local Spark server's state; by default `spark` in the home,
+            or `nodes/<node>/spark` under an agent.
         lease_timeout_s: T of new consumer groups, in seconds.
-        spark: where Spark runs, and its configuration; a word or an address alone stands for the
-            table.
+        spark: where Spark runs, and its configuration. A text instead of a table is its address.
         history_days: the days that journal, delivered events, accepted gaps and merged ledger
             rows stay in the lease store; `forever` keeps them.
         catalog: the name of the catalog of the published tables.
-        catalog_properties: PyIceberg's properties of another catalog than the lease database; its
+        catalog_properties: PyIceberg's properties of a catalog other than the lease database; its
             secrets come from the environment (`PYICEBERG_CATALOG__NAME__…`).
-        module: the Python module that declares streams, or has the definitions of some; without
-            it, commands look for it in the current folder's project.
+        module: the Python module that declares streams, or has their definitions; without it,
+            commands use the module of the current folder's project.
 
     Examples:
         >>> Settings(nodes=("east", "west")).lease_timeout_s
@@ -97,8 +97,8 @@ class Settings(pydantic.BaseModel):
 
     @pydantic.field_validator("nodes", "catalog_properties", "spark", mode="before")
     @classmethod
-    def _list_of_variable(cls, value: object, info: pydantic.ValidationInfo) -> object:
-        """Parse JSON of an environment variable, nodes as `a,b`, or Spark as one word."""
+    def _parse_text(cls, value: object, info: pydantic.ValidationInfo) -> object:
+        """Parse a text: JSON, nodes as `a,b`, or Spark's address."""
         if not isinstance(value, str) or (info.field_name == "spark" and value[:1] != "{"):
             return value
         if info.field_name == "nodes" and not value.lstrip().startswith("["):
@@ -111,7 +111,7 @@ class Settings(pydantic.BaseModel):
         for name, text in value.items():
             if SECRET_PROPERTY.search(name) or without_secrets(text) != text:
                 raise ValueError(
-                    f"{shown(name)} holds a secret: give it as a variable of the environment, "
+                    f"{shown(name)} holds a secret: set it in the environment variable "
                     "PYICEBERG_CATALOG__NAME__PROPERTY"
                 )
         return value
@@ -120,8 +120,8 @@ class Settings(pydantic.BaseModel):
     @classmethod
     def _addressable(cls, value: Path) -> Path:
         path, trouble = str(value.absolute()), unaddressable(value)
-        # Dagster puts the path of its SQLite files into a URL as it is, and Java takes paths by
-        # colons.
+        # Dagster puts the path of its SQLite files into a URL unescaped, and Java separates paths
+        # by colons.
         if not trouble and (mark := re.search(r"%[0-9A-Fa-f]{2}|:", path)):
             trouble = f"has a {mark[0]} in its path"
         if trouble:
@@ -146,10 +146,10 @@ class Settings(pydantic.BaseModel):
 
     @property
     def history_age(self) -> timedelta | None:
-        """The age at which rows of history can be deleted; None if they stay.
+        """The age at which history can be deleted; None if it is kept.
 
         Raises:
-            InvalidSetting: the number of days makes no sense.
+            InvalidSetting: the number of days is out of range.
         """
         return history_age(self.history_days)
 
@@ -160,7 +160,7 @@ class Settings(pydantic.BaseModel):
 
     @property
     def store_url(self) -> pydantic.SecretStr:
-        """The lease store's URL: `database_url` if it is set, else the SQLite file in the home."""
+        """The lease store's URL: `database_url`, or by default the SQLite file in the home."""
         if self.database_url is not None:
             return self.database_url
         # SQLAlchemy takes a third of a second to load.
@@ -171,19 +171,19 @@ class Settings(pydantic.BaseModel):
 
     @property
     def node_names(self) -> tuple[NodeName, ...]:
-        """The nodes that this deployment serves, parsed."""
+        """The names of `nodes`, checked."""
         return tuple(NodeName(name) for name in self.nodes)
 
     def log_folder(self, stream: str) -> Path:
-        """Return the folder in the home that holds the local log of a stream.
+        """Return the folder of a stream's local log.
 
         Raises:
-            InvalidIdentifier: `stream` is no name of a stream.
+            InvalidIdentifier: `stream` is not a valid name.
         """
         return self.home.absolute() / "logs" / StreamName(stream)
 
     def upkeep_file(self, stream: StreamName, group: str) -> Path:
-        """Return the file where this deployment notes the costs of staying in a group."""
+        """Return the file that records the statements that membership in a group costs."""
         return self.home.absolute() / "upkeep" / stream / f"{group}.json"
 
     @property
@@ -195,7 +195,7 @@ class Settings(pydantic.BaseModel):
         """
         if self.output and re.match(r"[A-Za-z0-9]+:", self.output):
             return output_place(self.output)
-        # Processes of one deployment, and commands on it, begin in different folders.
+        # The path is absolute, since the deployment's processes start in different folders.
         return output_place(self.home.absolute() / (self.output or "output"))
 
     def output_folder(self, stream: StreamName, group: str) -> OutputPlace:
@@ -204,22 +204,22 @@ class Settings(pydantic.BaseModel):
 
     @property
     def expected_nodes(self) -> tuple[NodeName, ...] | None:
-        """The nodes that this deployment serves; None with agents, which come and go."""
+        """The nodes that this deployment serves; None with agents, whose nodes vary."""
         return None if self.agents else self.node_names
 
     @property
     def dagster_home(self) -> Path:
-        """The embedded Dagster instance's home."""
+        """The home of the embedded Dagster instance."""
         return self.home.absolute() / "dagster"
 
     @property
     def workspace_file(self) -> Path:
-        """The file that tells Dagster's processes to load the package's own definitions."""
+        """The workspace file that names this package's definitions."""
         return self.dagster_home / "workspace.yaml"
 
     @property
     def spark_folder(self) -> Path:
-        """The folder of the embedded Spark Connect server's state."""
+        """The folder of the local Spark Connect server's state."""
         if self.spark_state is not None:
             return self.spark_state.absolute()
         return (
@@ -227,12 +227,12 @@ class Settings(pydantic.BaseModel):
         ) / "spark"
 
     def node_folder(self, node: str) -> Path:
-        """Return the folder where the agent of a node keeps its state and its logs."""
+        """Return the folder of the state and the logs of a node's agent."""
         return self.home.absolute() / "nodes" / NodeName(node)
 
     @property
     def leaving_mark(self) -> Path:
-        """The file that tells runs of this process's node to stop at their next checkpoint."""
+        """The file whose existence makes the node's runs stop at their next checkpoint."""
         return self.node_folder(self.agent_node or "") / "leaving"
 
 
@@ -244,9 +244,9 @@ def location_of(module: str) -> str:
 def load_settings(origin: str = "an option of the command", /, **overrides: object) -> Settings:
     """Return the settings of this process.
 
-    Arguments win over the environment, the environment over `leasehold.toml` in the home, and
-    that over `leasehold.toml` in the current folder or in that of its project. An argument of None
-    is not given; messages name `origin` as the place of the others.
+    Arguments override the environment, which overrides `leasehold.toml` in the home, which
+    overrides `leasehold.toml` in the project's folder. Arguments that are None are ignored.
+    Messages name `origin` as the origin of the other arguments.
 
     Raises:
         InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
@@ -258,28 +258,30 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
     arguments = {name: value for name, value in overrides.items() if value is not None}
     variables = _from_environment(os.environ)
     project = project_folder()
-    # Messages name a file of the current folder by its name alone.
+    # Messages then show a file in the current folder without its path.
     project = Path() if project == Path.cwd() else project
-    working_file = project / SETTINGS_FILE
-    working = _from_file(working_file)
+    project_file = project / SETTINGS_FILE
+    of_project = _from_file(project_file)
     if project != Path():
-        working["home"] = project / str(working.get("home", HOME_DEFAULT))
-    home = {"home": HOME_DEFAULT, **working, **variables, **arguments}["home"]
+        of_project["home"] = project / str(of_project.get("home", HOME_DEFAULT))
+    home = {"home": HOME_DEFAULT, **of_project, **variables, **arguments}["home"]
     home_file = Path(str(home)) / SETTINGS_FILE
-    of_home = {} if home_file.absolute() == working_file.absolute() else _from_file(home_file)
+    of_home = {} if home_file.absolute() == project_file.absolute() else _from_file(home_file)
     if "home" in of_home:
-        raise InvalidSetting(f"{home_file} sets 'home', but it is in the home: remove that line.")
+        raise InvalidSetting(
+            f"{home_file} sets 'home', although it is in the home itself: remove that line."
+        )
     origins = {
-        **dict.fromkeys(working, str(working_file)),
+        **dict.fromkeys(of_project, str(project_file)),
         **dict.fromkeys(of_home, str(home_file)),
         **{name: PREFIX + name.upper() for name in variables},
         **dict.fromkeys(arguments, origin),
     }
     try:
-        settings = Settings.model_validate({**working, **of_home, **variables, **arguments})
+        settings = Settings.model_validate({**of_project, **of_home, **variables, **arguments})
     except pydantic.ValidationError as error:
         raise _invalid(error, origins) from None
-    # Derived values are checked here, where the message can still name the setting.
+    # Derived values are computed here, so that an error message can name the setting.
     for name, derive in (
         ("lease_timeout_s", lambda: settings.timing),
         ("history_days", lambda: settings.history_age),
@@ -295,7 +297,7 @@ def load_settings(origin: str = "an option of the command", /, **overrides: obje
 
 
 def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> InvalidSetting:
-    """Return pydantic's first complaint as one sentence that says where the value comes from."""
+    """Return pydantic's first error as one sentence with the origin of the value."""
     first = error.errors(include_input=False, include_url=False)[0]
     location = [str(part) for part in first["loc"]]
     if not location:
@@ -315,17 +317,17 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
 
 def _no_streams(origin: str) -> InvalidSetting:
     return InvalidSetting(
-        f"{origin} declares streams, and settings describe the deployment alone: declare "
-        "streams in Python, as `leasehold init` writes it, or in YAML, as components of `dg`, and "
-        "name their module as `module`."
+        f"{origin} declares streams, but settings only describe the deployment: declare streams in "
+        "Python, as `leasehold init` does, or in YAML, as components of `dg`, and name their "
+        "module in the setting `module`."
     )
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings among the variables; an empty one counts as not set.
+    """Return the settings in the environment; empty variables are ignored.
 
     Raises:
-        InvalidSetting: a variable of the prefix names no setting.
+        InvalidSetting: a variable with the prefix does not name a setting.
     """
     values: dict[str, Any] = {}
     names = {PREFIX + field.upper(): field for field in Settings.model_fields}
@@ -345,7 +347,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> dict[str, Any]:
-    """Return the settings in a file; none if there is no file.
+    """Return the settings in a file; an empty dictionary if there is no file.
 
     Raises:
         InvalidSetting: the file cannot be read, is not TOML, or holds a secret.

@@ -1,4 +1,4 @@
-"""Modules that settings and options name: their streams and definitions, and single objects."""
+"""Imports modules of the user, and finds streams, definitions and other objects in them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dagster_leasehold.orchestration.project_module import import_folders, proje
 from dagster_leasehold.orchestration.settings import PREFIX, Settings
 
 _LOADING: set[str] = set()
-"""The modules whose streams are being looked up; one that looks up its own would never end."""
+"""The modules in `loading`; a module that looked up its own streams would recurse endlessly."""
 
 
 def function_at(what: str, path: str, home: Path) -> Any:
     """Return the function that a declaration names as `module.function`.
 
-    If there is none, the sentence of the error begins with `what`.
+    The error message begins with `what`.
 
     Raises:
-        InvalidSetting: it is not found or not callable.
+        InvalidSetting: the function is not found or not callable.
     """
     function = object_at(what, path, home)
     if not callable(function):
@@ -39,10 +39,10 @@ def function_at(what: str, path: str, home: Path) -> Any:
 def object_at(what: str, path: str, home: Path) -> object:
     """Return the object that a declaration names as `module.name`.
 
-    If there is none, the sentence of the error begins with `what`.
+    The error message begins with `what`.
 
     Raises:
-        InvalidSetting: there is no such module, or nothing of this name in it.
+        InvalidSetting: the module cannot be imported, or it has no such name.
     """
     module, _, name = path.rpartition(".")
     if not module:
@@ -56,12 +56,13 @@ def object_at(what: str, path: str, home: Path) -> object:
 
 
 def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Iterator[ShardStream]:
-    """Yield the streams of a module: from its definitions, or else its names.
+    """Yield the streams of a module's definitions, or without definitions those of its names.
 
-    Beside definitions, a stream that the module names can be a step on the way to one of theirs.
+    If there are definitions, the module's names are ignored: a stream there can be an intermediate
+    value from which another one is derived.
 
     Raises:
-        InvalidSetting: the definitions are of another deployment than `settings`.
+        InvalidSetting: the definitions describe another deployment than `settings`.
     """
     definitions = [*definitions_in(namespace)]
     if definitions:
@@ -80,31 +81,29 @@ def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Itera
         elif isinstance(value, list):
             values = value
         elif isinstance(value, tuple):
-            # Dagster's own values are tuples that refuse to be iterated.
+            # Some tuples of Dagster refuse `iter`.
             values = tuple.__iter__(value)
         yield from (each for each in values if isinstance(each, ShardStream))
 
 
 def definitions_in(namespace: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield a module's definitions, and its functions that make some when Dagster loads them."""
+    """Yield a module's definitions, and its functions under `@dg.definitions`."""
     if "dagster" not in sys.modules:
         return
     import dagster as dg
     from dagster.components.definitions import LazyDefinitions
 
     kinds = (dg.Definitions, LazyDefinitions)
-    # A value that has two names in the module is one.
+    # An object can have two names in the module.
     values = {id(value): value for value in namespace.values()}
     yield from (each for each in values.values() if isinstance(each, kinds))
 
 
 def imported(module: str, home: Path) -> ModuleType:
-    """Return a module, imported as Dagster would import it from the folder of this project.
-
-    A home that has settings can hold the module that they name.
+    """Import a module as Dagster would from the project's folder, or from the home.
 
     Raises:
-        InvalidSetting: it cannot be imported.
+        InvalidSetting: the module cannot be imported.
     """
     sys.path[:0] = [each for each in map(str, import_folders(home)) if each not in sys.path]
     try:
@@ -112,15 +111,16 @@ def imported(module: str, home: Path) -> ModuleType:
     except Exception as error:
         raise InvalidSetting(
             f"Module {shown(module)} cannot be imported ({_reason(error)}): name it as Python "
-            "imports it, from the folder that holds it."
+            "imports it, and run the command in the folder that has it."
         ) from error
 
 
 @contextmanager
 def loading(module: str, settings: Settings) -> Generator[None]:
-    """Give a module that is imported in the block the caller's home and kind of deployment.
+    """Import a module within the block, with the caller's `home` and `agents` in the environment.
 
-    The module's paths are relative to the project, which is the current folder.
+    In the block, the project's folder is the current folder, so that the module's relative paths
+    start there.
 
     Raises:
         InvalidSetting: the module looks up its own streams, or its definitions cannot be loaded.
@@ -130,21 +130,21 @@ def loading(module: str, settings: Settings) -> Generator[None]:
             f"Module {shown(module)} looks up a declared stream while it is loaded itself: import "
             "the stream from the module that declares it."
         )
-    own = {
+    variables = {
         f"{PREFIX}HOME": str(settings.home.absolute()),
         f"{PREFIX}AGENTS": str(settings.agents).lower(),
     }
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     _LOADING.add(module)
-    built = len(_built())
+    first = len(_built_streams())
     try:
         with chdir(project_folder()):
             yield
     except Exception as error:
-        names = [stream.name for stream in _built()[built:]]
+        names = [stream.name for stream in _built_streams()[first:]]
         for name in names:
-            # Their definitions do not merge, and Dagster's error does not name the stream.
+            # Definitions of the same stream cannot be merged; Dagster's error does not name it.
             if names.count(name) > 1:
                 raise declared_twice(name, f"in the module {shown(module)}") from error
         if isinstance(error, InvalidSetting):
@@ -162,20 +162,23 @@ def loading(module: str, settings: Settings) -> Generator[None]:
                 os.environ[name] = value
 
 
-def _built() -> Sequence[ShardStream]:
-    """Return the streams whose definitions were built, without loading Dagster for it."""
+def _built_streams() -> Sequence[ShardStream]:
+    """Return the streams whose definitions were built, without importing Dagster."""
     return getattr(sys.modules.get("dagster_leasehold.orchestration.build"), "BUILT", ())
 
 
 def declared_twice(name: str, places: str) -> InvalidSetting:
     """Return the error of a stream that is declared twice."""
     return InvalidSetting(
-        f"Stream {shown(name)} is declared twice {places}: leave one of the two away."
+        f"Stream {shown(name)} is declared twice {places}: remove one of the declarations."
     )
 
 
 def _reason(error: BaseException) -> str:
-    """Return our own sentence where one is the cause of an error, else the error in a line."""
+    """Return the message of the first `LeaseholdError` among an error and its causes.
+
+    Without one, return the error itself in one line.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, LeaseholdError):

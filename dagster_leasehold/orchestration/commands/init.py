@@ -160,7 +160,7 @@ def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> 
         "transform": "parsed",
     }
     settings = written_settings(
-        ShardStream, values, PYTHON, left_out=("nodes", "on_commit", "asset_spec", "execute")
+        ShardStream, values, PYTHON, omitted=("nodes", "on_commit", "asset_spec", "execute")
     )
     files = {
         SETTINGS_FILE: DEPLOYMENT,

@@ -103,7 +103,7 @@ def report_of(
     return Report(
         at=now,
         view=view,
-        holdings=holdings_over_time(journal, now, held_before=_held_before(journal, view)),
+        holdings=holdings_over_time(journal, now, first_holders=_first_holders(journal, view)),
         moves=moves(journal),
         runs=runs(journal, batches),
         points=points(batches),
@@ -113,7 +113,7 @@ def report_of(
     )
 
 
-def _held_before(journal: Sequence[JournalEntry], view: GroupView) -> dict[ShardId, NodeName]:
+def _first_holders(journal: Sequence[JournalEntry], view: GroupView) -> dict[ShardId, NodeName]:
     if len(journal) < ENTRIES_MAX:
         return {}
     holders = {row.shard: row.consumer_owner for row in view.shards if row.consumer_owner}

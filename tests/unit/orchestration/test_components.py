@@ -197,7 +197,7 @@ def test_hours_of_a_stream_in_yaml_follow_it(project: Project) -> None:
     ("change", "sentence"),
     [
         (("stream: visits", "stream: clicks"), "'clicks' is not declared in YAML"),
-        (("stream: visits", "stream: web_logs.transforms.visits"), "is no ShardStream"),
+        (("stream: visits", "stream: web_logs.transforms.visits"), "is not a ShardStream"),
         (("2026-01-01T00:00:00Z", "yesterday"), "give the beginning of an hour"),
         (("action: rerun", "action: keep"), "action is 'keep': use 'drop' or 'rerun'"),
     ],

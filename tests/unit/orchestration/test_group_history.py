@@ -70,9 +70,9 @@ def test_the_newest_part_of_a_long_journal_begins_with_who_held_what() -> None:
         replace(edge(4, FREE, None, "0"), from_state=MOVING, from_owner=A),
         replace(edge(5, HELD, B, "1"), from_state=FREE),
     ]
-    held = holders_before(journal, {one: B, two: B})
-    assert held == {zero: A, two: B}
-    assert holdings_over_time(journal, BEGIN + timedelta(seconds=9), held_before=held) == [
+    holders = holders_before(journal, {one: B, two: B})
+    assert holders == {zero: A, two: B}
+    assert holdings_over_time(journal, BEGIN + timedelta(seconds=9), first_holders=holders) == [
         stretch(3, 4, A, "0"),
         stretch(5, 9, B, "1"),
         stretch(3, 9, B, "2"),

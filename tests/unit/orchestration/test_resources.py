@@ -112,6 +112,6 @@ def test_importing_a_module_reads_no_setting_and_commands_refuse_another_deploym
         DeclaredStreams(Settings(), "branch_project").described("visits")
     monkeypatch.setenv("LEASEHOLD_DATABASE_URL", f"sqlite:///{tmp_path}/branch.db")
     assert main(["status", "visits", "-m", "branch_project"]) == 2
-    assert "set LEASEHOLD_OUTPUT to the same" in capsys.readouterr().err
+    assert "set LEASEHOLD_OUTPUT to the resource" in capsys.readouterr().err
     monkeypatch.setenv("LEASEHOLD_OUTPUT", "branch")
     assert DeclaredStreams(load_settings(), "branch_project").names == ("visits",)
