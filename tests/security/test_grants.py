@@ -154,7 +154,7 @@ def test_the_doctors_line_says_if_the_account_has_its_rights(
     server.execute(f"REVOKE {revoked} FROM 'node'@'127.0.0.1'")
     try:
         assert line() == (
-            "failed   privileges: the account may not do this: DELETE on batch. Grant it."
+            "failed   privileges: the account lacks these privileges: DELETE on batch. Grant them."
         )
     finally:
         server.execute(f"GRANT {revoked} TO 'node'@'127.0.0.1'")

@@ -1,4 +1,4 @@
-"""`leasehold checkpoint`: the cursors up to which shards are committed."""
+"""`leasehold checkpoint get` and `set`: show checkpoints, or force one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def set_(
             "yourself, which skips records or reads them again."
         )
     position = cursor_of(target.declared(key.stream).source, lease.shard, cursor)
-    changed = forced(target, key, lease.shard, position, reason=reason, reopen=reopen)
+    changed = force_checkpoint(target, key, lease.shard, position, reason=reason, reopen=reopen)
     others = sorted((each for each in changed.shards if each != lease.shard), key=rank_key)
     facts = {"group": str(key), "shard": lease.shard, "from": lease.check_point, "to": position}
     sentences = [
@@ -113,10 +113,10 @@ def set_(
     tell(facts | {"begin_again": others}, *sentences, as_json=as_json)
 
 
-def forced(
+def force_checkpoint(
     target: Target, key: GroupKey, shard: ShardId, cursor: str, *, reason: str, reopen: Reopening
 ) -> Changed:
-    """Force a shard's checkpoint, and keep files of withdrawn batches for their readers.
+    """Force a shard's checkpoint; files of withdrawn batches stay readable for now.
 
     Raises:
         CheckpointRefused: see `LeaseStore.force_checkpoint`.
@@ -130,7 +130,9 @@ def forced(
 def _touch_withdrawn(
     target: Target, key: GroupKey, shard: ShardId, cursor: str, reopen: Reopening
 ) -> None:
-    """Make the files of batches that will be withdrawn look new: a reader might have listed them.
+    """Touch the files of the batches that will be withdrawn, so that vacuum keeps them for now.
+
+    A reader that has listed these files still needs time to read them.
 
     Raises:
         CheckpointRefused: the cursor divides a batch.
@@ -149,7 +151,7 @@ def _touch_withdrawn(
 
 
 def border_at(target: Target, key: GroupKey, lease: ShardLease, cursor: str) -> Batch | None:
-    """Return the first batch of a shard that a forced checkpoint withdraws; None for none.
+    """Return the first batch that a checkpoint at `cursor` withdraws; None without one.
 
     Raises:
         CheckpointRefused: the cursor divides a batch.
@@ -163,10 +165,10 @@ def border_at(target: Target, key: GroupKey, lease: ShardLease, cursor: str) -> 
 
 
 def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
-    """Return the cursor that `begin`, `end`, a time or a cursor means, within the shard's bounds.
+    """Return the cursor in a shard for a text: `begin`, `end`, a time or a cursor.
 
     Raises:
-        CheckpointRefused: the text is none of these, or lies outside the shard.
+        CheckpointRefused: the text is none of these, or the cursor is outside the shard's bounds.
     """
     from dagster_leasehold.lease_store.times import parse_time
     from dagster_leasehold.shard_sources.source import Limits, Position
@@ -175,7 +177,7 @@ def cursor_of(source: ShardSource, shard: ShardId, text: str) -> str:
         return source.cursor_at(shard, Position(text))
     refusal: errors.LeaseholdError | None = None
     try:
-        # A source tells a cursor of its own by planning from it; nothing is read.
+        # A source validates a cursor when it plans from it; no record is read.
         source.plan(shard, text, Limits(records_max=1))
         return text
     except (errors.UserMistake, errors.SourceError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The look of `leasehold doctor` at Dagster: its instance, daemon, launcher and sensors."""
+"""The check of Dagster in `leasehold doctor`: instance, daemon, run launcher and sensors."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TOLERANCE_S = 300.0
 def dagster(
     target: Target, now: Callable[[], float], environment: Mapping[str, str], *, with_nodes: bool
 ) -> Iterator[Finding]:
-    """Yield the state of Dagster's instance and daemon, of the launcher, and of our sensors.
+    """Yield findings on Dagster's instance, daemon, run launcher and our sensors.
 
     Args:
         target: the deployment.
         now: the wall clock, in seconds.
-        environment: can name the instance of a project of its own.
-        with_nodes: judge the launcher by the nodes in the lease store, too.
+        environment: the variables; `DAGSTER_HOME` names the instance of the user's own project.
+        with_nodes: True to read from the lease store whether nodes have agents.
     """
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
@@ -38,7 +38,7 @@ def dagster(
     if home is None:
         text = (
             f"no dagster.yaml is in {settings.dagster_home}, and {HOME_VARIABLE} names no folder "
-            "with one: start `leasehold dev`, or have the variable name your Dagster's home."
+            "with one: start `leasehold dev`, or set the variable to your Dagster's home."
         )
         yield Finding("dagster", Health.WARNING, text)
         return
@@ -50,15 +50,15 @@ def dagster(
         off = sorted(each.instigator_name for each in states if each.status.value == "STOPPED")
         text = f"switched off: {listed(off)}. Switch on what should run." if off else "none is off."
         yield Finding("sensors", Health.WARNING if off else Health.OK, text)
-        yield from _ticks(instance, _ours(target, states))
+        yield from _ticks(instance, _our_instigators(target, states))
 
 
 def _home(settings: Settings, environment: Mapping[str, str]) -> Path | None:
-    """Return the home of Dagster's instance: Leasehold's own, or the one of the environment."""
+    """Return the home of Dagster's instance: Leasehold's own, or otherwise `DAGSTER_HOME`."""
     from dagster_leasehold.orchestration.instance import INSTANCE_FILE
 
-    named = environment.get(HOME_VARIABLE)
-    homes = [settings.dagster_home, *([Path(named).expanduser()] if named else [])]
+    other = environment.get(HOME_VARIABLE)
+    homes = [settings.dagster_home, *([Path(other).expanduser()] if other else [])]
     return next((home for home in homes if (home / INSTANCE_FILE).exists()), None)
 
 
@@ -83,22 +83,22 @@ def _launcher(instance: DagsterInstance, target: Target, *, with_nodes: bool) ->
         return Finding("launcher", Health.OK, f"{launcher}.")
     agents = _nodes_with_agents(instance, target) if with_nodes else []
     if not agents and not target.settings.agents:
-        judged = "no node has an agent"
+        reason = "no node has an agent"
         if not with_nodes:
-            judged = "it fits the settings; no node was checked"
-        return Finding("launcher", Health.OK, f"{launcher}; {judged}.")
-    reason = "LEASEHOLD_AGENTS says that nodes have some"
+            reason = "it fits the settings; no node was checked"
+        return Finding("launcher", Health.OK, f"{launcher}; {reason}.")
+    reason = "the setting agents is true"
     if agents:
-        reason = f"{listed(agents)} {'has one' if len(agents) == 1 else 'have some'}"
+        reason = f"{listed(agents)} {'has an agent' if len(agents) == 1 else 'have agents'}"
     text = (
-        f"{launcher} sends no run to an agent, and {reason}: give dagster.yaml the run_launcher "
-        f"{NodeRunLauncher.__module__}.{NodeRunLauncher.__name__}."
+        f"{launcher} sends no run to an agent, although {reason}: set run_launcher in dagster.yaml "
+        f"to {NodeRunLauncher.__module__}.{NodeRunLauncher.__name__}."
     )
     return Finding("launcher", Health.FAILED, text)
 
 
 def _nodes_with_agents(instance: DagsterInstance, target: Target) -> list[str]:
-    """Return the members of this deployment whose agents have published a code server."""
+    """Return the deployment's members whose agents have registered a code server."""
     from dagster_leasehold.assets.deployment import instance_address
     from dagster_leasehold.orchestration.supervision.node_directory import find
 
@@ -112,7 +112,7 @@ def _nodes_with_agents(instance: DagsterInstance, target: Target) -> list[str]:
     return sorted(name for name in members if find(instance, name) is not None)
 
 
-def _ours(target: Target, states: Iterable[Any]) -> Iterator[Any]:
+def _our_instigators(target: Target, states: Iterable[Any]) -> Iterator[Any]:
     """Yield the sensors and schedules of our streams that are not switched off."""
     from dagster_leasehold.assets.partitions import definition_name
 
@@ -120,26 +120,26 @@ def _ours(target: Target, states: Iterable[Any]) -> Iterator[Any]:
     prefixes = tuple(f"{definition_name(stream)}_" for stream in streams)
     for state in states:
         name = state.instigator_name
-        # Sensors of hourly assets bear the assets' names.
+        # The names of hourly assets' sensors begin with the asset's name.
         ours = name.startswith(prefixes) or name.endswith("_watermark")
         if ours and state.status.value != "STOPPED":
             yield state
 
 
 def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding]:
-    """Yield the errors of the last ticks that failed."""
+    """Yield the error of each sensor whose last tick failed, grouped by error."""
     failing: defaultdict[str, list[str]] = defaultdict(list)
     for state in states:
         origin, selector = state.instigator_origin_id, state.selector_id
-        # The newest can be under way.
+        # The newest tick can still be running.
         ticks = instance.get_ticks(origin, selector, limit=2)
-        ended = [tick for tick in ticks if tick.status.value != "STARTED"]
-        if ended and ended[0].status.value == "FAILURE":
-            failing[_first_line(ended[0].error)].append(state.instigator_name)
+        results = [tick for tick in ticks if tick.status.value != "STARTED"]
+        if results and results[0].status.value == "FAILURE":
+            failing[_first_line(results[0].error)].append(state.instigator_name)
     for line, names in failing.items():
         text = (
-            f"the last tick of {listed(sorted(names))} failed ({line}): see it in the Dagster UI, "
-            "and fix what it names."
+            f"the last tick of {listed(sorted(names))} failed ({line}): read the whole error in "
+            "the Dagster UI, and fix its cause."
         )
         yield Finding("ticks", Health.WARNING, text)
     if not failing:
@@ -147,7 +147,7 @@ def _ticks(instance: DagsterInstance, states: Iterable[Any]) -> Iterator[Finding
 
 
 def _first_line(error: SerializableErrorInfo | None) -> str:
-    """Return the first line of an error; where Dagster has wrapped the sensor's own, of that."""
+    """Return the first line of an error, without Dagster's wrapper of a sensor's error."""
     if error is None:
         return "no error is stored"
     if error.cls_name == "SensorExecutionError" and error.cause is not None:

@@ -1,4 +1,4 @@
-"""`leasehold db`: the lease store's schema, and its move into another database."""
+"""`leasehold db`: upgrade, prune or copy the lease store, or take over an output folder."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def prune(
     some rows could not be deleted.
     """
     from dagster_leasehold.lease_store import open_store
-    from dagster_leasehold.lease_store.pruning import prune as pruned
+    from dagster_leasehold.lease_store.pruning import prune as prune_group
 
     target = Target.at(home)
     age = target.settings.history_age if older_than is None else history_age(_days(older_than))
@@ -95,8 +95,10 @@ def prune(
     failures: list[str] = []
     with progress("deleting old rows", "rows") as show:
         for group in store.groups():
-            done = rows.total()
-            report = pruned(store, group.key, age, lambda count, done=done: show(done + count))
+            before = rows.total()
+            report = prune_group(
+                store, group.key, age, lambda count, before=before: show(before + count)
+            )
             rows += report.rows
             failures += report.failures
     if as_json:
@@ -144,31 +146,31 @@ def copy(
     source = Target.at(home)
     source.store.close()
     with progress("copying", "rows") as show:
-        copied = copy_store(source.settings.store_url, url, report=show)
+        report = copy_store(source.settings.store_url, url, report=show)
     before, after = described(source.settings.store_url), described(url)
     if as_json:
-        groups = [str(key) for key in copied.groups]
+        groups = [str(key) for key in report.groups]
         presentation.show_json(
             {
                 "from": before,
                 "to": after,
                 "groups": groups,
-                "rows": copied.rows,
-                "violations": copied.violations,
+                "rows": report.rows,
+                "violations": report.violations,
             }
         )
     else:
-        presentation.show_table("Rows copied", "table, >rows", copied.rows.items())
-        for violation in copied.violations:
+        presentation.show_table("Rows copied", "table, >rows", report.rows.items())
+        for violation in report.violations:
             presentation.say(f"VIOLATION: {violation}")
-        groups, rows = len(copied.groups), sum(copied.rows.values())
+        groups, rows = len(report.groups), sum(report.rows.values())
         presentation.say(f"From {before}")
         presentation.say(f"to {after}:")
         presentation.say(
             f"{presentation.counted(groups, 'consumer group')}, {rows:,} rows, "
-            f"{len(copied.violations) or 'no'} violations. Paused in both stores: resume in one."
+            f"{len(report.violations) or 'no'} violations. Paused in both stores: resume in one."
         )
-    if copied.violations:
+    if report.violations:
         raise typer.Exit(1)
 
 
@@ -186,30 +188,30 @@ def take_over(
     Use it only if the other store is gone for good, because each store removes files that it does
     not know. The other store is refused from then on.
     """
-    from dagster_leasehold.assets.output.folder_owner import take_over as taken
+    from dagster_leasehold.assets.output.folder_owner import take_over as take_folder_over
 
     target, key = Target.of_group(home, module, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
-    before, after = taken(target.store, folder)
-    former = "; before, it belonged to another one" if before and before != after else ""
+    before, after = take_folder_over(target.store, folder)
+    former = " and no longer to another one" if before and before != after else ""
     presentation.tell(
         {"output": str(folder), "owner": after, "former_owner": before},
-        f"The output folder of {key} belongs to this lease store now{former}.",
+        f"The output folder of {key} now belongs to this lease store{former}.",
         as_json=as_json,
     )
 
 
 def url_in(option: str, variable: str) -> SecretStr:
-    """Return the URL in an environment variable; it can hold a password, so it is no option.
+    """Return the URL in an environment variable, which can hold a password, unlike an option.
 
     Raises:
-        InvalidSetting: the name is not that of a variable, or the variable is not set.
+        InvalidSetting: the name is not valid, or the variable is not set.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        # What was given can be the URL itself, with its password, so it is not shown.
+        # The value can be the URL itself, with its password, so the message does not show it.
         raise InvalidSetting(
             f"{option} takes the name of an environment variable that holds the URL, not the URL "
-            "itself: export it, and give the variable's name."
+            "itself: export the URL in a variable, and give the variable's name."
         )
     url = os.environ.get(variable)
     if not url:

@@ -1,4 +1,4 @@
-"""`leasehold dev`: a whole deployment on this machine, which ends with the command."""
+"""`leasehold dev`: a whole deployment on this host, which stops with the command."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ T = TypeVar("T")
 POLL_S = 0.5
 RUNS_PER_NODE = 2
 MISTAKE = 2
-"""The exit code of a command that one sentence explains."""
+"""The exit code of a command after a user's mistake."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """The outcome of a look at the declared streams.
+class StreamCheck:
+    """The result of checking the declared streams.
 
     Attributes:
-        module: of the definitions that Dagster's processes load.
-        missing: the streams on local logs that do not exist yet.
+        module: the module of definitions that Dagster's processes load.
+        missing: the streams whose local log does not exist yet.
     """
 
     module: str
@@ -54,7 +54,7 @@ class Look:
 
     @classmethod
     def at(cls, target: Target) -> Self:
-        """Look at all streams.
+        """Check that all streams are usable.
 
         Raises:
             LeaseholdError: the module or a source cannot be used, or no stream is declared.
@@ -68,39 +68,39 @@ class Look:
         )
         return cls(target.streams.definitions_module, tuple(missing))
 
-    def say_what_is_missing(self, home: Path) -> None:
-        """Name the streams without a log: their sensors would wait without a visible reason.
+    def say_missing_logs(self, home: Path) -> None:
+        """Print the streams whose local log does not exist, since their sensors only wait for it.
 
-        The logs of services are not made by us, and their sensors report the service's answers.
+        For other sources, the sensors report the errors of the service.
         """
         for name in self.missing:
             say(
-                f"Stream {name} has no log yet. To make it: leasehold load {name} FILE "
+                f"Stream {name} has no log yet. To create it: leasehold load {name} FILE "
                 f"--home {home}"
             )
 
 
-def apart(work: Callable[[], T]) -> T:
-    """Return what some work returns, done in a process of its own.
+def in_child_process(work: Callable[[], T]) -> T:
+    """Call `work` in a child process, and return its result.
 
-    It loads Dagster and the user's module, a hundred megabytes that this process would keep.
+    It imports Dagster and the user's module, whose hundred megabytes this process would keep.
 
     Raises:
-        Exception: that the work raises.
+        Exception: the exception that `work` raises.
     """
-    received, sent = multiprocessing.Pipe(duplex=False)
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     if (child := os.fork()) == 0:
         try:
             try:
-                sent.send((work(), None))
+                sender.send((work(), None))
             except Exception as error:
                 error.add_note(traceback.format_exc())
-                sent.send((None, error))
+                sender.send((None, error))
             sys.stdout.flush()
         finally:
             os._exit(0)
-    sent.close()
-    value, error = received.recv()
+    sender.close()
+    value, error = receiver.recv()
     os.waitpid(child, 0)
     if error is not None:
         raise error
@@ -111,13 +111,13 @@ def apart(work: Callable[[], T]) -> T:
 def agents_of_nodes(
     settings: Settings, environment: Mapping[str, str], count: int, module: str | None
 ) -> Generator[list[SupervisedChild]]:
-    """Start the agents of some nodes within the block; they leave together at its end.
+    """Run agents within the block; at its end, all of them leave at the same time.
 
     Args:
         settings: of the deployment.
         environment: of the agents.
-        count: how many nodes.
-        module: of the definitions, or None for the one of the settings.
+        count: the number of nodes, each with an agent.
+        module: the module that declares the streams; None means the module of the settings.
     """
     command = [sys.executable, "-m", "dagster_leasehold.orchestration.command_line", "node"]
     command += ["--home", str(settings.home.absolute())]
@@ -142,17 +142,17 @@ def agents_of_nodes(
             agent.tell_to_end()
         for agent in agents:
             agent.stop()
-        # A killed agent has left its code server and its runs.
+        # If an agent was killed, its code server and its runs are still running.
         end_leftovers(settings.home)
 
 
 def described(settings: Settings, *, dagster_elsewhere: bool) -> str:
-    """Return one sentence that says where leases and Dagster's storage are."""
-    here = "in SQLite"
-    leases = "where LEASEHOLD_DATABASE_URL says" if settings.database_url else here
-    dagster = "where DAGSTER_MYSQL_HOSTNAME says" if dagster_elsewhere else here
+    """Return one sentence with the places of the lease store and Dagster's storage."""
+    sqlite = "in SQLite"
+    leases = "in the database of LEASEHOLD_DATABASE_URL" if settings.database_url else sqlite
+    dagster = "in the database of DAGSTER_MYSQL_HOSTNAME" if dagster_elsewhere else sqlite
     if leases == dagster:
-        return f"Leases and Dagster's storage are {here}."
+        return f"Leases and Dagster's storage are {sqlite}."
     return f"Leases are {leases}, and Dagster's storage is {dagster}."
 
 
@@ -183,16 +183,16 @@ def dev(
     if nodes is None and settings.agents:
         nodes = 1
     preflight.check_folder()
-    # Before anything is started: a module or a source that cannot be used is one sentence.
-    look = apart(partial(Look.at, target))
+    # An unusable module or source is reported before any process starts.
+    check = in_child_process(partial(StreamCheck.at, target))
     preflight.require_room(settings.home)
     target.make_home()
     with stop_event() as stop, preflight.held_port(port) as web_port, running_alone(settings.home):
         preflight.check_spark(settings)
-        _run(target, look, nodes or 0, web_port, stop)
+        _run(target, check, nodes or 0, web_port, stop)
 
 
-def _run(target: Target, look: Look, nodes: int, port: int, stop: threading.Event) -> None:
+def _run(target: Target, check: StreamCheck, nodes: int, port: int, stop: threading.Event) -> None:
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
     settings = target.settings
@@ -209,17 +209,18 @@ def _run(target: Target, look: Look, nodes: int, port: int, stop: threading.Even
         say(described(settings, dagster_elsewhere=_dagster_elsewhere()))
         served_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-")))
         background = dagster_processes.daemon(
-            settings, environment, module=look.module, served_in=served_in
+            settings, environment, module=check.module, served_in=served_in
         )
         pages = dagster_processes.webserver(settings, environment, port, served_in)
         stack.callback(pages.stop)
-        # The code server opens the instance at once, and two processes cannot both make its tables.
-        apart(partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere()))
+        # The tables exist before the code server opens the instance: two processes that create them
+        # at the same time fail.
+        in_child_process(partial(_make_instance, settings, nodes, mysql=_dagster_elsewhere()))
         stack.enter_context(background)
         agents = stack.enter_context(agents_of_nodes(settings, environment, nodes, target.module))
-        # Ended first: while the nodes leave, nothing new shall be launched.
+        # The daemon stops first, so that it launches no run while the nodes leave.
         stack.callback(background.stop)
-        look.say_what_is_missing(settings.home)
+        check.say_missing_logs(settings.home)
         dagster_processes.wait_for_code(served_in, background, stop)
         if not stop.is_set():
             pages.__enter__()
@@ -251,7 +252,7 @@ def _say_how_to_add_a_node(settings: Settings, nodes: int) -> None:
 
 
 def _dagster_elsewhere() -> bool:
-    """Return True if Dagster's storage follows its own variables, as in production."""
+    """Return True if variables of Dagster name its storage, as in production."""
     return bool(os.environ.get("DAGSTER_MYSQL_HOSTNAME"))
 
 
@@ -262,5 +263,5 @@ def _make_instance(settings: Settings, nodes: int, *, mysql: bool) -> None:
     create_instance(settings, text if nodes else embedded_text(mysql=mysql))
     if nodes:
         with dagster_processes.opened_instance(settings) as instance:
-            # Made here, where no other process can make one at the same moment.
+            # No other process uses the instance yet, so only one address is created.
             ensure_instance_address(instance)

@@ -1,4 +1,4 @@
-"""`leasehold doctor`: a deployment as this host reaches it, one line for each part."""
+"""`leasehold doctor`: checks a deployment from this host, and prints a line per part."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 CLOCK_APART_S = 5.0
 ENTRIES_READ = 1_000
-SHARDS_LOOKED_AT = 1
+SHARDS_CHECKED = 1
 OF_THE_STORE = ("clock", "catalog", "nodes")
-"""The checks that use the lease store, which the embedded default upgrades at its first use."""
+"""The checks that use the lease store; opening an SQLite store would upgrade its schema."""
 
 
 def doctor(
@@ -49,7 +49,7 @@ def doctor(
 
     Writes one small file to the output and removes it. Exits with 1 if a check failed.
     """
-    findings = examined(Target.at(home, module), started=spark)
+    findings = check_all(Target.at(home, module), started=spark)
     failed = any(each.health is Health.FAILED for each in findings)
     if as_json:
         presentation.show_json({"healthy": not failed, "findings": findings})
@@ -59,8 +59,8 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examined(target: Target, *, started: bool = False) -> list[Finding]:
-    """Return the findings of all checks; with `started`, Spark is started for them."""
+def check_all(target: Target, *, started: bool = False) -> list[Finding]:
+    """Return the findings of all checks; with `started`, they include a Spark session."""
     environment = dict(os.environ)
     findings = findings_of("database", lambda: database(target))
     usable = any(each.part == "schema" and each.health is Health.OK for each in findings)
@@ -74,8 +74,8 @@ def examined(target: Target, *, started: bool = False) -> list[Finding]:
         "nodes": lambda: nodes(target),
     }
     for part, check in checks.items():
-        looked_at = usable or part not in OF_THE_STORE
-        findings += findings_of(part, check) if looked_at else [not_looked_at(part)]
+        possible = usable or part not in OF_THE_STORE
+        findings += findings_of(part, check) if possible else [skipped_check(part)]
     return findings
 
 
@@ -85,14 +85,14 @@ def show_findings(findings: Sequence[Finding]) -> None:
         presentation.say(f"{each.health:<8} {each.part}: {each.text}")
 
 
-def not_looked_at(part: str) -> Finding:
-    """Return the finding of a check that was left out, since it could have changed the store."""
+def skipped_check(part: str) -> Finding:
+    """Return the finding of a check that was skipped because it could upgrade the store."""
     text = "not checked: fix the lease store first, as the lines above say."
     return Finding(part, Health.WARNING, text)
 
 
 def database(target: Target) -> Iterator[Finding]:
-    """Yield session, schema and rights in the lease store's database."""
+    """Yield findings on the session, schema and privileges in the lease store's database."""
     from dagster_leasehold.lease_store.database_report import database_report
 
     target.store.close()
@@ -113,15 +113,15 @@ def database(target: Target) -> Iterator[Finding]:
         return
     yield Finding("schema", Health.OK, f"revision {report.schema.revision}.")
     if report.refused:
-        refused = f"the account may not do this: {listed(report.refused)}. Grant it."
-        yield Finding("privileges", Health.FAILED, refused)
+        text = f"the account lacks these privileges: {listed(report.refused)}. Grant them."
+        yield Finding("privileges", Health.FAILED, text)
     elif report.refused is not None:
         text = "the account can read and write all tables, and delete old history."
         yield Finding("privileges", Health.OK, text)
 
 
 def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
-    """Yield how far the clocks are apart, and if the journal's times have jumped back."""
+    """Yield the difference of the clocks, and the largest step back in the journal's times."""
     from dagster_leasehold.lease_store.database_report import database_report
 
     apart_s = abs((database_report(target.settings.store_url).now - now()).total_seconds())
@@ -143,14 +143,14 @@ def clocks(target: Target, now: Callable[[], datetime]) -> Iterator[Finding]:
 
 
 def output(target: Target) -> Iterator[Finding]:
-    """Write, sync, read and remove a small file where output is kept."""
+    """Yield whether the output place can write, sync, read and remove a small file."""
     settings = target.settings
     root, content = settings.output_root, uuid.uuid4().bytes
     if root.is_local:
         preflight.require_room(settings.home)
     began_s = time.monotonic()
     try:
-        same = _comes_back(root, content)
+        same = _stores_file(root, content)
     except OSError as error:
         text = (
             f"{root} does not store, return and delete a file ({sentence_of(error)}): name "
@@ -167,8 +167,8 @@ def output(target: Target) -> Iterator[Finding]:
     yield Finding("output", Health.OK, text)
 
 
-def _comes_back(root: OutputPlace, content: bytes) -> bool:
-    """Return True if a file is given back as it was written; neither it nor a folder stays."""
+def _stores_file(root: OutputPlace, content: bytes) -> bool:
+    """Write a file, and return True if its content reads back equal; leave nothing behind."""
     folder = Path(str(root))
     missing = [each for each in (folder, *folder.parents) if root.is_local and not each.exists()]
     file = root / f"doctor-{content.hex()}"
@@ -179,33 +179,33 @@ def _comes_back(root: OutputPlace, content: bytes) -> bool:
         return file.content() == content
     finally:
         file.remove(missing_ok=True)
-        with suppress(OSError):  # a run has begun to write there meanwhile
+        with suppress(OSError):  # A run can have written into the folder in the meantime.
             for each in missing:
                 each.rmdir()
 
 
 def catalog(target: Target) -> Iterator[Finding]:
-    """Yield if the published tables of all groups are found."""
+    """Yield the number of published tables, and the groups without one."""
     from dagster_leasehold.assets.output.table.group_table import find_table
 
-    settings, tables, without = target.settings, list[str](), list[str]()
+    settings, tables, unpublished = target.settings, list[str](), list[str]()
     for group in target.store.groups():
         place = settings.output_folder(group.key.stream, group.key.group)
         table = find_table(target.store, group.key, settings.catalog_settings, place)
-        (tables if table else without).append(str(group.key))
+        (tables if table else unpublished).append(str(group.key))
     text = f"{presentation.counted(len(tables), 'table')} in the catalog {settings.catalog}"
-    text += f"; not published yet: {listed(without)}." if without else "."
+    text += f"; not published yet: {listed(unpublished)}." if unpublished else "."
     yield Finding("catalog", Health.OK, text)
 
 
 def sources(target: Target) -> Iterator[Finding]:
-    """Yield for each declared stream if its shards can be listed and read."""
+    """Yield for each declared stream whether its shards can be listed and read."""
     from dagster_leasehold.shard_sources.source import Limits
 
-    def one(name: str) -> Iterator[Finding]:
+    def findings(name: str) -> Iterator[Finding]:
         source = target.streams.opened(name).source
         shards = [listing.shard for listing in source.list_shards()]
-        for shard, bounds in source.bounds(shards[:SHARDS_LOOKED_AT]).items():
+        for shard, bounds in source.bounds(shards[:SHARDS_CHECKED]).items():
             source.plan(shard, bounds.begin, Limits(records_max=1))
         yield Finding(
             f"source of {name}",
@@ -214,20 +214,21 @@ def sources(target: Target) -> Iterator[Finding]:
         )
 
     for name in target.streams.names:
-        yield from findings_of(f"source of {name}", lambda name=name: one(name))
+        yield from findings_of(f"source of {name}", lambda name=name: findings(name))
 
 
 def nodes(target: Target) -> Iterator[Finding]:
-    """Yield for each group its members, and which of them take no runs."""
+    """Yield for each group the number of its members, and the members that accept no runs."""
     for group in target.store.groups():
         members = [node for node in target.store.pulse(group.key).nodes if node.member]
-        silent = [str(node.name) for node in members if not node.accepts_runs]
+        idle_nodes = [str(node.name) for node in members if not node.accepts_runs]
         part = f"nodes of {group.key}"
         if not members:
             text = "no node is a member: start `leasehold dev`, or an agent with `leasehold node`."
             yield Finding(part, Health.FAILED, text)
-        elif silent:
-            text = f"these take no runs: {listed(silent)}. See their code servers and the daemon."
+        elif idle_nodes:
+            names = listed(idle_nodes)
+            text = f"these take no runs: {names}. Check their code servers and the daemon."
             yield Finding(part, Health.WARNING, text)
         else:
             yield Finding(part, Health.OK, f"{presentation.counted(len(members), 'member')}.")

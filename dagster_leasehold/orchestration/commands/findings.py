@@ -1,4 +1,4 @@
-"""The findings of `leasehold doctor`: the health of a part, and what to do where it is not well."""
+"""The findings of `leasehold doctor`: the health of a part, with a remedy if it is not ok."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Finding:
     """The finding of one check.
 
     Attributes:
-        part: of the deployment.
+        part: the part of the deployment.
         health: of the part.
-        text: the finding and, where something is wrong, the remedy.
+        text: the result and, if the part is not ok, the remedy.
     """
 
     part: str
@@ -36,7 +36,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def findings_of(part: str, check: Check) -> list[Finding]:
-    """Return the findings of a check; an error is one, and ends that check alone."""
+    """Return the findings of a check; an exception ends the check, and becomes a finding."""
     findings: list[Finding] = []
     try:
         findings += check()

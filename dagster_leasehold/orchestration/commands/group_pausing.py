@@ -1,4 +1,4 @@
-"""`leasehold group pause`, `drain` and `resume`: they add themselves to `leasehold group`."""
+"""`leasehold group pause`, `drain` and `resume`."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def resume(
 
 
 def say_open(draining: Draining) -> None:
-    """Print one line of progress: the number and names of the shards that are still open."""
+    """Print the number and names of the shards that are still open."""
     if draining.open:
         names = listed(shard.shard for shard in draining.open)
         say(f"{len(draining.open)} of {len(draining.shards)} shards are still open: {names}.")
 
 
 def show_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
-    """Print the outcome as JSON: every shard with its checkpoint and its open tenure or intent."""
+    """Print the result as JSON: each shard with its checkpoint, and its open tenure or intent."""
     show_json(
         {
             "group": str(key),
@@ -143,7 +143,7 @@ def _drain_row(shard: ShardDrain) -> dict[str, object]:
 
 
 def tell_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
-    """Print the outcome for people."""
+    """Print the result as a table and sentences."""
     show_table(
         f"Shards of {key}",
         "shard, state, >checkpoint, open in run, holder",
@@ -169,7 +169,7 @@ def tell_drained(key: GroupKey, draining: Draining, waited_s: float) -> None:
     else:
         names = listed(shard.shard for shard in draining.open)
         say(
-            f"{key} is not drained after {waited_s:.1f} s: it is paused, but these are still open: "
+            f"{key} is paused, but after {waited_s:.1f} s these shards are still open: "
             f"{names}. Their runs stop at their next batch boundary; shards of a dead node "
             "are closed once it has been evicted."
         )

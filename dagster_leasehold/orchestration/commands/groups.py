@@ -68,7 +68,7 @@ Weighted = Annotated[
 ]
 
 
-def _changed(
+def _with_settings(
     group: Group,
     *,
     timeout_s: float | None,
@@ -76,7 +76,7 @@ def _changed(
     node_cap: int | None,
     **others: object,
 ) -> Group:
-    """Return the group with every setting that was given, after checking it."""
+    """Check the settings that are not None, and return the group with them."""
     changes: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
     if timeout_s is not None:
         changes["timeout_s"] = Timing(timeout_s=timeout_s, beat_s=timeout_s / 3).timeout_s
@@ -121,12 +121,12 @@ def create(
     """Create a consumer group of a stream."""
     target = Target.at(home, module)
     declared = target.declared(stream)
-    own = group in (None, declared.group)
-    created = _changed(
+    is_declared = group in (None, declared.group)
+    new_group = _with_settings(
         Group(
             key=declared.key if group is None else GroupKey.parse(group, declared.name),
             ordered=declared.ordered,
-            assignment=declared.assignment if own else AssignmentMode.BALANCED,
+            assignment=declared.assignment if is_declared else AssignmentMode.BALANCED,
             timeout_s=target.settings.lease_timeout_s,
         ),
         ordered=ordered,
@@ -137,8 +137,8 @@ def create(
         gap_policy=gap_policy,
         weighted=weighted,
     )
-    target.new_store.create_group(created)
-    tell(described(created), f"Created consumer group {created.key}.", as_json=as_json)
+    target.new_store.create_group(new_group)
+    tell(described(new_group), f"Created consumer group {new_group.key}.", as_json=as_json)
 
 
 @app.command("list")
@@ -182,7 +182,7 @@ def list_(
 
 
 def described(group: Group) -> dict[str, object]:
-    """Return a group as a flat dictionary, its key as two names."""
+    """Return a group as a flat dictionary, with its key as `stream` and `group`."""
     values: dict[str, object] = {"stream": group.key.stream, "group": group.key.group}
     for field in dataclasses.fields(group):
         if field.name != "key":
@@ -226,7 +226,7 @@ def update(
     """Change a consumer group; a change of its order applies at once."""
     target = Target.at(home, module)
     before = target.group(stream, group)
-    after = _changed(
+    after = _with_settings(
         before,
         ordered=ordered,
         timeout_s=timeout_s,

@@ -1,4 +1,4 @@
-"""`leasehold init`: a project with a source, a transform and commented settings, which runs."""
+"""`leasehold init`: creates a runnable project with commented settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey, StreamName
 from dagster_leasehold.orchestration import presentation
-from dagster_leasehold.orchestration.commands.doctor import examined, show_findings
+from dagster_leasehold.orchestration.commands.doctor import check_all, show_findings
 from dagster_leasehold.orchestration.commands.findings import Health
 from dagster_leasehold.orchestration.commands.options import Home, Json
 from dagster_leasehold.orchestration.commands.records import SHARDS_DEFAULT
@@ -35,12 +35,12 @@ DEPLOYMENT = """\
 # lease_timeout_s = 20.0
 # The place of committed output: a folder in the home, or a URI such as s3://bucket/path.
 # output = "output"
-# How many days the history of shards and batches stays.
+# The number of days for which the history of shards and batches is kept.
 # history_days = 30.0
-# The lease store is SQLite in the home. Name another database by the variable
+# The lease store is SQLite in the home. Name another database in the variable
 # LEASEHOLD_DATABASE_URL, since its address can hold a password.
 
-# The Python module that declares the streams, or the definitions of some.
+# The Python module that declares the streams, or has their definitions.
 module = "streams"
 """
 STREAMS = '''\
@@ -100,7 +100,7 @@ def init(
     files = project_files(name, source, _options(source, option or []))
     for file in files:
         if Path(file).exists():
-            raise InvalidSetting(f"There is a file {file} already: use another folder.")
+            raise InvalidSetting(f"The file {file} already exists: use another folder.")
     for file, text in files.items():
         try:
             Path(file).write_text(text, encoding="utf-8")
@@ -113,7 +113,7 @@ def init(
         log.create(log.root, SHARDS_DEFAULT, exist_ok=True).append_lines(_sample(name))
     if target.settings.database_url is None:
         open_store(target.settings.store_url, upgrade=True).close()
-    findings = examined(target)
+    findings = check_all(target)
     failed = any(each.health is Health.FAILED for each in findings)
     if as_json:
         document = {"stream": name, "files": [*files], "healthy": not failed, "findings": findings}
@@ -127,15 +127,15 @@ def init(
         raise typer.Exit(1)
 
 
-def _options(source: str, given: Sequence[str]) -> Mapping[str, Any]:
-    """Return the given options of a source, as it takes them.
+def _options(source: str, texts: Sequence[str]) -> Mapping[str, Any]:
+    """Parse options of a source.
 
     Raises:
         UnknownSource: there is no source of this name.
         InvalidSetting: an option is missing, unknown or of the wrong form.
     """
     values: dict[str, str] = {}
-    for each in given:
+    for each in texts:
         name, equals, value = each.partition("=")
         if not equals:
             raise InvalidSetting(f"The option {shown(each)} has no value: give it as NAME=VALUE.")
@@ -147,7 +147,7 @@ def _options(source: str, given: Sequence[str]) -> Mapping[str, Any]:
 
 
 def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the files to write, by their names."""
+    """Return the contents of the files to write, by name."""
     variable = re.sub(r"\W", "_", name)
     if not variable.isidentifier() or iskeyword(variable) or variable in STREAMS:
         variable = f"stream_{variable}"
@@ -172,5 +172,5 @@ def project_files(name: StreamName, source: str, options: Mapping[str, Any]) -> 
 
 
 def _sample(name: StreamName) -> str:
-    """Return the name of the file with records to begin with."""
+    """Return the name of the file with sample records."""
     return f"{name}.jsonl"

@@ -1,4 +1,4 @@
-"""`leasehold plan`, `journal` and `verify`: a group's next changes, and its past ones."""
+"""`leasehold plan`, `journal` and `verify`: a group's next moves, and its history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagster_leasehold.orchestration.commands.options import (
     Json,
     Module,
 )
-from dagster_leasehold.orchestration.commands.status import mode_note, not_joined
+from dagster_leasehold.orchestration.commands.status import mode_note, refused_nodes
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.presentation import say, show_json, show_table
 from dagster_leasehold.orchestration.progress_display import progress
@@ -48,26 +48,26 @@ def plan(
     declared = target.declared(stream)
     snapshot = planning_snapshot(target.store, key)
     live = [node.name for node in snapshot.nodes if node.member]
-    planned = plan_of(snapshot, live=live)
-    outside = not_joined(snapshot, declared, target.settings)
-    planned = replace(planned, refusals=(*outside, *planned.refusals))
+    next_plan = plan_of(snapshot, live=live)
+    outsiders = refused_nodes(snapshot, declared, target.settings)
+    next_plan = replace(next_plan, refusals=(*outsiders, *next_plan.refusals))
     note = mode_note(snapshot, declared)
-    reasons = [*planned.explain(), *([note] if note else ())]
+    reasons = [*next_plan.explain(), *([note] if note else ())]
     if as_json:
-        show_json({"plan": planned, "explanation": reasons})
+        show_json({"plan": next_plan, "explanation": reasons})
         return
-    loads = dict(planned.loads)
-    # By load, no count proves that fewer moves would do as well.
+    loads = dict(next_plan.loads)
+    # If load is balanced, the minimum is only a lower bound.
     bound = "at least needed" if loads else "fewest possible"
-    say(f"Plan for {key}: {planned.moves} moves ({bound}: {planned.moves_minimum}).")
+    say(f"Plan for {key}: {next_plan.moves} moves ({bound}: {next_plan.moves_minimum}).")
     if loads:
         show_table(
             "Shards and load per node afterwards",
             "node, >shards, >records/s",
-            ((node, count, loads[node]) for node, count in planned.counts),
+            ((node, count, loads[node]) for node, count in next_plan.counts),
         )
     else:
-        show_table("Shards per node afterwards", "node, >shards", planned.counts)
+        show_table("Shards per node afterwards", "node, >shards", next_plan.counts)
     if explain:
         for line in reasons:
             say(line)

@@ -1,4 +1,4 @@
-"""`leasehold metrics`: the lease store as Prometheus metrics, until Ctrl-C."""
+"""`leasehold metrics`: serves the lease store as Prometheus metrics until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL_S = 0.5
 
 
 def declared_sources(target: Target) -> dict[str, ShardSource]:
-    """Return the sources of the declared streams, as far as they can be opened."""
+    """Return the sources of the declared streams, and report the unusable ones."""
     sources: dict[str, ShardSource] = {}
     for name in target.streams.names:
         try:
@@ -59,13 +59,13 @@ def metrics(
     upkeep_file = target.settings.upkeep_file
     registry.register(
         StoreCollector(
-            # The store is opened at the first scrape that finds one.
+            # The first scrape after the store was created opens it.
             lambda: target.store,
             lambda key: sources().get(key.stream),
             lambda key: UpkeepReport.load(upkeep_file(key.stream, key.group)),
         )
     )
-    # Ctrl-C is how it is meant to end.
+    # Ctrl-C is the normal end, not an error.
     with suppress(KeyboardInterrupt), ended_by_signals():
         try:
             server, thread = start_http_server(port, addr=address, registry=registry)

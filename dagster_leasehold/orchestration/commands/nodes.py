@@ -1,4 +1,4 @@
-"""`leasehold node`: the agent of this host's node."""
+"""`leasehold node`: runs the agent of this host's node."""
 
 from __future__ import annotations
 
@@ -86,27 +86,27 @@ def node(
     from dagster_leasehold.orchestration.supervision.code_server import answering_alone
     from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 
-    named = NodeName(name)
-    settings = load_settings(home=home, agents=True, agent_node=str(named))
+    node_name = NodeName(name)
+    settings = load_settings(home=home, agents=True, agent_node=str(node_name))
     check_folder()
     streams = DeclaredStreams(settings, module)
-    # Before anything is started: a module or a source that cannot be used is one sentence.
+    # An unusable module or source is reported before any process starts.
     streams.all()
     with (
         stop_event() as stop,
-        answering_alone(settings.node_folder(named), named),
+        answering_alone(settings.node_folder(node_name), node_name),
         ExitStack() as stack,
     ):
         _check_instance(settings)
         module = streams.definitions_module
-        server = stack.enter_context(_server(settings, named, module, host=host, port=port))
+        server = stack.enter_context(_server(settings, node_name, module, host=host, port=port))
         listen = server.listen
         advertised = Endpoint.parse(address) if address else _advertised(listen)
         with opened_instance(settings) as instance:
             _check_launcher(settings, instance.run_launcher)
             agent = _agent(
                 settings,
-                named,
+                node_name,
                 instance,
                 streams=streams,
                 server=server,
@@ -114,8 +114,8 @@ def node(
                 leave_timeout_s=leave_timeout_s,
             )
             if health:
-                stack.enter_context(_health_pages(agent, named, Endpoint.parse(health)))
-            say(f"Starting node {named} on {listen} …")
+                stack.enter_context(_health_pages(agent, node_name, Endpoint.parse(health)))
+            say(f"Starting node {node_name} on {listen} …")
             sys.stdout.flush()
             agent.run(stop)
 
@@ -135,7 +135,7 @@ def _agent(
     from dagster_leasehold.orchestration.supervision.node_agent import NodeAgent
     from dagster_leasehold.orchestration.supervision.spark_warm_up import SparkKeeper
 
-    # A server that is shared with other nodes is kept by who started it.
+    # The process that started a shared Spark server keeps it running, not this agent.
     shared = settings.spark_state is not None
     return NodeAgent(
         node,
@@ -154,7 +154,7 @@ def _agent(
 def _server(
     settings: Settings, node: NodeName, module: str, *, host: str, port: int | None
 ) -> Generator[CodeServer]:
-    """Hold a port for a code server, which a killed agent might have left running on it."""
+    """Hold a port for the code server, or adopt the server that a killed agent left running."""
     from dagster_leasehold.lease_store.rules.liveness import steady_clock
     from dagster_leasehold.orchestration.supervision.code_server import CodeServer, left_server
     from dagster_leasehold.orchestration.supervision.dagster_processes import child_environment
@@ -164,13 +164,14 @@ def _server(
         "LEASEHOLD_AGENTS": "true",
         "LEASEHOLD_AGENT_NODE": str(node),
     }
-    left = left_server(folder, module, host, environment)
-    if left is not None and port not in (None, left.listen.port):
-        left = None
-    requested_port = port if left is None else left.listen.port
-    with held_port(requested_port, NODE_PORT_DEFAULT, host, served=left is not None) as listen_port:
+    leftover = left_server(folder, module, host, environment)
+    if leftover is not None and port not in (None, leftover.listen.port):
+        leftover = None
+    first_port = port if leftover is None else leftover.listen.port
+    is_served = leftover is not None
+    with held_port(first_port, NODE_PORT_DEFAULT, host, served=is_served) as listen_port:
         listen = Endpoint(host, listen_port)
-        yield CodeServer(module, listen, folder, environment, steady_clock, left=left)
+        yield CodeServer(module, listen, folder, environment, steady_clock, left=leftover)
 
 
 @contextmanager
@@ -193,8 +194,8 @@ def _check_instance(settings: Settings) -> None:
 
     if not (settings.dagster_home / INSTANCE_FILE).exists():
         raise InvalidSetting(
-            f"There is no Dagster instance in {settings.dagster_home}: start `leasehold dev "
-            f"--nodes 1` on the home first, or put the {INSTANCE_FILE} of your deployment there."
+            f"There is no Dagster instance in {settings.dagster_home}: run `leasehold dev "
+            f"--nodes 1` with this home first, or put the {INSTANCE_FILE} of your deployment there."
         )
 
 
@@ -203,13 +204,13 @@ def _check_launcher(settings: Settings, launcher: object) -> None:
 
     if not isinstance(launcher, NodeRunLauncher):
         raise InvalidSetting(
-            f"Dagster in {settings.dagster_home} launches no runs on nodes: its dagster.yaml needs "
-            f"the run launcher {NodeRunLauncher.__module__}.NodeRunLauncher, as `leasehold dev "
-            "--nodes` writes it."
+            f"Dagster in {settings.dagster_home} launches no runs on nodes: set run_launcher in "
+            f"its dagster.yaml to {NodeRunLauncher.__module__}.NodeRunLauncher, as `leasehold dev "
+            "--nodes` does."
         )
 
 
 def _advertised(listen: Endpoint) -> Endpoint:
-    """Return the endpoint for others: this host's name, if the server listens on all addresses."""
+    """Return the endpoint for other hosts; a server on all addresses has this host's name."""
     everywhere = listen.host in ("0.0.0.0", "::")
     return Endpoint(platform.node(), listen.port) if everywhere else listen

@@ -1,4 +1,4 @@
-"""Options that several commands share, so that each is named and explained the same way."""
+"""Options that several commands share, with the same names and help texts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 from dagster_leasehold.lease_store.errors import LeaseholdError
 
 OBSERVER = "command line"
-"""The observer of all that commands write into the journal."""
+"""The observer in journal entries that commands write."""
 
 
 def stream_names(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the declared streams whose names begin so, for shell completion; none on a mistake."""
+    """Return the streams whose names start with `incomplete`, for shell completion."""
     from dagster_leasehold.orchestration.declared_streams import DeclaredStreams
     from dagster_leasehold.orchestration.settings import load_settings
 
@@ -42,11 +42,11 @@ AnyStream = Annotated[
         autocompletion=stream_names,
     ),
 ]
-"""For commands that only read, so that a stream chosen by mistake changes nothing."""
+"""For commands that only read, so that a wrong stream changes nothing."""
 Stream = Annotated[
     str, typer.Argument(metavar="STREAM", help="The stream.", autocompletion=stream_names)
 ]
-"""For commands that change something: the stream is always named."""
+"""For commands that change something, so that the user always names the stream."""
 GroupName = Annotated[
     str | None,
     typer.Option("--group", help="The consumer group (default: the one the stream declares)."),

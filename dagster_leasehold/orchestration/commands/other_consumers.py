@@ -1,4 +1,4 @@
-"""Other consumers that `leasehold checkpoint import` and `export` name, opened by their kind."""
+"""The other consumers of `leasehold checkpoint import` and `export`, by kind."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ SOURCE_OF = {
 
 @dataclass(frozen=True)
 class ConsumersName:
-    """The words of a command that name other consumers.
+    """The arguments of a command that identify other consumers.
 
     Attributes:
-        kind: None for the first kind that the stream's source has.
-        name: of the consumer group, of KCL's application, or the checkpoint location of a query.
-        stopped: True if the user confirms that they do not run.
-        failover_s: the time that the lease of a dead worker of KCL's stalls.
+        kind: the kind; None means the first kind that fits the stream's source.
+        name: the name of the consumer group or the KCL application, or the checkpoint location of
+            a query.
+        stopped: True if the user confirms that the consumers are stopped.
+        failover_s: the time after which a KCL lease that is not renewed has expired.
     """
 
     kind: Kind | None
@@ -51,24 +52,26 @@ class ConsumersName:
 
 
 def other_consumers(words: ConsumersName, stream: ShardStream) -> OtherConsumers:
-    """Return the consumers that a command names.
+    """Open the other consumers of a stream.
 
     Args:
-        words: that name them.
-        stream: the one that they read.
+        words: identify the consumers.
+        stream: the stream that they read.
 
     Raises:
-        InvalidSetting: streams of this source have no such consumers, or the place of a Spark
-            query's checkpoints is of no form that can be read.
+        InvalidSetting: the kind does not fit the stream's source, or the checkpoint location of a
+            Spark query is not supported.
     """
     source: Any = stream.source
-    own = source_name(source)
-    kind = words.kind or next((kind for kind, name in SOURCE_OF.items() if name == own), None)
-    if kind is None or SOURCE_OF[kind] != own:
+    stream_source = source_name(source)
+    kind = words.kind or next(
+        (kind for kind, name in SOURCE_OF.items() if name == stream_source), None
+    )
+    if kind is None or SOURCE_OF[kind] != stream_source:
         sources = ", ".join(sorted({SOURCE_OF[kind]} if kind else {*SOURCE_OF.values()}))
         raise errors.InvalidSetting(
-            f"Stream {shown(stream.name)} reads from the source {shown(own)}: these "
-            f"checkpoints are for streams of {sources}."
+            f"Stream {shown(stream.name)} reads from the source {shown(stream_source)}, but these "
+            f"checkpoints belong to streams of {sources}."
         )
     match kind:
         case Kind.KAFKA_GROUP:
@@ -86,15 +89,15 @@ def other_consumers(words: ConsumersName, stream: ShardStream) -> OtherConsumers
 
 
 class SparkQuery:
-    """A Structured Streaming query that reads a topic, by the files of its checkpoint location.
+    """A Structured Streaming query on a topic; its progress is read from its checkpoint location.
 
     Args:
         source: the topic.
-        location: a folder, or the URI of one in an object store.
-        stopped: True if the user confirms that the query does not run.
+        location: a folder, or the URI of a folder in an object store.
+        stopped: True if the user confirms that the query is stopped.
 
     Raises:
-        InvalidSetting: the location is of no form that can be read.
+        InvalidSetting: the form of the location is not supported.
     """
 
     def __init__(self, source: KafkaSource, location: str, *, stopped: bool) -> None:
@@ -105,11 +108,11 @@ class SparkQuery:
         self._stopped = stopped
 
     def progress(self) -> GroupProgress:
-        """Return the offsets where the query's newest batch that is done ends.
+        """Return the offsets at the end of the query's newest completed batch.
 
         Raises:
-            UnknownGroup: there is no such batch, or the query does not read the topic.
-            CheckpointRefused: the offset log is of no known form.
+            UnknownGroup: no batch is complete, or the query does not read the topic.
+            CheckpointRefused: the form of the offset log is unknown.
             OSError: the location cannot be read.
         """
         from dagster_leasehold.shard_sources.kafka.spark_offsets import offsets_of, query_batches
@@ -121,11 +124,12 @@ class SparkQuery:
         )
 
     def _names(self, folder: str) -> list[str]:
-        """Return the names of the files of one of the query's logs."""
+        """Return the names of the files in `offsets` or `commits`."""
         entries = self._place.entries(folder)
         return [each.path.rpartition("/")[2] for each in entries if not each.folder]
 
     def _doubt(self, open_batch: int | None) -> str:
+        """Return a sentence if the query can still be running or have written `open_batch`."""
         if not self._stopped:
             return (
                 f"The files in {self._place} do not show whether the query runs: stop it, and add "

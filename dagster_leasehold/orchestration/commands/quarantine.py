@@ -1,4 +1,4 @@
-"""`leasehold quarantine`: records that could not be parsed, and another try at them."""
+"""`leasehold quarantine`: lists records in quarantine, and processes them again."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def retry(
 
     span = ReplaySpan.parse(start, end, quarantined=True)
     target = Target.at(home, module)
-    declared = target.chosen(stream, group)
+    declared = target.with_group(stream, group)
     if declared.transform is None:
         raise TransformError(
             f"Stream {shown(declared.name)} has no transform in the settings, so a retry would "

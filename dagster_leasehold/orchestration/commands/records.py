@@ -1,4 +1,4 @@
-"""`leasehold load` and `leasehold cat`: put records into a local log, print committed ones."""
+"""`leasehold load` and `cat`: append records to a local log, and print committed records."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def cat(
     if parquet is None:
         for batch in plan.batches():
             sys.stdout.writelines(json_lines(batch))
-        # Ask last: records that expired during the read were perhaps not printed.
+        # This is read last, since records that expired during the read can be missing above.
         expired = expired_output(target.store, key, shards)
     else:
         records = _write_parquet(plan, parquet)
@@ -87,21 +87,22 @@ def cat(
 
 
 def _check_new(file: Path) -> None:
-    """Check that a file can be made under this name.
+    """Check that a new file can be created at this path.
 
     Raises:
-        InvalidSetting: the file is there already, or its folder is not.
+        InvalidSetting: the file exists, or its folder does not.
     """
     if file.exists():
         raise InvalidSetting(f"The file {file} already exists: name a new one with --parquet.")
     if not file.parent.is_dir():
         raise InvalidSetting(
-            f"The folder {file.parent} does not exist: name a file in one that does with --parquet."
+            f"The folder {file.parent} does not exist: create it, or name another file with "
+            "--parquet."
         )
 
 
 def _write_parquet(plan: TablePlan, file: Path) -> int:
-    """Write committed records into a new file, whole or not at all, and return their number."""
+    """Write committed records into a new file atomically, and return their number."""
     from dagster_leasehold.assets.output.committed_output import write_parquet
 
     total = sum(planned.records for planned in plan.files)
@@ -119,9 +120,9 @@ def json_lines(batch: pa.RecordBatch) -> Iterator[str]:
 
 
 def json_record(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a record with its times in ISO 8601, and its bytes as text or else as base64.
+    """Return a record in JSON types.
 
-    A column of bytes that are not UTF-8 goes out under its name with `_base64` added.
+    Bytes that are not UTF-8 are encoded as base64, under the column's name with `_base64`.
     """
     record: dict[str, Any] = {}
     for name, value in row.items():
@@ -133,7 +134,7 @@ def json_record(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value as JSON has it: what JSON has no form for is a text."""
+    """Convert a value to JSON types; a type that JSON lacks becomes text."""
     from base64 import b64encode
     from datetime import datetime
 
@@ -153,7 +154,7 @@ def json_value(value: Any) -> Any:
 
 
 def _with_maps(value: Any, kind: Any) -> Any:
-    """Return a value of an Arrow type, with maps as dictionaries of texts."""
+    """Convert the maps in an Arrow value to dictionaries with texts as keys."""
     import pyarrow as pa
 
     if value is None or not pa.types.is_nested(kind):
@@ -167,7 +168,7 @@ def _with_maps(value: Any, kind: Any) -> Any:
 
 
 def _json_key(key: Any) -> str:
-    """Return the key of a map as text: a string as it is, another one as JSON writes it."""
+    """Return a map's key as text; a key that is not a string is written as JSON."""
     text = json_value(key)
     return text if isinstance(text, str) else json.dumps(text, ensure_ascii=False)
 

@@ -1,4 +1,4 @@
-"""`leasehold report`: a stream's nodes, shards and recent history as one HTML page."""
+"""`leasehold report`: writes a group's nodes, shards and recent history as an HTML page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dagster_leasehold.orchestration.group_view import GroupView
 
 ENTRIES_MAX = 100_000
-"""The most journal entries, and about as many ledger rows, that a page is made of."""
+"""The number of newest journal entries, and about as many ledger rows, that a page shows."""
 GAPS_MAX = 10_000
 
 
@@ -65,9 +65,9 @@ def report(
     target, key = Target.of_group(home, module, stream, group)
     view = GroupReader(target.store, key, target.streams.opened(key.stream).source).read()
     content = page(report_of(target.store, key, view, utc_now(), verified=verified))
-    written = html.with_name(f".{html.name}.{os.getpid()}")
-    written.write_text(content, encoding="utf-8")
-    written.replace(html)
+    temporary = html.with_name(f".{html.name}.{os.getpid()}")
+    temporary.write_text(content, encoding="utf-8")
+    temporary.replace(html)
     shards = counted(len(view.shards), "shard")
     facts = {"group": str(key), "file": str(html), "shards": len(view.shards)}
     tell(facts, f"Wrote {html}: {shards} of {key}.", as_json=as_json)
@@ -81,8 +81,8 @@ def report_of(
     Args:
         store: the lease store.
         key: the group.
-        view: the group as it is.
-        now: the time of the page.
+        view: the current state of the group.
+        now: the time that the page shows.
         verified: True to verify journal and ledger.
     """
     from itertools import islice
@@ -93,8 +93,8 @@ def report_of(
     batches, complete = _newest_batches(store, key)
     violations = None
     if verified:
-        with progress("reading journal and ledger", "ledger rows") as done:
-            violations = [str(each) for each in audit(store, key, progress=done).violations]
+        with progress("reading journal and ledger", "ledger rows") as show:
+            violations = [str(each) for each in audit(store, key, progress=show).violations]
     notes: list[str] = []
     if len(journal) == ENTRIES_MAX:
         notes.append(f"Ownership, moves and runs begin at {journal[0].at:%Y-%m-%d %H:%M} UTC.")
@@ -121,7 +121,7 @@ def _first_holders(journal: Sequence[JournalEntry], view: GroupView) -> dict[Sha
 
 
 def _newest_batches(store: LeaseStore, key: GroupKey) -> tuple[list[Batch], bool]:
-    """Return the newest batches of each shard, and True if they are all that there are."""
+    """Return the newest batches of each shard, and True if no older ones exist."""
     heads = store.heads(key)
     share = max(ENTRIES_MAX // max(len(heads), 1), 1)
     begins = {shard: max(head.next_number - share, 0) for shard, head in heads.items()}

@@ -47,7 +47,7 @@ def replay(
 
     span = ReplaySpan.parse(start, end)
     target = Target.at(home, module)
-    declared = target.chosen(stream, group)
+    declared = target.with_group(stream, group)
     replay_shards(
         target,
         declared,
@@ -69,7 +69,7 @@ def replay_shards(
     replaces: str | None,
     as_json: bool,
 ) -> None:
-    """Replay a span of some shards, and show what came of it.
+    """Replay a span of the named shards, or of all, and show the result.
 
     Raises:
         UnknownShard: the group has no such shard.
@@ -78,8 +78,8 @@ def replay_shards(
     from dagster_leasehold.assets.rewriting.replay import replay_on_spark
     from dagster_leasehold.orchestration.resources import spark_of
 
-    shards, run = _chosen(target, stream.key, named_shards), _new_run("replay")
-    with progress("replaying", "batches") as show, _ended_gently():
+    shards, run = _selection(target, stream.key, named_shards), _new_run("replay")
+    with progress("replaying", "batches") as show, _releasing_claims():
         reports = replay_on_spark(
             stream,
             target.store,
@@ -91,18 +91,18 @@ def replay_shards(
             ended=lambda former: former == replaces,
             progress=show,
         )
-    done = [reports[shard] for shard in shards]
+    results = [reports[shard] for shard in shards]
     if as_json:
-        show_json({"group": str(stream.key), "run": run, "shards": done})
+        show_json({"group": str(stream.key), "run": run, "shards": results})
     else:
         show_table(
             title,
             "shard, >batches, >records, >written, >quarantined, >kept, >kept until, >unpublished, "
             ">expired until",
-            # The fields of a report are the columns, but for its error.
-            (astuple(report)[:-1] for report in done if not report.error),
+            # The fields of a report are the columns, except the last one, its error.
+            (astuple(report)[:-1] for report in results if not report.error),
         )
-    _refuse_failed([(report.shard, report.error) for report in done if report.error])
+    _raise_failures([(report.shard, report.error) for report in results if report.error])
 
 
 def compact(
@@ -125,7 +125,7 @@ def compact(
     from dagster_leasehold.assets.rewriting.compaction import Compactor
 
     target, key = Target.of_group(home, module, stream, group)
-    selection, run = _chosen(target, key, shards), _new_run("compact")
+    selection, run = _selection(target, key, shards), _new_run("compact")
     compactor = Compactor(
         store=target.store,
         key=key,
@@ -134,41 +134,41 @@ def compact(
         target_bytes=target_mib * 1024 * 1024,
         ended=lambda former: former == replaces,
     )
-    with progress("compacting", "batches") as show, _ended_gently():
-        done = list(compactor.compact(selection, show).values())
+    with progress("compacting", "batches") as show, _releasing_claims():
+        results = list(compactor.compact(selection, show).values())
     if as_json:
-        show_json({"group": str(key), "run": run, "shards": done})
+        show_json({"group": str(key), "run": run, "shards": results})
     else:
         show_table(
             f"Compaction of {key}",
             "shard, >batches merged, >files before, >after, >bytes merged, >into",
-            (astuple(report)[:-1] for report in done),
+            (astuple(report)[:-1] for report in results),
         )
-    _refuse_failed([(report.shard, report.error) for report in done if report.error])
+    _raise_failures([(report.shard, report.error) for report in results if report.error])
 
 
-def _chosen(target: Target, key: GroupKey, named_shards: list[str] | None) -> list[ShardId]:
-    """Return the shards that were named, or all of the group, by rank."""
+def _selection(target: Target, key: GroupKey, named_shards: list[str] | None) -> list[ShardId]:
+    """Return the named shards, or without names all shards of the group by rank."""
     return [lease.shard for lease in target.leases(key, [*dict.fromkeys(named_shards or ())])]
 
 
 def _new_run(kind: str) -> str:
-    """Return an id for a rewriting run of the command line, never used before."""
+    """Return a new id for a rewriting run of the command line."""
     return f"{kind}-{uuid.uuid4().hex}"
 
 
-def _ended_gently() -> AbstractContextManager[None]:
-    """Have a request to terminate give claims back within the block, as Ctrl-C does."""
+def _releasing_claims() -> AbstractContextManager[None]:
+    """Handle SIGTERM within the block like Ctrl-C, so that claims are released."""
     return handled_by(signal.default_int_handler, signal.SIGTERM)
 
 
-def _refuse_failed(failed: Sequence[tuple[str, str]]) -> None:
-    """End with a sentence about the shards that keep their old output, if there are any."""
-    if not failed:
+def _raise_failures(failures: Sequence[tuple[str, str]]) -> None:
+    """Raise one error about the shards that keep their old output, if any."""
+    if not failures:
         return
-    shard, error = failed[0]
-    if len(failed) > 1:
+    shard, error = failures[0]
+    if len(failures) > 1:
         raise RewriteRefused(
-            f"{len(failed)} shards keep their old output. Shard {shard}, for example: {error}"
+            f"{len(failures)} shards keep their old output. Shard {shard}, for example: {error}"
         )
     raise RewriteRefused(f"Shard {shard} keeps its old output: {error}")

@@ -1,4 +1,4 @@
-"""`leasehold checkpoint import` and `export`: they add themselves to `leasehold checkpoint`."""
+"""`leasehold checkpoint import` and `export`: checkpoints of other consumers of the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.rules.assignment_plan import rank_key
 from dagster_leasehold.lease_store.rules.reopening import Reopening
-from dagster_leasehold.orchestration.commands.checkpoints import app, border_at, forced
+from dagster_leasehold.orchestration.commands.checkpoints import app, border_at, force_checkpoint
 from dagster_leasehold.orchestration.commands.options import (
     OBSERVER,
     GroupName,
@@ -86,20 +86,20 @@ Live = Annotated[
 
 
 @dataclass(frozen=True)
-class Taking:
+class ImportPlan:
     """The shards of an import.
 
     Attributes:
-        moved: the shards whose checkpoint is set, parents first.
+        changes: the shards whose checkpoint will change, parents first.
         unchanged: the shards whose checkpoint is the same here.
-        expired: the moved shards whose next record was removed.
-        gone: the shards that the log had and that were removed.
+        expired: the shards among `changes` whose next record was removed.
+        removed: the shards that are no longer in the log.
     """
 
-    moved: list[ShardId]
+    changes: list[ShardId]
     unchanged: list[ShardId]
     expired: list[ShardId]
-    gone: list[ShardId]
+    removed: list[ShardId]
 
 
 @app.command("import")
@@ -144,25 +144,25 @@ def import_(
         _refuse_live(key, progress, target)
     target.store.sync_shards(key, source.list_shards(), observer=OBSERVER)
     leases = {lease.shard: lease for lease in target.store.snapshot(key).shards}
-    taking = _taking(source, leases, progress.cursors)
-    if taking.expired and not gaps:
+    import_plan = _import_plan(source, leases, progress.cursors)
+    if import_plan.expired and not gaps:
         raise errors.CheckpointRefused(
-            f"The records at the checkpoints of shards {listed(taking.expired)} in {shown(name)} "
-            "were removed before they were read: add --gaps to record what is missing and continue "
-            "after it."
+            f"The records at the checkpoints of shards {listed(import_plan.expired)} in "
+            f"{shown(name)} were removed before they were read: add --gaps to record each gap and "
+            "continue after it."
         )
-    for shard in taking.moved if not force else ():
+    for shard in import_plan.changes if not force else ():
         _refuse_withdrawal(target, key, leases[shard], progress.cursors[shard], name)
-    for shard in taking.moved:
+    for shard in import_plan.changes:
         cursor = progress.cursors[shard]
-        forced(target, key, shard, cursor, reason="imported", reopen=Reopening.REFUSE)
+        force_checkpoint(target, key, shard, cursor, reason="imported", reopen=Reopening.REFUSE)
     tell(
-        {"group": str(key), "consumer_group": name, "imported": taking.moved},
-        f"Imported {counted(len(taking.moved), 'checkpoint')} of {shown(name)} into {key}.",
-        *_left("Unchanged shards", taking.unchanged),
-        *_left("Shards whose first unread records are gone", taking.expired),
-        *_left("Shards without a checkpoint there", progress.unstored),
-        *_left("Shards that are no longer in the log", taking.gone),
+        {"group": str(key), "consumer_group": name, "imported": import_plan.changes},
+        f"Imported {counted(len(import_plan.changes), 'checkpoint')} of {shown(name)} into {key}.",
+        *_shard_line("Unchanged shards", import_plan.unchanged),
+        *_shard_line("Shards whose first unread records are gone", import_plan.expired),
+        *_shard_line("Shards without a checkpoint there", progress.unstored),
+        *_shard_line("Shards that are no longer in the log", import_plan.removed),
         as_json=as_json,
     )
 
@@ -196,8 +196,8 @@ def export(
     consumers = other_consumers(words, target.declared(key.stream))
     if not isinstance(consumers, TakesCheckpoints):
         raise errors.InvalidSetting(
-            "The lease table of a KCL application is only read here: checkpoints are exported to "
-            "consumer groups of Kafka and LogHub."
+            "Leasehold does not write the lease table of a KCL application: export checkpoints of "
+            "Kafka and LogHub streams only."
         )
     if not live:
         progress = consumers.progress() if consumers.exists() else GroupProgress({})
@@ -208,16 +208,16 @@ def export(
     if within and not repeat:
         raise errors.CheckpointRefused(
             f"The checkpoints of shards {listed(within)} of {key} lie within a LogGroup, where the "
-            "service has no cursor: let more of them be read, or add --repeat to have the first "
-            "records of these LogGroups read again."
+            "service has no cursor: wait until more records are read, or add --repeat to read the "
+            "first records of these LogGroups again."
         )
     settings = target.group(key.stream, key.group)
     consumers.store(cursors, timeout_s=settings.timeout_s, ordered=settings.ordered)
     tell(
         {"group": str(key), "consumer_group": name, "exported": list(cursors)},
         f"Exported {counted(len(cursors), 'checkpoint')} of {key} to {shown(name)}.",
-        *_left("Shards that begin their LogGroup again", within),
-        *_left(
+        *_shard_line("Shards that begin their LogGroup again", within),
+        *_shard_line(
             "Shards without a checkpoint here",
             [row.shard for row in leases if row.check_point is None],
         ),
@@ -226,54 +226,55 @@ def export(
 
 
 def _refuse_live(key: GroupKey, progress: GroupProgress, target: Target) -> None:
-    """Refuse while either side may be at work.
+    """Refuse while consumers of either side can be running.
 
     Raises:
-        GroupInUse: the other consumers may run, or a run here has a shard open.
+        GroupInUse: the other consumers can be running, or a run here has a shard open.
     """
     if progress.at_work:
         raise errors.GroupInUse(progress.at_work)
-    opened = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
-    if opened:
+    shards = [lease.shard for lease in target.store.snapshot(key).shards if lease.consumer_run]
+    if shards:
         raise errors.GroupInUse(
-            f"Runs of {key} have shards {listed(sorted(opened, key=rank_key))} open: drain it "
+            f"Runs of {key} have shards {listed(sorted(shards, key=rank_key))} open: drain it "
             f"first with `leasehold group drain {key.stream} --group {key.group}`, or add --live."
         )
 
 
-def _taking(
+def _import_plan(
     source: ShardSource, leases: Mapping[ShardId, ShardLease], cursors: Mapping[ShardId, str]
-) -> Taking:
+) -> ImportPlan:
     """Compare the cursors of other consumers with the log and with the leases here.
 
     Raises:
-        UnknownShard: the log never had a shard.
-        CursorInvalid: a cursor is none of its shard's, or lies behind its end.
+        UnknownShard: the log never had one of the shards.
+        CursorInvalid: a cursor does not belong to its shard, or lies beyond its end.
     """
-    # Parents first: a parent's forced checkpoint can concern its children.
+    # Parents are first, since a parent's forced checkpoint can change its children.
     shards = sorted(cursors, key=rank_key)
     missing_shards = [shard for shard in shards if shard not in leases]
     if missing_shards:
-        # A shard that the log never had is an error here.
+        # The source raises if the log never had one of them.
         source.bounds(missing_shards)
-    there = [shard for shard in shards if shard in leases]
-    moved = [shard for shard in there if leases[shard].check_point != cursors[shard]]
+    present_shards = [shard for shard in shards if shard in leases]
+    changes = [shard for shard in present_shards if leases[shard].check_point != cursors[shard]]
+    unchanged = [shard for shard in present_shards if shard not in changes]
     expired: list[ShardId] = []
-    for shard in moved:
+    for shard in changes:
         try:
             source.plan(shard, cursors[shard], Limits(records_max=1))
         except errors.CursorExpired:
             expired.append(shard)
-    return Taking(moved, [shard for shard in there if shard not in moved], expired, missing_shards)
+    return ImportPlan(changes, unchanged, expired, missing_shards)
 
 
 def _refuse_withdrawal(
     target: Target, key: GroupKey, lease: ShardLease, cursor: str, name: str
 ) -> None:
-    """Refuse to take back committed batches.
+    """Refuse an import that withdraws committed batches.
 
     Raises:
-        CheckpointRefused: batches of the shard lie behind the cursor.
+        CheckpointRefused: batches of the shard are committed after the cursor.
     """
     if border_at(target, key, lease, cursor) is not None:
         raise errors.CheckpointRefused(
@@ -283,6 +284,6 @@ def _refuse_withdrawal(
         )
 
 
-def _left(title: str, shards: Iterable[ShardId]) -> list[str]:
+def _shard_line(title: str, shards: Iterable[ShardId]) -> list[str]:
     names = sorted(shards, key=rank_key)
     return [f"{title}: {listed(names)}."] if names else []

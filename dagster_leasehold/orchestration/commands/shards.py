@@ -1,4 +1,4 @@
-"""`leasehold shard`: the shards of a local log."""
+"""`leasehold shard`: lists, splits and merges the shards of a local log."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def merge(
 
 
 def _shard(log: LocalLog, shard: str) -> ShardId:
-    """Return the shard of a log by its name.
+    """Check that a log has a shard.
 
     Raises:
         UnknownShard: the log has no such shard.

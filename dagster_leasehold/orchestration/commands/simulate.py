@@ -1,4 +1,4 @@
-"""`leasehold simulate`: a group of any size under virtual time, from one change to the next."""
+"""`leasehold simulate`: a group in virtual time, with changes of its nodes and shards."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _KEY = GroupKey.parse("simulated", "simulated")
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """A group that has settled after a change.
+class Result:
+    """A group after a change, when no more shards will move.
 
     Attributes:
         change: the change, as the user wrote it; `start` for the first nodes.
         nodes: the number of live nodes.
         shards: the number of shards that can be consumed.
-        moves: changes of owner since the group had settled before.
+        moves: the number of changes of owner.
         moves_minimum: the fewest changes of owner that any plan needs.
-        seconds: virtual time from the change until the group had settled.
-        ownerless_s: the longest time that one of the earlier shards had no live owner.
+        seconds: the virtual time from the change until the last move.
+        ownerless_s: the longest time for which a shard from before the change had no live owner.
         counts: shards per node, largest first.
     """
 
@@ -62,9 +62,9 @@ class Settled:
 
 
 class SimulatedGroup:
-    """A group on the store in memory, with the `Rebalancer` of a deployment for each node.
+    """A group in the in-memory store, with one `Rebalancer` per node.
 
-    No run consumes the shards, so a shard changes its owner without a hand-over.
+    No run consumes the shards, so a transfer does not wait for a holder.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class SimulatedGroup:
         self._store.create_group(Group(_KEY, assignment=mode, ordered=ordered, timeout_s=timeout_s))
         self._mode = mode
         self._nodes: dict[NodeName, Rebalancer] = {}
-        self._joined = 0
+        self._join_count = 0
         self._first_nodes = nodes
         self._listing = [ShardListing(ShardId(str(number))) for number in range(shards)]
-        self._made = shards
+        self._shard_count = shards
 
-    def start(self) -> Settled:
-        """Have the first nodes join, and share the shards among them."""
+    def start(self) -> Result:
+        """Let the first nodes join and share the shards."""
         self._join(self._first_nodes)
         self._tick()
         return self._settle("start", self._list)
 
-    def change(self, text: str) -> Settled:
-        """Apply one change, written as `KIND[:COUNT]`, and wait until the group has settled.
+    def change(self, text: str) -> Result:
+        """Apply one change, given as `KIND[:COUNT]`, and tick until no more shards move.
 
         Raises:
-            InvalidSetting: the text has another form, or there are not enough nodes or shards.
+            InvalidSetting: the text is not valid, or the group has too few nodes or shards.
         """
         match = _CHANGE.fullmatch(text)
         if match is None:
@@ -122,7 +122,7 @@ class SimulatedGroup:
         if len(self._nodes) + count > NODES_MAX:
             raise InvalidSetting(f"A simulated group has at most {NODES_MAX} nodes.")
         for _ in range(count):
-            name = NodeName(f"node-{self._joined}")
+            name = NodeName(f"node-{self._join_count}")
             self._nodes[name] = Rebalancer(
                 self._store,
                 _KEY,
@@ -131,17 +131,17 @@ class SimulatedGroup:
                 observer=name,
                 incarnation_of=lambda name: f"{name}.1",
                 clock=lambda: self._now,
-                settings={name: self._assignment(name, self._joined)},
+                settings={name: self._assignment(name, self._join_count)},
             )
-            self._joined += 1
+            self._join_count += 1
 
     def _assignment(self, name: NodeName, number: int) -> Node:
-        """Return the node's own settings: its remainder, or every n-th shard of the first n."""
+        """Return a node's settings: its number for `modulo`, its share of shards for `pinned`."""
         if self._mode is AssignmentMode.MODULO:
             return Node(name, 0, "", source_count=self._first_nodes, node_id=number)
         if self._mode is AssignmentMode.PINNED:
-            own = (row.shard for row in self._listing[number :: self._first_nodes])
-            return Node(name, 0, "", pinned=dict.fromkeys(own))
+            shards = (row.shard for row in self._listing[number :: self._first_nodes])
+            return Node(name, 0, "", pinned=dict.fromkeys(shards))
         return Node(name, 0, "")
 
     def _lose(self, count: int, *, leave: bool) -> None:
@@ -151,7 +151,7 @@ class SimulatedGroup:
                 rebalancer.leave()
 
     def _reshard(self, count: int, *, parents: int) -> None:
-        """Split shards in two, or merge them by pairs; all records of the parents are consumed."""
+        """Split shards in two or merge pairs of shards, and finish the parents."""
         owners = self._owners()
         ready = [row for row in self._listing if row.shard in owners]
         if len(ready) < count * parents:
@@ -159,13 +159,13 @@ class SimulatedGroup:
                 f"Only {len(ready)} shards have an owner: {count * parents} are needed."
             )
         for place in range(count):
-            replaced = ready[place * parents : (place + 1) * parents]
-            for row in replaced:
+            parent_rows = ready[place * parents : (place + 1) * parents]
+            for row in parent_rows:
                 self._listing[self._listing.index(row)] = replace(row, read_only=True)
             for _ in range(3 - parents):
-                names = tuple(row.shard for row in replaced)
-                self._listing.append(ShardListing(ShardId(str(self._made)), parents=names))
-                self._made += 1
+                names = tuple(row.shard for row in parent_rows)
+                self._listing.append(ShardListing(ShardId(str(self._shard_count)), parents=names))
+                self._shard_count += 1
         self._list()
         for row in ready[: count * parents]:
             opened = self._store.open_tenure(_KEY, row.shard, owners[row.shard], "simulated")
@@ -181,7 +181,7 @@ class SimulatedGroup:
             rebalancer.tick()
 
     def _owners(self) -> dict[ShardId, NodeName]:
-        """Return the live owner of each shard that has one."""
+        """Return the owners of the shards with a live owner."""
         owners: dict[ShardId, NodeName] = {}
         for row in self._store.snapshot(_KEY).shards:
             owner = row.consumer_owner
@@ -189,8 +189,8 @@ class SimulatedGroup:
                 owners[row.shard] = owner
         return owners
 
-    def _settle(self, change: str, apply: Callable[[], None]) -> Settled:
-        """Apply a change, tick until nothing is left to move, and count what moved."""
+    def _settle(self, change: str, apply: Callable[[], None]) -> Result:
+        """Apply a change, tick until no more shards move, and count the moves."""
         before, began = self._owners(), self._now
         apply()
         last, last_seen = self._owners(), dict.fromkeys(before, began)
@@ -206,7 +206,7 @@ class SimulatedGroup:
             if self._is_settled():
                 break
         snapshot = self._store.snapshot(_KEY)
-        return Settled(
+        return Result(
             change=change,
             nodes=len(self._nodes),
             shards=sum(row.state.consumable for row in snapshot.shards),
@@ -251,9 +251,9 @@ def simulate(  # noqa: PLR0917
     Time is simulated, and nothing is consumed.
     """
     group = SimulatedGroup(nodes, shards, mode, ordered=ordered, timeout_s=timeout)
-    settled = [group.start(), *(group.change(text) for text in change or ())]
+    results = [group.start(), *(group.change(text) for text in change or ())]
     if as_json:
-        show_json([asdict(each) for each in settled])
+        show_json([asdict(each) for each in results])
         return
     show_table(
         f"{nodes:,} nodes and {shards:,} shards, lease timeout {timeout:g} s",
@@ -270,12 +270,12 @@ def simulate(  # noqa: PLR0917
                 each.ownerless_s,
                 _shares(each.counts),
             )
-            for each in settled
+            for each in results
         ],
     )
 
 
 def _shares(counts: Sequence[int]) -> str:
-    """Return for example `67 on 3, 66 on 2`: 67 shards on each of three nodes."""
+    """Return shares such as `67 on 3, 66 on 2`: 67 shards on each of 3 nodes, 66 on each of 2."""
     nodes = Counter(counts)
     return ", ".join(f"{count} on {nodes[count]}" for count in sorted(nodes, reverse=True))

@@ -1,4 +1,4 @@
-"""The look of `leasehold doctor` at Spark: this host's, and one of the workers."""
+"""The check of Spark in `leasehold doctor`: on this host, and in one worker."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PART = "spark worker"
 PARSERS = ("numpy", "msgspec")
 OPTIONS = "pydantic"
 PAGE = "docs/how-to/spark.md"
-# Spark looks before our own job does, and refuses in these words.
+# Spark compares the Python versions before our job starts, and fails with this message.
 _OTHER_PYTHON = re.compile(r"Python in worker has different version: (\d+\.\d+)")
 
 Versions = Mapping[str, str]
 
 
 def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
-    """Yield the versions of Spark and Python here, and in a worker where a session is `started`."""
+    """Yield the versions of Spark and Python here, and if `started`, those in a worker."""
     from dagster_leasehold.assets.spark.spark_session import require_listener
     from dagster_leasehold.assets.spark.spark_settings import CONNECT_SCHEME
 
@@ -40,23 +40,24 @@ def spark_runtime(target: Target, *, started: bool) -> Iterator[Finding]:
     spark = target.settings.spark
     if spark.engine.startswith(CONNECT_SCHEME):
         require_listener(spark.engine)
-    own = f" with {presentation.counted(len(spark.conf), 'setting')} of its own" * bool(spark.conf)
+    count = presentation.counted(len(spark.conf), "setting")
+    conf = f" with {count} in conf" if spark.conf else ""
     heap = f", {spark.memory} of memory" if spark.memory else ""
     here = f"{_text(versions_here())}, dagster-leasehold {RELEASE}"
-    yield Finding("spark", Health.OK, f"{spark.engine}{heap}{own}; here {here}.")
+    yield Finding("spark", Health.OK, f"{spark.engine}{heap}{conf}; here {here}.")
     if started:
         yield from findings_of(PART, lambda: worker(target))
 
 
 def worker(target: Target) -> Iterator[Finding]:
-    """Start a session, and yield if one of its workers has what this host and the streams need."""
+    """Start a session, and compare a worker with this host and with the streams' needs."""
     from dagster_leasehold.orchestration.resources import spark_of
 
     streams = list(_streams(target))
     needs = needs_of(streams)
     names = {name for _, modules in needs for name in modules}
     try:
-        there = look_into_worker(spark_of(target.settings).spark_session, sorted(names))
+        there = worker_versions(spark_of(target.settings).spark_session, sorted(names))
     except Exception as error:
         other = _OTHER_PYTHON.search(str(error))
         if other is None:
@@ -80,14 +81,14 @@ def versions_here() -> Versions:
     }
 
 
-def look_into_worker(session: object, modules: Sequence[str]) -> Versions:
+def worker_versions(session: object, modules: Sequence[str]) -> Versions:
     """Return the versions of Python, PySpark and pyarrow in a worker of a Spark session.
 
-    Importable `modules` are there as well, with empty versions.
+    Those of `modules` that can be imported are included, with empty versions.
     """
 
-    def look(batches: Iterator[object]) -> Iterator[object]:
-        # It travels by itself, to a worker that can lack our modules.
+    def versions_there(batches: Iterator[object]) -> Iterator[object]:
+        # Spark sends only this function, and the worker can lack our modules.
         import platform
         from importlib.util import find_spec
 
@@ -105,17 +106,17 @@ def look_into_worker(session: object, modules: Sequence[str]) -> Versions:
             yield pa.RecordBatch.from_pydict(columns)
 
     frame = session.range(0, 1, 1, 1)  # pyright: ignore
-    rows = frame.mapInArrow(look, "name string, version string").collect()
+    rows = frame.mapInArrow(versions_there, "name string, version string").collect()
     return {row.name: row.version for row in rows}
 
 
 def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]], list[str]]:
-    """Return what workers need for streams: the words and the modules, each with the streams."""
+    """Return the modules that workers need: (reason, modules) with the names of the streams."""
     from dagster_leasehold.shard_sources.registry import LOCAL_LOG, source_kind
 
     needs: defaultdict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
     for stream in streams:
-        # A source that cannot be used here is the finding of its own check.
+        # The check of sources reports an unusable source.
         with suppress(LeaseholdError):
             source = source_name(stream.source)
             if source != LOCAL_LOG:
@@ -129,7 +130,7 @@ def needs_of(streams: Iterable[ShardStream]) -> dict[tuple[str, tuple[str, ...]]
 
 
 def _streams(target: Target) -> Iterator[ShardStream]:
-    """Yield the declared streams; unusable ones are findings of their sources."""
+    """Yield the declared streams, except unusable ones, which the check of sources reports."""
     names: Sequence[str] = ()
     with suppress(LeaseholdError):
         names = target.streams.names
@@ -139,21 +140,21 @@ def _streams(target: Target) -> Iterator[ShardStream]:
 
 
 def _compared(here: Versions, there: Versions) -> Iterator[Finding]:
-    """Yield the versions of a worker that do not fit this host's."""
+    """Yield the differences between a worker's versions and this host's."""
     from dagster_leasehold.assets.spark.spark_versions import go_together
 
     if _minor(there["Python"]) != _minor(here["Python"]):
         yield _other_python(_minor(there["Python"]))
     if here["pyspark"] != there["pyspark"] and not go_together(here["pyspark"], there["pyspark"]):
         text = (
-            f"it has pyspark {there['pyspark']} and this host {here['pyspark']}: install versions "
-            f"that go together, see {PAGE}."
+            f"it has pyspark {there['pyspark']} and this host {here['pyspark']}: install "
+            f"compatible versions, see {PAGE}."
         )
         yield Finding(PART, Health.FAILED, text)
     if here["pyarrow"] != there["pyarrow"]:
         text = (
             f"it has pyarrow {there['pyarrow']} and this host {here['pyarrow']}: install the same "
-            "there, so that transforms do the same on both."
+            "version there, so that transforms have the same results on both."
         )
         yield Finding(PART, Health.WARNING, text)
 

@@ -1,4 +1,4 @@
-"""`leasehold status`: the nodes and shards of a group, and where they differ from the settings."""
+"""`leasehold status`: a group's nodes and shards, and conflicts with the declaration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 ERROR_SHOWN = 40
-"""The most characters of a shard's last error in its row."""
+"""The number of characters of a shard's last error in its row."""
 
 
 def status(
@@ -63,7 +63,7 @@ def status(
     declared = target.streams.opened(key.stream)
     view = GroupReader(target.store, key, declared.source).read()
     snapshot, shards, nodes = view.snapshot, list(map(_shard_facts, view.shards)), view.nodes
-    refusals = [*not_joined(snapshot, declared, target.settings), *refused_members(snapshot)]
+    refusals = [*refused_nodes(snapshot, declared, target.settings), *refused_members(snapshot)]
     note = mode_note(snapshot, declared)
     hooks = [_hook_row(each) for each in target.store.waiting_events(key, EventKind.HOOK)]
     lag = PublicationLag.of(target.store.publication_lag(key))
@@ -90,17 +90,17 @@ def status(
     show_table(
         f"Nodes of {key} (generation {snapshot.group.generation}{paused})",
         "node, state, >last beat, takes runs, >beats, >shards",
-        map(_shown_node, nodes),
+        map(_node_cells, nodes),
     )
     death = view.death()
     sentences = (*([death] if death else ()), *refusals, *([note] if note else ()))
     for line in (*sentences, *mixed_releases(snapshot), *stranded(snapshot)):
         say(str(line))
     columns = "shard, state, owner, next, >checkpoint, >lag, >epoch, open in run, parents"
-    rows: list[tuple[object, ...]] = [_shown_shard(row) for row in view.shards]
+    rows: list[tuple[object, ...]] = [_shard_cells(row) for row in view.shards]
     if any(row.last_error for row in view.shards):
         columns += ", ~last error"
-        rows = [(*_shown_shard(row), _last_error(row)) for row in view.shards]
+        rows = [(*_shard_cells(row), _last_error(row)) for row in view.shards]
     show_table(f"Shards of {key}", columns, rows)
     for line in view.obstacles():
         say(line)
@@ -119,7 +119,7 @@ def status(
 
 
 def _shard_facts(row: ShardRow) -> dict[str, Any]:
-    """Return a shard as JSON has it; a single reading knows no rate."""
+    """Return a shard for JSON, without rates, which need several readings."""
     facts: dict[str, Any] = plain(row)
     for name in ("lag_seconds", "last_error_s"):
         facts[name] = None if facts[name] is None else round(facts[name], 3)
@@ -127,8 +127,8 @@ def _shard_facts(row: ShardRow) -> dict[str, Any]:
     return facts
 
 
-def _shown_shard(row: ShardRow) -> tuple[object, ...]:
-    """Return a shard's row for the table: the lag is a number, an age or both, as far as known."""
+def _shard_cells(row: ShardRow) -> tuple[object, ...]:
+    """Return a shard's cells; the lag is a number, an age or both, if they are known."""
     age = row.lag_seconds
     parts = [None if row.lag is None else f"{row.lag:,}", f"{age:,.0f} s" if age else None]
     lag = ", ".join(part for part in parts if part is not None)
@@ -137,7 +137,7 @@ def _shown_shard(row: ShardRow) -> tuple[object, ...]:
 
 
 def _last_error(row: ShardRow) -> str:
-    """Return the age and the beginning of a shard's last error; all of it is below the table."""
+    """Return the age and the beginning of a shard's last error."""
     if not row.last_error:
         return ""
     age = "" if row.last_error_s is None else f"{duration(row.last_error_s)} ago: "
@@ -145,13 +145,13 @@ def _last_error(row: ShardRow) -> str:
     return age + (text if len(text) <= ERROR_SHOWN else f"{text[: ERROR_SHOWN - 1]}…")
 
 
-def _shown_node(row: NodeRow) -> tuple[object, ...]:
+def _node_cells(row: NodeRow) -> tuple[object, ...]:
     ago = None if row.last_beat_s is None else f"{duration(row.last_beat_s)} ago"
     return (row.node, row.liveness, ago, row.accepts_runs, row.lease_id, row.shards)
 
 
 def mixed_releases(snapshot: Snapshot) -> list[str]:
-    """Return a sentence on the releases of the members, if they run several."""
+    """Return a sentence with the members' releases if they differ."""
     releases: dict[str, list[str]] = {}
     for node in snapshot.nodes:
         if node.member:
@@ -175,7 +175,7 @@ def _hook_row(waiting: WaitingEvents) -> dict[str, Any]:
 def publication_state(
     store: LeaseStore, key: GroupKey, lag: PublicationLag
 ) -> dict[str, Any] | None:
-    """Return what of a group's output is in its table, and what waits; None without a table."""
+    """Return the published and the waiting output of a group; None without a table."""
     publication = store.publication(key)
     if publication is None or publication.table is None:
         return None
@@ -197,8 +197,8 @@ def publication_state(
 
 
 def publication_sentence(state: dict[str, Any], lag: PublicationLag) -> str:
-    """Return the command's lines on a group's table."""
-    waiting = "all that is committed is in it"
+    """Return the sentence about a group's table."""
+    waiting = "it has all committed output"
     if state["waiting_batches"]:
         waiting = f"of {counted(state['committed_records'], 'record')}, {lag}"
     elif state["changes_waiting"]:
@@ -208,7 +208,7 @@ def publication_sentence(state: dict[str, Any], lag: PublicationLag) -> str:
 
 
 def _show_upkeep(upkeep: UpkeepReport) -> None:
-    """Show what it costs the deployment of this home to stay in the group."""
+    """Show the statements that membership in the group costs this home's deployment."""
     show_table(
         f"Upkeep in the lease term of {upkeep.term_s:g} s before {upkeep.at}: {upkeep.ticks} ticks "
         f"for {upkeep.nodes} nodes",
@@ -220,35 +220,35 @@ def _show_upkeep(upkeep: UpkeepReport) -> None:
     )
 
 
-def not_joined(snapshot: Snapshot, declared: ShardStream, settings: Settings) -> list[Refusal]:
-    """Return the declared nodes that are not members and that the group would refuse, by name.
+def refused_nodes(snapshot: Snapshot, declared: ShardStream, settings: Settings) -> list[Refusal]:
+    """Return the refusals of declared nodes that cannot join the group, by name.
 
-    The group's other nodes can belong to another deployment, whose settings are unknown here: the
-    rows of the members count.
+    They are compared with the members' rows in the store, since members can belong to another
+    deployment, whose settings are unknown here.
     """
     if declared.key != snapshot.group.key:
         return []
     nodes = {NodeName(name): each for name, each in declared.nodes.items()}
     members = {node.name: node for node in snapshot.nodes if node.member}
     names = nodes.keys() | set(settings.expected_nodes or ())
-    refused: list[Refusal] = []
+    refusals: list[Refusal] = []
     for name in sorted(names - members.keys(), key=rank_key):
         try:
             check_member(snapshot.group, members.values(), node_row(name, nodes.get(name)))
         except AssignmentConflict as error:
-            refused.append(Refusal(name, error))
-    return refused
+            refusals.append(Refusal(name, error))
+    return refusals
 
 
 def refused_members(snapshot: Snapshot) -> tuple[Refusal, ...]:
-    """Return the members whose settings cannot be followed, as a plan finds them."""
+    """Return the refusals of members whose settings conflict with the group's."""
     live = [node.name for node in snapshot.nodes if node.member]
     balanced = snapshot.group.assignment is AssignmentMode.BALANCED
     return () if balanced else plan(snapshot, live=live).refusals
 
 
 def mode_note(snapshot: Snapshot, declared: ShardStream) -> str | None:
-    """Return a sentence if the stored group assigns by another mode than its declaration says."""
+    """Return a sentence if the stored group's assignment mode differs from the declaration's."""
     group = snapshot.group
     if declared.key != group.key or declared.assignment is group.assignment:
         return None

@@ -1,4 +1,4 @@
-"""`leasehold stop`: ends all that a home still has running, by the notes in it."""
+"""`leasehold stop`: stops the processes that are recorded in a home."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def stop(home: Home = None) -> None:
 
 
 def _end(command: ProcessIdentity) -> None:
-    """Tell a command to end, and wait until it has.
+    """Send SIGTERM to a command, and wait until it has ended.
 
     Raises:
         LeaseholdError: it takes too long.

@@ -1,4 +1,4 @@
-"""`leasehold table`: publish what waits now, and compare table and ledger."""
+"""`leasehold table`: publishes waiting output, and compares the table with the ledger."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def move(
     from dagster_leasehold.assets.output.table.staging import METADATA_FOLDER
 
     target = Target.at(home, module)
-    key = target.chosen(stream, group).key
+    key = target.with_group(stream, group).key
     place = target.settings.output_folder(key.stream, key.group)
     try:
         published = find_table(target.store, key, target.settings.catalog_settings, place)
@@ -101,7 +101,7 @@ def move(
 def _publish(target: Target, stream: str, group: str | None, *, adopt: bool, as_json: bool) -> None:
     from dagster_leasehold.assets.output.table.group_table import build_publisher
 
-    declared = target.chosen(stream, group)
+    declared = target.with_group(stream, group)
     key, catalog = declared.key, target.settings.catalog_settings
     name = declared.iceberg.table_name(catalog.name, key)
     publisher = build_publisher(
@@ -154,10 +154,10 @@ def _tell(sentence: str) -> None:
 
 
 def _lock(target: Target, name: TableName, publisher: Publisher) -> PublishLock:
-    """Take the publish lock, after its present holder.
+    """Take the publish lock once its holder releases it.
 
     Raises:
-        TableUnavailable: another node has it all the time.
+        TableUnavailable: another node held the lock at each attempt.
     """
     from dagster_leasehold.assets.output.table.publish_locks import lock_of
     from dagster_leasehold.lease_store.publication_rows import PublishLock

@@ -1,4 +1,4 @@
-"""The target of a command: the settings, the lease store, and the streams, by name."""
+"""The deployment that a command works on: its settings, lease store and streams."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Target:
 
     Attributes:
         settings: of the deployment.
-        module: declares the streams in place of the settings, if an option names one.
+        module: the module that declares the streams; None means the module of the settings.
     """
 
     settings: Settings
@@ -45,7 +45,7 @@ class Target:
 
     @classmethod
     def at(cls, home: Path | None, module: str | None = None) -> Target:
-        """Return the deployment whose home is `home`, or the one that the environment names.
+        """Return the deployment of a home; None means the home that the settings name.
 
         Raises:
             InvalidSetting: a setting is wrong, or the home is not a folder.
@@ -62,14 +62,14 @@ class Target:
         """Return the deployment of a home, and a stored group of a declared stream.
 
         Raises:
-            UnknownStream, UnknownGroup: there is none of the name.
+            UnknownStream, UnknownGroup: there is no such stream or group.
         """
         target = cls.at(home, module)
         return target, target.group(stream, group).key
 
     @cached_property
     def store(self) -> LeaseStore:
-        """The lease store, which must exist: a command that reads creates nothing.
+        """The lease store, which must exist, since commands that only read create nothing.
 
         Raises:
             StoreUnavailable: there is no store yet, or the database does not answer.
@@ -77,13 +77,13 @@ class Target:
         if self.settings.database_url is None and not (self.settings.home / "leases.db").exists():
             raise errors.StoreUnavailable(
                 f"There is no lease store in {self.settings.home}: name another folder with "
-                "--home, or begin one with `leasehold load` and `leasehold group create`."
+                "--home, or create one with `leasehold load` and `leasehold group create`."
             )
         return self.new_store
 
     @cached_property
     def new_store(self) -> LeaseStore:
-        """The lease store; the embedded default is made if there is none."""
+        """The lease store; if it is SQLite in the home, it is created if it is missing."""
         from dagster_leasehold.lease_store import open_store
 
         if self.settings.database_url is None:
@@ -94,13 +94,13 @@ class Target:
         """Create the home.
 
         Raises:
-            InvalidSetting: the folder cannot be made.
+            InvalidSetting: the folder cannot be created.
         """
         try:
             self.settings.home.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise errors.InvalidSetting(
-                f"The home {self.settings.home} cannot be made: {error.strerror}."
+                f"The home {self.settings.home} cannot be created: {error.strerror}."
             ) from None
 
     @cached_property
@@ -113,12 +113,12 @@ class Target:
 
         Raises:
             InvalidSetting: the module that declares streams cannot be used.
-            UnknownStream: no stream of the name, or None and there are several.
+            UnknownStream: no stream has this name, or `name` is None and there are several.
         """
         return self.streams.described(name)
 
-    def chosen(self, name: str | None, group: str | None) -> ShardStream:
-        """Return a declared stream, with a stored group of it.
+    def with_group(self, name: str | None, group: str | None) -> ShardStream:
+        """Return a declared stream with one of its stored groups.
 
         Raises:
             InvalidSetting: the module that declares streams cannot be used.
@@ -128,7 +128,7 @@ class Target:
         return replace(self.declared(name), group=self.group(name, group).key.group)
 
     def local_log(self, name: str | None) -> LocalLog:
-        """Return the local log of a declared stream; it may not exist yet.
+        """Return the local log of a declared stream, even if its files do not exist yet.
 
         Raises:
             InvalidSetting: the stream has another source.
@@ -145,7 +145,7 @@ class Target:
         )
 
     def group(self, stream: str | None, group: str | None) -> Group:
-        """Return a consumer group as it is stored.
+        """Return a stored consumer group of a stream; None means the declared group.
 
         Raises:
             UnknownGroup: the stream has no such group.
@@ -153,27 +153,27 @@ class Target:
         declared = self.declared(stream)
         name = GroupName(group) if group is not None else declared.key.group
         groups = self.store.groups(declared.key.stream)
-        for stored in groups:
-            if stored.key.group == name:
-                return stored
-        names = listed(stored.key.group for stored in groups)
+        for row in groups:
+            if row.key.group == name:
+                return row
+        names = listed(row.key.group for row in groups)
         raise errors.UnknownGroup(
             f"Stream {shown(declared.name)} has no consumer group {shown(name)}; "
             f"its groups are: {names}."
         )
 
     def own_output(self, key: GroupKey) -> OutputPlace:
-        """Return the folder of a group's output, to be written to; it becomes this store's.
+        """Return a group's output folder for writing; a new folder is assigned to this store.
 
         Raises:
-            OutputNotOwned: it belongs to another lease store.
+            OutputNotOwned: the folder belongs to another lease store.
         """
         from dagster_leasehold.assets.output.folder_owner import owned
 
         return owned(self.store, self.settings.output_folder(key.stream, key.group))
 
     def leases(self, key: GroupKey, shards: Sequence[str] | None = None) -> list[ShardLease]:
-        """Return the lease rows of some shards of a group, or of all of them by rank.
+        """Return the lease rows of the given shards, or of all shards by rank.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -196,7 +196,7 @@ class Target:
         return self.leases(key, [shard])[0]
 
     def named_shard(self, key: GroupKey, shard: str | None) -> ShardId | None:
-        """Return the shard that an option names, or None if it names none.
+        """Return the id of a shard that a command names; None if it names none.
 
         Raises:
             UnknownShard: the group has no such shard.

@@ -1,4 +1,4 @@
-"""`leasehold top`: a stream's nodes and shards on a live page of the terminal."""
+"""`leasehold top`: a group's nodes and shards on a live page in the terminal."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 REFRESH_S = 1.0
 REST_PER_READING = 1.0
-"""A page rests as long as its reading took, so that it costs half of one core at most."""
+"""The pause after a reading, as a multiple of its duration; 1 uses at most half a core."""
 KEY_WAIT_S = 0.2
 NODES_SHARE = 0.3
-"""The share of the lines that nodes take at most."""
+"""The largest share of the lines that nodes take."""
 OBSTACLES_SHOWN = 2
-"""The most sentences on shards without progress; `leasehold status` has all of them."""
+"""The number of shards whose lack of progress is explained; `leasehold status` shows all."""
 KEYS = "q quit · / filter · s sort · r reverse · t tree · ↑ ↓ PgUp PgDn Home End scroll"
 ESCAPES = {
     "[A": "up",
@@ -65,22 +65,22 @@ ORDERS = {
     "age": lambda row: -1.0 if row.lag_seconds is None else row.lag_seconds,
     "rate": lambda row: row.rate or 0.0,
 }
-"""The orders of the shards by their names, and what each compares."""
+"""The sort keys of the shards by the name of the order."""
 DESCENDING = frozenset({"lag", "age", "rate"})
-"""Orders that begin with the largest."""
+"""The orders that start with the largest value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The choices that the keys have made.
+    """The state of the page that keys change.
 
     Attributes:
         order: the name of the order.
-        reverse: True if the order is turned around.
-        tree: True if shards stand below the ones that they came from.
-        pattern: only shards whose name, state or node contains this text are shown.
-        typing: True while keys are letters of the pattern.
-        offset: the number of shards above the first one shown.
+        reverse: True if the order is reversed.
+        tree: True if shards are shown below their parents.
+        pattern: a text that the name, state or node of each visible shard contains.
+        typing: True while keys are added to the pattern.
+        offset: the number of shards above the first visible one.
         ended: True once the user has quit.
     """
 
@@ -129,8 +129,8 @@ class Page:
             return replace(self, pattern=self.pattern[:-1], offset=0)
         return replace(self, pattern=self.pattern + key, offset=0) if key.isprintable() else self
 
-    def chosen(self, rows: Sequence[ShardRow]) -> list[tuple[int, ShardRow]]:
-        """Return the shards of the page in their order, each with its depth in the tree."""
+    def visible_rows(self, rows: Sequence[ShardRow]) -> list[tuple[int, ShardRow]]:
+        """Return the shards that match the pattern, in order, each with its depth in the tree."""
         words = self.pattern.lower()
         matching = [
             row
@@ -156,7 +156,7 @@ def top(
     """Watch a stream's nodes and shards live; q quits."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidSetting(
-            "`leasehold top` needs a terminal. Use `leasehold status`, which prints the same once."
+            "`leasehold top` needs a terminal. Use `leasehold status` to print the group once."
         )
     target, key = Target.of_group(home, module, stream, group)
     reader = GroupReader(target.store, key, target.streams.opened(key.stream).source)
@@ -167,7 +167,7 @@ def top(
 
 @dataclass(slots=True)
 class _Watch:
-    """Reads a group again and again on a thread of its own, so that keys are never late."""
+    """Reads a group repeatedly in a thread of its own, so that readings do not delay keys."""
 
     reader: GroupReader
     interval_s: float
@@ -214,10 +214,10 @@ def _show(watch: _Watch) -> None:
 def rendered(
     page: Page, view: GroupView | None, trouble: str, height: int
 ) -> tuple[Page, RenderableType]:
-    """Return a page with an offset that fits, and the part that the terminal shows.
+    """Return the page with its offset limited to the last shards, and its visible content.
 
     Args:
-        page: as the keys have chosen it.
+        page: the state of the page.
         view: the newest reading; None before the first one.
         trouble: a sentence if the newest reading failed.
         height: of the terminal, in lines.
@@ -231,8 +231,8 @@ def rendered(
     nodes = sorted(view.nodes, key=lambda row: (row.liveness is not Liveness.SILENT, row.node))
     obstacles = view.obstacles()[:OBSTACLES_SHOWN]
     alerts = [line for line in (trouble, view.death(), *obstacles, _lag_trouble(view)) if line]
-    rows = page.chosen(view.shards)
-    # A line each for the title, the keys and the two heads; the alerts have one or two.
+    rows = page.visible_rows(view.shards)
+    # The title, the keys and the heads of both tables have a line each; an alert has up to two.
     fitting = max(height - 6 - 2 * len(alerts) - min(len(nodes), nodes_max), 1)
     page = replace(page, offset=min(page.offset, max(len(rows) - fitting, 0)))
     visible_rows = rows[page.offset : page.offset + fitting]
@@ -332,7 +332,7 @@ def _number(value: float | None) -> str:
 
 @contextmanager
 def _raw_keys() -> Generator[None]:
-    """Have each key arrive at once, without being shown."""
+    """Receive each key at once, without echo."""
     import termios
     import tty
 
@@ -346,7 +346,7 @@ def _raw_keys() -> Generator[None]:
 
 
 def _keys() -> list[str]:
-    """Wait a moment for keys, and return them."""
+    """Wait up to `KEY_WAIT_S` for keys, and return them."""
     descriptor = sys.stdin.fileno()
     if not select.select([descriptor], [], [], KEY_WAIT_S)[0]:
         return []

@@ -1,4 +1,4 @@
-"""`leasehold vacuum`: forget output that has expired, and remove unneeded files."""
+"""`leasehold vacuum`: drops expired output, and removes files that the ledger does not name."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def vacuum(
 
     Choose an age longer than any query takes. Exits with 1 if some output could not be dropped.
     """
-    from dagster_leasehold.assets.rewriting.vacuum import vacuum as removed_by
+    from dagster_leasehold.assets.rewriting.vacuum import vacuum as remove_files
 
     age = duration(older_than)
     if age < AGE_MIN:
@@ -68,9 +68,9 @@ def vacuum(
     target, key = Target.of_group(home, module, stream, group)
     folder = target.settings.output_folder(key.stream, key.group)
     days = target.declared(stream).retention.output_days if expire_days is None else expire_days
-    forgotten = _expired(target, key, output_age(days), dry_run=dry_run)
+    expiry = _expire(target, key, output_age(days), dry_run=dry_run)
     with progress("looking for unneeded files"):
-        report = removed_by(
+        report = remove_files(
             target.store,
             key,
             folder,
@@ -78,14 +78,14 @@ def vacuum(
             dry_run=dry_run,
             catalog=target.settings.catalog_settings,
         )
-    _show(key, forgotten, report, days, dry_run=dry_run, as_json=as_json)
-    if forgotten.failures:
+    _show(key, expiry, report, days, dry_run=dry_run, as_json=as_json)
+    if expiry.failures:
         raise typer.Exit(1)
 
 
 def _show(
     key: GroupKey,
-    forgotten: PruneReport,
+    expiry: PruneReport,
     report: VacuumReport,
     days: float | None,
     *,
@@ -97,36 +97,36 @@ def _show(
             {
                 "group": str(key),
                 "dry_run": dry_run,
-                "expired": forgotten.expired,
-                "failures": forgotten.failures,
+                "expired": expiry.expired,
+                "failures": expiry.failures,
                 "report": report,
             }
         )
         return
-    if forgotten.expired:
-        done = "Would forget" if dry_run else "Forgot"
+    if expiry.expired:
+        action = "Would drop" if dry_run else "Dropped"
         say(
-            f"{done} {forgotten.expired:,} ledger rows of {key} whose output is older than "
+            f"{action} {expiry.expired:,} ledger rows of {key} whose output is older than "
             f"{days:g} days."
         )
     for path in report.removed[:SHOWN_MAX]:
         say(path)
     if len(report.removed) > SHOWN_MAX:
         say(f"… and {len(report.removed) - SHOWN_MAX:,} more")
-    done = "Would remove" if dry_run else "Removed"
+    action = "Would remove" if dry_run else "Removed"
     say(
-        f"{done} {len(report.removed):,} files of {key}, {report.removed_bytes:,} bytes; kept "
+        f"{action} {len(report.removed):,} files of {key}, {report.removed_bytes:,} bytes; kept "
         f"{report.committed:,} committed, {report.young:,} younger, {report.in_progress:,} of "
-        "attempts under way."
+        "attempts in progress."
     )
-    for failure in forgotten.failures:
+    for failure in expiry.failures:
         say(failure)
 
 
-def _expired(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bool) -> PruneReport:
-    """Forget the output of a group that is older than an age, or find out how much that would be.
+def _expire(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bool) -> PruneReport:
+    """Drop a group's output that is older than an age; a dry run only counts it.
 
-    Of a file that holds old and young records, the dry run counts the old ones' rows, too.
+    The dry run also counts old rows whose file holds newer records, although they would be kept.
     """
     from dagster_leasehold.assets.output.attempts import touch_replaced
 
@@ -139,22 +139,22 @@ def _expired(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: b
     newest = reference_time(target.store.newest_times(key, REFERENCE_ENTRIES))
     if newest is None:
         return PruneReport()
-    before = newest - age
+    oldest = newest - age
     rows = 0
     for shard in target.store.heads(key):
-        old = takewhile(
-            lambda row: row.committed_at is not None and row.committed_at < before,
+        old_rows = takewhile(
+            lambda row: row.committed_at is not None and row.committed_at < oldest,
             target.store.each_batch(key, shard),
         )
-        rows += sum(1 for _ in old)
+        rows += sum(1 for _ in old_rows)
     return PruneReport(expired=rows)
 
 
 def duration(text: str) -> timedelta:
-    """Return the duration that a number with a unit means: s, m, h or d.
+    """Parse a duration: a number with the unit s, m, h or d.
 
     Raises:
-        InvalidSetting: it is not of that form.
+        InvalidSetting: the text has another form.
     """
     match = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
     if not match:

@@ -12,7 +12,7 @@ import pytest
 from dagster_leasehold.lease_store.transactions import IDLE_TRANSACTION_S, LOCK_WAIT_S
 from dagster_leasehold.orchestration import resources
 from dagster_leasehold.orchestration.command_line import main
-from dagster_leasehold.orchestration.commands.spark_check import look_into_worker, versions_here
+from dagster_leasehold.orchestration.commands.spark_check import versions_here, worker_versions
 from dagster_leasehold.orchestration.supervision import preflight
 from tests.unit.orchestration.consumed_home import KEY, ConsumedHome
 from tests.unit.orchestration.test_doctor import examined
@@ -61,7 +61,7 @@ def test_a_worker_of_a_real_session_is_looked_into(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    there = look_into_worker(connect_session, ["numpy", "no_such_library"])
+    there = worker_versions(connect_session, ["numpy", "no_such_library"])
     assert there == {**versions_here(), "numpy": ""}
     session = SimpleNamespace(spark_session=connect_session)
     monkeypatch.setattr(resources, "spark_of", lambda _: session)

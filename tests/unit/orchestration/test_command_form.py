@@ -86,7 +86,7 @@ def test_cat_writes_one_parquet_file_and_never_over_another(
     before = Path("all.parquet").read_bytes()
     for file, reason in (
         ("all.parquet", "already exists: name a new one with --parquet"),
-        ("nowhere/all.parquet", "does not exist: name a file in one that does with --parquet"),
+        ("nowhere/all.parquet", "does not exist: create it, or name another file with --parquet"),
     ):
         error = output_of(capsys, "cat", "demo", "1", "--parquet", file, code=2)
         assert reason in error

@@ -229,7 +229,7 @@ def test_status_shows_what_is_committed_and_not_in_the_table(
     assert "Table" not in run("status").out
     publisher = publish_batches(store, KEY, NODE, ShardId("1"), 1)
     name = f"default.leasehold.{KEY.stream}"
-    assert f"Table {name}: 1 publication; all that is committed is in it." in run("status").out
+    assert f"Table {name}: 1 publication; it has all committed output." in run("status").out
     commit(store, home, "1", [b"c"])
     shown = run("status", "--json").json["publication"]
     assert (shown["table"], shown["publisher"], shown["publications"]) == (name, "node-a", 1)

@@ -190,7 +190,7 @@ def test_a_launcher_that_sends_no_run_to_an_agent_is_refused(
         code, parts = examined(home, capsys)
         assert (code, parts["launcher"]["health"]) == (1, "failed")
         assert parts["launcher"]["text"].startswith(
-            f"DefaultRunLauncher sends no run to an agent, and {NODE} has one: "
+            f"DefaultRunLauncher sends no run to an agent, although {NODE} has an agent: "
         )
         withdraw(instance, NODE)
         _, parts = examined(home, capsys)

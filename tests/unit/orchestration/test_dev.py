@@ -18,9 +18,9 @@ def test_the_first_line_says_where_everything_is_without_a_secret(tmp_path: Path
         "Leases and Dagster's storage are in SQLite."
     )
     assert described(given, dagster_elsewhere=False) == (
-        "Leases are where LEASEHOLD_DATABASE_URL says, and Dagster's storage is in SQLite."
+        "Leases are in the database of LEASEHOLD_DATABASE_URL, and Dagster's storage is in SQLite."
     )
     assert described(given, dagster_elsewhere=True) == (
-        "Leases are where LEASEHOLD_DATABASE_URL says, and Dagster's storage is where "
-        "DAGSTER_MYSQL_HOSTNAME says."
+        "Leases are in the database of LEASEHOLD_DATABASE_URL, and Dagster's storage is in the "
+        "database of DAGSTER_MYSQL_HOSTNAME."
     )

@@ -94,10 +94,10 @@ def test_vacuum_forgets_and_removes_the_files_once_they_are_old(
     assert "Removed 0 files" in output
     assert "ledger rows" not in output, "output is kept for good unless a setting says otherwise"
     planned, _ = run(capsys, "vacuum", "demo", "--expire-days", "30", "--dry-run")
-    assert "Would forget 6 ledger rows of demo/default whose output is older than 30" in planned
+    assert "Would drop 6 ledger rows of demo/default whose output is older than 30" in planned
     assert len(home.store.batches(KEY)) == 6
     output, _ = run(capsys, "vacuum", "demo", "--expire-days", "30")
-    assert "Forgot 4 ledger rows" in output
+    assert "Dropped 4 ledger rows" in output
     assert "Removed 0 files" in output, "somebody may have listed them a moment ago"
     assert "kept 2 committed, 4 younger" in output
     age(home)
@@ -115,7 +115,7 @@ def test_the_streams_own_setting_counts(
 ) -> None:
     declare(home.settings.home, stream_text("demo", retention="Retention(output_days=90)"))
     output, _ = run(capsys, "vacuum", "demo")
-    assert "Forgot 4 ledger rows of demo/default whose output is older than 90 days." in output
+    assert "Dropped 4 ledger rows of demo/default whose output is older than 90 days." in output
     declare(home.settings.home, stream_text("demo", retention="Retention(output_days=0.5)"))
     _, error = run(capsys, "vacuum", "demo", code=2)
     assert "output_days" in error

@@ -61,7 +61,7 @@ def test_a_home_that_cannot_be_made_is_refused(
 ) -> None:
     (tmp_path / "file").touch()
     sentence = refused(capsys, "dev", "--home", str(tmp_path / "file" / "home"))
-    assert "cannot be made: Not a directory." in sentence
+    assert "cannot be created: Not a directory." in sentence
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

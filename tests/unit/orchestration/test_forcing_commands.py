@@ -171,7 +171,7 @@ def test_a_drain_that_does_not_end_in_time_names_what_is_open(
     assert (one["run"], one["holder"]) == ("dead-run", "a")
     assert one["intent"] == {"batch": "1.3", "start": "10", "end": "12"}
     out = output_of(capsys, "group", "drain", "demo", "--timeout", "0", code=1)
-    assert "but these are still open: 1." in " ".join(out.split())
+    assert "these shards are still open: 1." in " ".join(out.split())
 
     home.store.leave(KEY, NODE, "a-1")
     out = output_of(capsys, "group", "drain", "demo", "--timeout", "0")

@@ -170,7 +170,7 @@ def test_a_stream_has_a_name_that_python_takes(name: str) -> None:
 def test_nothing_is_written_over(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("streams.py").write_text("mine")
     assert main(["init", "visits"]) == 2
-    assert "There is a file streams.py already: use another folder." in capsys.readouterr().err
+    assert "The file streams.py already exists: use another folder." in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["streams.py"]
     assert Path("streams.py").read_text() == "mine"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dagster_leasehold.lease_store.errors import InvalidSetting
-from dagster_leasehold.orchestration.commands.dev import Look
+from dagster_leasehold.orchestration.commands.dev import StreamCheck
 from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.settings import Settings
 from dagster_leasehold.orchestration.supervision.preflight import held_port
@@ -56,7 +56,7 @@ def test_only_a_local_log_can_be_missing(
     options = {"bootstrap_servers": "127.0.0.1:1", "topic": "orders"}
     module = declare(tmp_path, stream_text("orders", "kafka", options=options), "visits")
     settings = Settings(home=tmp_path, module=module)
-    Look.at(Target(settings)).say_what_is_missing(settings.home)
+    StreamCheck.at(Target(settings)).say_missing_logs(settings.home)
     output = capsys.readouterr().out
     assert output.startswith("Stream visits has no log yet")
     assert output.count("\n") == 1

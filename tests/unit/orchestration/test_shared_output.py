@@ -82,7 +82,7 @@ def test_a_word_gives_the_folder_to_the_second(
         ("--home", str(each.settings.home)) for each in (neighbours.first, neighbours.second)
     )
     text = output_of(capsys, "db", "take-over", "demo", *second)
-    assert text.endswith("belongs to this lease store now; before, it belonged to another one.\n")
+    assert text.endswith("now belongs to this lease store and no longer to another one.\n")
     output_of(capsys, "vacuum", "demo", *second)
     assert "belongs to another" in output_of(capsys, "vacuum", "demo", *first, code=2)
 

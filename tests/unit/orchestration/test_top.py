@@ -35,7 +35,7 @@ def text_of(page: Page, view: GroupView | None, trouble: str = "", height: int =
 
 
 def shards_in(page: Page, rows: list[ShardRow]) -> list[str]:
-    return [str(row.shard) for _, row in page.chosen(rows)]
+    return [str(row.shard) for _, row in page.visible_rows(rows)]
 
 
 def pressed(*keys: str, page: Page | None = None) -> Page:
