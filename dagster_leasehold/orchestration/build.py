@@ -59,13 +59,12 @@ def build_definitions(
         streams: the streams to consume.
         leasehold: the resource `leasehold` of runs and sensors, one per code location; by default,
             the deployment that the settings describe.
-        hourly: the assets with a partition per hour of event time. Without `streams`, another call
-            builds their streams.
+        hourly: assets with a partition per hour; without `streams`, build theirs separately.
 
     Raises:
         InvalidSetting: two streams have the same name, or names that Dagster cannot tell apart; a
             stream has settings of a node that the deployment does not serve; an hourly asset's
-            name is in use, or its stream is not among `streams`; a setting is not valid.
+            name is in use, or its stream is not in `streams`; a setting is not valid.
         ModuloSettingMissing: a stream assigns by modulo, and a served node has no settings.
         SourceLibraryMissing: the client library of a stream's source is not installed.
 

@@ -46,7 +46,7 @@ class Result:
         shards: the number of shards that can be consumed.
         moves: the number of changes of owner.
         moves_minimum: the fewest changes of owner that any plan needs.
-        seconds: the virtual time from the change until the last move.
+        seconds: the virtual time from the change until no more shards move.
         ownerless_s: the longest time for which a shard from before the change had no live owner.
         counts: shards per node, largest first.
     """
