@@ -170,7 +170,7 @@ class _Families:
         )
         self.ledger_rows = gauge("leasehold_ledger_rows", "Rows of committed batches", OF_GROUP)
         self.unpublished_batches = gauge(
-            "leasehold_unpublished_batches", "Committed batches that no table has yet", OF_GROUP
+            "leasehold_unpublished_batches", "Committed batches not in the table yet", OF_GROUP
         )
         self.unpublished_records = gauge(
             "leasehold_unpublished_records", "Records of these batches", OF_GROUP
@@ -180,11 +180,11 @@ class _Families:
         )
         self.upkeep = gauge(
             "leasehold_upkeep_statements",
-            "Statements of this deployment's rebalancing in the last lease term",
+            "Statements that membership in the group cost in the last lease term",
             (*OF_GROUP, "kind"),
         )
         self.term = gauge("leasehold_upkeep_term_seconds", "Length of a lease term", OF_GROUP)
-        self.beats = counter("leasehold_node_beats", "Beats of a node's volume lease", OF_NODE)
+        self.beats = counter("leasehold_node_beats", "Heartbeats of a node", OF_NODE)
         self.records = counter("leasehold_committed_records", "Records of output", OF_SHARD)
         self.bytes = counter("leasehold_committed_bytes", "Bytes of keys and values read", OF_SHARD)
         self.batches = counter("leasehold_committed_batches", "Batches", OF_SHARD)
