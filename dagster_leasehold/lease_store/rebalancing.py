@@ -394,8 +394,7 @@ class Rebalancer:
         self._notes = TickNotes()
         self._observations: Observations | None = None
         count = self._notes.count
-        rereads = follows_above is not None
-        self._snapshots = SnapshotMemory(store, key, clock, count, rereads)
+        self._snapshots = SnapshotMemory(store, key, clock, count, follows_above)
         self._progress = ProgressMemory(store, key, clock, count, follows_above)
         self._planned: Planned | None = None
         self._owned: Owned | None = None

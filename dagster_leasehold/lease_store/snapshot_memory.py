@@ -64,7 +64,7 @@ class SnapshotMemory:
     Attributes:
         clock: monotonic seconds.
         count: called with the verb of each statement.
-        rereads: True to read the whole group now and then.
+        rereads_above: a group of more shards is read as a whole now and then; none is if None.
         doubtful: shards for which a move came too late.
         changed: the shards that have changed since the caller last cleared it; None for all.
     """
@@ -73,7 +73,7 @@ class SnapshotMemory:
     key: GroupKey
     clock: Callable[[], float]
     count: Callable[[str], None]
-    rereads: bool
+    rereads_above: int | None
     doubtful: set[ShardId] = field(default_factory=set[ShardId])
     changed: set[ShardId] | None = None
     _snapshot: Snapshot | None = None
@@ -92,7 +92,7 @@ class SnapshotMemory:
             StoreUnavailable: the store does not answer.
         """
         before, now_s = self._snapshot, self.clock()
-        if before is not None and self.rereads and self._whole_at + pause_s(before.shards) < now_s:
+        if before is not None and self._due(before, now_s):
             before = None
         # Weights change without a new generation.
         recent = now_s - self._read_at < WEIGHING_S
@@ -109,6 +109,12 @@ class SnapshotMemory:
         self.doubtful.clear()
         self._snapshot, self._read_at = snapshot, self.clock()
         return snapshot, True
+
+    def _due(self, before: Snapshot, now_s: float) -> bool:
+        """Return True if the whole is to be read; of fewer shards each tick compares all."""
+        above, shards = self.rereads_above, before.shards
+        many = above is not None and len(shards) > above
+        return many and self._whole_at + pause_s(shards) < now_s
 
     def _read(self, since: int | None) -> Snapshot:
         self.count("snapshot")

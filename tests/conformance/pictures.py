@@ -15,7 +15,7 @@ class Picture:
 
     def __init__(self, store: LeaseStore, key: GroupKey, nodes: tuple[NodeName, ...]) -> None:
         self.store, self.key, self.nodes = store, key, nodes
-        self.snapshots = SnapshotMemory(store, key, lambda: 0.0, lambda _: None, rereads=False)
+        self.snapshots = SnapshotMemory(store, key, lambda: 0.0, lambda _: None, rereads_above=None)
         self.progress = ProgressMemory(store, key, lambda: 0.0, lambda _: None, follows_above=-1)
 
     def check(self) -> None:

@@ -33,8 +33,9 @@ class Reading:
             return picture
 
         self.store.snapshot = counted  # pyright: ignore[reportAttributeAccessIssue]
+        above = 3 if rereads else None
         self.memory = SnapshotMemory(
-            self.store, KEY, lambda: self.scene.now, lambda _: None, rereads=rereads
+            self.store, KEY, lambda: self.scene.now, lambda _: None, rereads_above=above
         )
         self.memory.at(None)
         self.sent.clear()
