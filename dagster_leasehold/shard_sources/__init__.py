@@ -1,11 +1,11 @@
 """Sources of sharded logs: the list of shards, and exact reads of their records.
 
-`source` is the contract, `registry` finds a source by its name, and there is a folder for each
-source: `local_log`, `kafka`, `kinesis`, `loghub`. All of them share `positions` (cursors, times as
-people write them, shards that are gone), `retrying` and `decompression`. `lag` asks for many shards
-at once, and `record_feed` gives a source to clients that work without Spark.
+`source` is the interface, `registry` finds a source by its name, and each source has a folder:
+`local_log`, `kafka`, `kinesis`, `loghub`. They share `positions` (cursors, times, removed shards),
+`record_columns` (Arrow batches) and `retrying`. `lag` measures many shards at once, and
+`record_feed` serves clients that work without Spark.
 
-The assets, the sensors and the command line call a source through its contract alone; only what
-is about one service (loading the local log, checkpoints of LogHub's groups) names its folder. A
+The assets, the sensors and the command line use the interface alone. Only commands for one service,
+such as loading the local log or reading the checkpoints of a Kafka group, import its folder. A
 source knows neither Dagster nor how its records are consumed.
 """

@@ -1,4 +1,4 @@
-"""The contract of consumers that a group here takes over from, or hands over to."""
+"""The interface to other consumers of a log, whose positions a group takes over or hands back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """The places that other consumers have come to.
+    """The stored positions of other consumers.
 
     Attributes:
-        cursors: by shard, the cursor of the record that they would read next.
-        unstored: the shards without a stored place.
-        at_work: the reason to take them for running, as a sentence that says what to do about it;
-            empty if there is nothing to do.
+        cursors: by shard, the cursor of the next record.
+        unstored: the shards without a stored position.
+        at_work: why the consumers seem to run, as a message with the remedy; empty if they do not.
     """
 
     cursors: Mapping[ShardId, str]
@@ -26,42 +25,41 @@ class GroupProgress:
 
 
 class OtherConsumers(Protocol):
-    """Consumers of a source that keep their places outside of the lease store."""
+    """Consumers of a source that store their positions outside of the lease store."""
 
     def progress(self) -> GroupProgress:
         """Return their stored positions.
 
         Raises:
-            UnknownGroup: there are no such consumers, or they read another log.
-            CheckpointRefused: a stored place has no counterpart here.
-            SourceError: it cannot be read.
+            UnknownGroup: these consumers do not exist, or read another log.
+            CheckpointRefused: a stored position has no counterpart here.
+            SourceError: the service does not answer.
         """
         ...
 
 
 @runtime_checkable
 class TakesCheckpoints(OtherConsumers, Protocol):
-    """Consumers that can be told where to continue."""
+    """Consumers whose positions can be set."""
 
     def exists(self) -> bool:
         """Return True if the service has the group."""
         ...
 
     def within(self, cursors: Mapping[ShardId, str]) -> list[ShardId]:
-        """Return the shards whose cursor the service cannot hold: some records come again."""
+        """Return the shards whose cursor the service can only round down, so records repeat."""
         ...
 
     def store(self, cursors: Mapping[ShardId, str], *, timeout_s: float, ordered: bool) -> None:
-        """Set the places of these shards; the group is made if it is not there.
+        """Set the positions of these shards; create the group if it does not exist.
 
         Args:
-            cursors: by shard, the cursor of the record to read next.
-            timeout_s: the time after which a new group takes a silent consumer for dead, where the
-                service asks for it, in seconds.
+            cursors: by shard, the cursor of the next record.
+            timeout_s: when a new group expires a silent consumer, if the service wants to know.
             ordered: True if a new group reads parents before their children.
 
         Raises:
-            CheckpointRefused: the service does not take them.
-            SourceError: it does not answer.
+            CheckpointRefused: the service refuses the positions.
+            SourceError: the service does not answer.
         """
         ...

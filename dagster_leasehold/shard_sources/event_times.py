@@ -1,8 +1,7 @@
-"""Times that a record can have: the years 1 to 9999 in UTC, which every engine can show.
+"""Event times outside the years 1 to 9999 in UTC, which Arrow stores and most engines cannot show.
 
-A producer that sends microseconds for milliseconds gives its records times that Arrow can store and
-that neither Python nor most engines can read back. Such a record keeps its place in the log. Its
-`event_time` is null, and its attribute `event_time_us` holds the time that it came with.
+A producer that sends microseconds for milliseconds causes such times. The record keeps its place
+in the log, its `event_time` is null, and its attribute `event_time_us` holds the original time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MISTIMED = "event_time_us"
-"""The attribute that holds the microseconds since 1970 of a time outside the years 1 to 9999."""
+"""The attribute for a time outside the years 1 to 9999, in microseconds since 1970."""
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -25,12 +24,12 @@ _MICROSECONDS_OF = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
 def moment_of(time_us: int) -> datetime | None:
-    """Return a time in microseconds since 1970 as a moment; None outside the years 1 to 9999."""
+    """Return microseconds since 1970 as a datetime; None outside the years 1 to 9999."""
     return _EPOCH + time_us * _MICROSECOND if _in_calendar(time_us) else None
 
 
 def in_utc(moment: datetime) -> datetime:
-    """Return a moment in UTC: the first or the last one there is if its offset leads beyond it."""
+    """Return a datetime in UTC, limited to the first and the last one that exist."""
     try:
         return moment.astimezone(UTC)
     except OverflowError:
@@ -42,15 +41,14 @@ def _in_calendar(time_us: int) -> bool:
 
 
 def outside_calendar(times: Any) -> Any | None:
-    """Return a mask of the times outside the years 1 to 9999; None if there are none.
+    """Return a mask of the times of an Arrow column outside the years 1 to 9999; None if none is.
 
-    Args:
-        times: an Arrow column; one that does not hold moments has no such times.
+    A column of another type has no such times.
     """
     import pyarrow as pa
     import pyarrow.compute
 
-    # Its functions are made when it is imported, where a type checker cannot see them.
+    # A type checker does not see its functions, which exist only at run time.
     pc: Any = pyarrow.compute
 
     kind: Any = times.type
@@ -65,36 +63,32 @@ def outside_calendar(times: Any) -> Any | None:
     return pc.fill_null(pc.or_(pc.less(numbers, first), pc.greater(numbers, last)), False)
 
 
-def without(times: Any, outside: Any) -> Any:
-    """Return times with null where a mask is set."""
+def without(times: Any, mask: Any) -> Any:
+    """Return an Arrow column with null where a mask is set."""
     import pyarrow as pa
     import pyarrow.compute
 
     pc: Any = pyarrow.compute
 
-    return pc.if_else(outside, pa.scalar(None, times.type), times)
+    return pc.if_else(mask, pa.scalar(None, times.type), times)
 
 
 def storable(times: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
-    """Return times without those outside the years 1 to 9999, and the texts of those.
+    """Separate the times outside the years 1 to 9999 from all others.
 
     Args:
-        times: moments, or microseconds since 1970, which can be more than 64 bits hold.
+        times: datetimes, or microseconds since 1970 of any size.
 
     Returns:
-        The times, with None for each such one, and the text of each; empty for all others.
+        The times, with None for each one outside; and the texts of those, empty for all others.
     """
-    outside = [isinstance(time, int) and not _in_calendar(time) for time in times]
-    rest = [None if bad else time for time, bad in zip(times, outside, strict=True)]
-    return rest, [str(time) if bad else "" for time, bad in zip(times, outside, strict=True)]
+    mask = [isinstance(time, int) and not _in_calendar(time) for time in times]
+    inside = [None if outside else time for time, outside in zip(times, mask, strict=True)]
+    return inside, [str(time) if outside else "" for time, outside in zip(times, mask, strict=True)]
 
 
 def readable(records: pa.RecordBatch) -> pa.RecordBatch:
-    """Return records with null for times outside the years 1 to 9999.
-
-    Args:
-        records: with the columns of `record_schema()`.
-    """
+    """Return records with the columns of `record_schema()`, without times that cannot be shown."""
     times = records.column("event_time")
     outside = outside_calendar(times)
     if outside is None:
@@ -102,30 +96,28 @@ def readable(records: pa.RecordBatch) -> pa.RecordBatch:
     import pyarrow as pa
 
     _, texts = storable(times.cast(pa.int64()).to_pylist())
-    return records.set_column(
-        records.schema.get_field_index("event_time"), "event_time", without(times, outside)
-    ).set_column(
-        records.schema.get_field_index("attributes"),
-        "attributes",
-        noted(records.column("attributes"), texts),
-    )
+    attributes = with_times_as_text(records.column("attributes"), texts)
+    columns = {"event_time": without(times, outside), "attributes": attributes}
+    for name, column in columns.items():
+        records = records.set_column(records.schema.get_field_index(name), name, column)
+    return records
 
 
-def noted(attributes: Any, texts: Sequence[str]) -> Any:
-    """Return attributes with the time that each record came with; an empty text adds none."""
+def with_times_as_text(attributes: Any, texts: Sequence[str]) -> Any:
+    """Return attributes with the original time of each record; an empty text adds none."""
     import pyarrow as pa
 
     maps: list[list[tuple[str, str | None]]] = []
     for pairs, text in zip(attributes.to_pylist(), texts, strict=True):
-        own = [*(pairs or ())]
-        if text and all(name != MISTIMED for name, _ in own):
-            own.append((MISTIMED, text))
-        maps.append(own)
+        items = [*(pairs or ())]
+        if text and all(name != MISTIMED for name, _ in items):
+            items.append((MISTIMED, text))
+        maps.append(items)
     return pa.array(maps, attributes.type)
 
 
 def mistimed_cursors(records: pa.RecordBatch | pa.Table) -> list[str]:
-    """Return the cursors of records that came with a time outside the years 1 to 9999."""
+    """Return the cursors of records whose original time was outside the years 1 to 9999."""
     times = records.column("event_time")
     if not times.null_count:
         return []

@@ -1,7 +1,7 @@
 """The bounds of many shards, and their lag: the records in the log that are not committed yet.
 
-A shard that the source does not answer for hides none of the others. Lag is for people and alerts:
-no decision follows from its seconds, which are counted by a clock that the caller gives.
+An error of one shard leaves the others' answers intact. Lag is for people and alerts, so its
+seconds decide nothing.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.source import ShardBounds, ShardSource, bounds_for, times_for
 
 LOOK_EVERY_S = 15.0
-"""The time between two looks for the oldest unread record of a shard that is being read."""
+"""How often the time of the oldest unread record is requested for a shard that is being read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lags:
-    """A look at shards: how many of their records are unread.
+    """The lag of shards at one moment.
 
     Attributes:
-        records: the unread records of each shard; None where the source cannot tell.
-        behind: the places of the readers of those shards that may have some.
-        trouble: a sentence where the source did not answer; empty otherwise.
-        bounds: of the shards, where it did.
+        records: the number of unread records by shard; None where it is unknown.
+        behind: the readers' cursors of shards that can have unread records.
+        trouble: a message if the source did not answer for some shards; otherwise empty.
+        bounds: the bounds of the shards that the source answered for.
     """
 
     records: Mapping[ShardId, int | None]
@@ -41,26 +41,26 @@ class Lags:
     bounds: Mapping[ShardId, ShardBounds] = field(default_factory=dict[ShardId, ShardBounds])
 
     def unread(self, shard: ShardId) -> bool:
-        """Return False if a shard is known to be read to its end."""
+        """Return False if a shard is certainly read to its end."""
         return self.records.get(shard) != 0
 
     def error_of(self, shard: ShardId) -> str:
-        """Return the sentence on an unanswered shard, or an empty text."""
+        """Return the message on a shard without an answer; empty for others."""
         return "" if shard in self.bounds else self.trouble
 
     def seconds(self, times: Mapping[ShardId, datetime], now: datetime) -> dict[ShardId, float]:
-        """Return the age of the oldest unread record of each shard, where it is known.
+        """Return the age of the oldest unread record by shard, where it is known.
 
         Args:
-            times: of the records at `behind`.
-            now: the time when ages are counted; a record from after it has the age 0.
+            times: the times of the records at `behind`.
+            now: the time from which ages are counted; later records have the age 0.
         """
         ages = {shard: max(0.0, (now - time).total_seconds()) for shard, time in times.items()}
         return {shard: 0.0 for shard, count in self.records.items() if count == 0} | ages
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Answer:
     cursor: str
     time: datetime | None
     asked_s: float
@@ -71,41 +71,41 @@ class _Seen:
 
 @dataclass(slots=True)
 class UnreadTimes:
-    """The times of the oldest unread records of one group, remembered from look to look.
+    """The times of the oldest unread records of one group, cached between measurements.
 
-    A record has one time: nothing is asked of the source while its reader stalls, nor where
-    nothing is unread. A shard whose reader moves is asked for every `LOOK_EVERY_S` at most; until
-    then the former record's time stands, so that its lag is up to that much too long.
+    A record's time does not change, so nothing is requested while a reader stalls. For a shard
+    whose reader moves, the time is requested every `LOOK_EVERY_S`. Until then its last time
+    remains, so its lag is at most this much too long.
 
     Attributes:
         clock: monotonic seconds.
     """
 
     clock: Clock = time.monotonic
-    _seen: dict[ShardId, _Seen] = field(default_factory=dict[ShardId, _Seen])
+    _answers: dict[ShardId, _Answer] = field(default_factory=dict[ShardId, _Answer])
 
     def of(self, source: ShardSource, behind: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """Return the times of the records at these cursors; one that is not known is left out."""
+        """Return the times of the records at these cursors, where they are known."""
         now_s = self.clock()
-        seen = {shard: self._seen[shard] for shard in behind.keys() & self._seen.keys()}
-        fresh = {
+        answers = {shard: self._answers[shard] for shard in behind.keys() & self._answers.keys()}
+        due = {
             shard: cursor
             for shard, cursor in behind.items()
-            if (last := seen.get(shard)) is None
+            if (last := answers.get(shard)) is None
             or (last.stale(cursor) and now_s - last.asked_s >= LOOK_EVERY_S)
         }
-        times = unread_times(source, fresh)
-        seen |= {shard: _Seen(at, times.get(shard), now_s) for shard, at in fresh.items()}
-        self._seen = seen
-        return {shard: last.time for shard, last in seen.items() if last.time is not None}
+        times = unread_times(source, due)
+        answers |= {shard: _Answer(at, times.get(shard), now_s) for shard, at in due.items()}
+        self._answers = answers
+        return {shard: last.time for shard, last in answers.items() if last.time is not None}
 
 
 @dataclass(slots=True)
 class StandingShards:
-    """The time that shards of one group have not moved although something is unread.
+    """How long shards of one group have not moved although they have unread records.
 
-    It counts from the first look that showed both, so that a record after an idle night begins a
-    new count.
+    The count starts at the first measurement that shows both, so the first record after an idle
+    night starts it anew.
 
     Attributes:
         clock: monotonic seconds.
@@ -117,9 +117,9 @@ class StandingShards:
     )
 
     def seconds(self, lags: Lags) -> dict[ShardId, float]:
-        """Return the seconds of each shard, 0 if it moved or has nothing unread.
+        """Return the seconds by shard: 0 if it moved or has no unread record.
 
-        A shard that the source did not answer for is left out, and its count continues.
+        A shard without an answer is omitted, and its count continues.
         """
         now_s = self.clock()
         standing: dict[ShardId, float] = {}
@@ -139,7 +139,7 @@ class StandingShards:
 
 
 def unread_times(source: ShardSource, behind: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-    """Return the times of the records at these cursors; an error leaves its shard out."""
+    """Return the times of the records at these cursors; a shard with an error is omitted."""
     steps = FailingSteps(lambda: 0.0)
     items = {f"asking for the oldest unread record of shard {shard}": shard for shard in behind}
     try:
@@ -152,22 +152,22 @@ def unread_times(source: ShardSource, behind: Mapping[ShardId, str]) -> dict[Sha
 
 
 def bounds_step(shard: ShardId) -> str:
-    """Return the name of the step of `bounds_of` for a shard."""
+    """Return the name of a shard's step in `bounds_of`."""
     return f"asking for the bounds of shard {shard}"
 
 
 def bounds_of(
     source: ShardSource, cursors: Mapping[ShardId, str | None], steps: FailingSteps
 ) -> dict[ShardId, ShardBounds]:
-    """Return the bounds of shards; an error of one shard is noted in `steps`, and hides no other.
+    """Return the bounds of shards; an error of one shard is recorded in `steps` and omits only it.
 
     Args:
         source: the log.
-        cursors: the place of the reader of each shard; None where it has not begun.
-        steps: of the caller's rounds; a shard that failed is left out until its wait is over.
+        cursors: the reader's cursor by shard; None for a reader not started.
+        steps: the caller's steps; a shard that failed is omitted until its retry is due.
 
     Raises:
-        SourceUnavailable, SourceRefused: the source does not answer at all.
+        SourceUnavailable, SourceRefused: the source does not answer for any shard.
     """
 
     def ask(shards: list[ShardId]) -> dict[ShardId, ShardBounds]:
@@ -179,9 +179,9 @@ def bounds_of(
 
 
 def lags_of(source: ShardSource, leases: Iterable[ShardLease]) -> Lags:
-    """Return the lag of shards at their checkpoints; one that is over has none, and costs nothing.
+    """Return the lag of shards at their checkpoints; a shard that is over needs no request.
 
-    A source that does not answer is a sentence beside unknown lags, not an error.
+    If the source does not answer, the lags are unknown and `trouble` says why.
     """
     rows = list(leases)
     over = {lease.shard: 0 for lease in rows if lease.state is ShardState.OVER}
@@ -190,7 +190,7 @@ def lags_of(source: ShardSource, leases: Iterable[ShardLease]) -> Lags:
 
 
 def lags_at(source: ShardSource, cursors: Mapping[ShardId, str | None]) -> Lags:
-    """Return the lag of shards whose readers stand at these cursors, or have not begun (None)."""
+    """Return the lag of shards at their readers' cursors; None for a reader not started."""
     lags: dict[ShardId, int | None] = dict.fromkeys(cursors)
     steps = FailingSteps(lambda: 0.0)
     try:
@@ -199,8 +199,7 @@ def lags_at(source: ShardSource, cursors: Mapping[ShardId, str | None]) -> Lags:
         return Lags(lags, {}, str(error))
     places = {shard: cursors[shard] or extent.begin for shard, extent in bounds.items()}
     for shard, extent in bounds.items():
-        what = f"counting the unread records of shard {shard}"
         count = partial(source.lag, shard, places[shard], extent)
-        lags[shard] = steps.attempt(what, count, None)
+        lags[shard] = steps.attempt(f"counting the unread records of shard {shard}", count, None)
     behind = {shard: place for shard, place in places.items() if lags[shard] != 0}
     return Lags(lags, behind, "; ".join(steps.notes), bounds)

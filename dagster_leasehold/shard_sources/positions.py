@@ -1,15 +1,15 @@
-"""Places in a shard: as people write them, as counted records, and where a shard is gone.
+"""Positions in a shard: times, offsets, ranges of offsets, and the end of a removed shard.
 
-Every source answers in the same way for a shard that retention has removed as a whole. A service
-forgets a closed shard with its last record, and then refuses to speak of it. A group that had not
-read it to its end by then has lost records, or cannot know better. So such a shard is empty,
-finished, and has one place, `gone`, that lies behind all others:
+A service forgets a closed shard when retention removes its last record, and then denies that the
+shard exists. A group that had not finished the shard has lost records, or cannot tell. All sources
+answer for such a shard alike: it is empty and finished, and its only cursor, `gone`, follows all
+others.
 
-1. `bounds` says so, and `plan` of any other cursor raises `CursorExpired`, as for every record that
-   retention removed. Runs and clients record a gap up to `gone`, as their group's policy says.
-2. `plan` of `gone` is the last batch, an empty one: the shard is over, and its children begin.
+1. `bounds` reports `gone`, and `plan` from any other cursor raises `CursorExpired`, as for every
+   removed record. Runs and clients record a gap up to `gone`, as their group's policy says.
+2. `plan` from `gone` is an empty last batch. The shard is over, and its children begin.
 
-A shard that cannot have been there, such as one of another log, is an error as before.
+A shard that never existed remains an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, shown
+from dagster_leasehold.lease_store.errors import CursorExpired, CursorInvalid, UnknownShard, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.times import parse_time
 from dagster_leasehold.shard_sources.source import (
@@ -35,18 +35,18 @@ from dagster_leasehold.shard_sources.source import (
 OFFSET_MAX = 2**63 - 1
 _DIGITS_MAX = len(str(OFFSET_MAX))
 GONE = "gone"
-"""The cursor behind a shard that was removed."""
+"""The only cursor of a removed shard."""
 
 
 def parse_position(text: str) -> Position | datetime | None:
-    """Return the place that `begin`, `end` or a time names; None for any other text."""
+    """Return the position that a user wrote: `begin`, `end` or a time; None for other text."""
     if text in (Position.BEGIN, Position.END):
         return Position(text)
     return parse_time(text)
 
 
 def parse_offset(shard: ShardId, cursor: str) -> int:
-    """Return the offset that a cursor is; raise CursorInvalid if it is none.
+    """Return a cursor as an offset; raise CursorInvalid if it is not one.
 
     Examples:
         >>> parse_offset(ShardId("0"), "1000")
@@ -59,11 +59,22 @@ def parse_offset(shard: ShardId, cursor: str) -> int:
     raise CursorInvalid(f"{shown(cursor)} is not a cursor of shard {shard}.")
 
 
-def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
-    """Cut a range whose cursors are offsets into at most so many parts, even and in order.
+def shard_number(shard: ShardId, log: str) -> int:
+    """Return the number of a shard in a service that numbers its shards.
 
     Raises:
-        CursorInvalid: an end of the range is no offset.
+        UnknownShard: the id is not such a number, written without leading zeros.
+    """
+    if not (shard.isascii() and shard.isdecimal() and str(int(shard)) == shard):
+        raise UnknownShard(f"{log} has no shard {shown(shard)}: use the number of a shard.")
+    return int(shard)
+
+
+def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
+    """Divide a range of offsets into consecutive parts of equal size, at most `parts`.
+
+    Raises:
+        CursorInvalid: an end of the range is not an offset.
 
     Examples:
         >>> [part.end for part in divide_offsets(ReadRange(ShardId("0"), "0", "10", records=10), 2)]
@@ -81,17 +92,18 @@ def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
 
 
 def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".") -> None:
-    """Refuse a place outside of a shard; places can be compared.
+    """Check that a position lies within a shard.
 
     Args:
-        log: the shard and its log, to begin a sentence with.
-        place: to read from.
-        begin: of the shard.
-        end: of the shard.
-        hint: ends the sentence about a place after the end.
+        log: the shard and its log, as the subject of the message.
+        place: the position; any type with an order.
+        begin: the shard's first position.
+        end: the shard's end, which is allowed.
+        hint: ends the message about a position after the end.
 
     Raises:
-        CursorExpired, CursorInvalid: it lies before the beginning, or after the end.
+        CursorExpired: the position lies before the beginning.
+        CursorInvalid: it lies after the end.
     """
     if place < begin:
         raise CursorExpired(
@@ -102,15 +114,15 @@ def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".")
 
 
 def offsets_left(shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
-    """Return the offsets between a cursor and the end of a shard; holes count."""
+    """Return the number of offsets from a cursor to the end of a shard, holes included."""
     return max(0, int(bounds.end) - max(parse_offset(shard, cursor), int(bounds.begin)))
 
 
 def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
-    """Return a chosen cursor, or the nearest that the shard can be read from.
+    """Return a cursor, or the nearest one that the shard can be read from.
 
     Raises:
-        CursorInvalid: it is no cursor of the shard at all.
+        CursorInvalid: the text is not a cursor of the shard.
         SourceError: the source does not answer.
     """
     try:
@@ -119,7 +131,7 @@ def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
         return bounds_for(source, {shard: cursor})[shard].begin
     except CursorInvalid:
         end = source.bounds([shard])[shard].end
-        # Only cursors that count records can be told apart from text that is no cursor.
+        # Other cursors cannot be told from text that is not a cursor.
         if cursor.isdecimal() and end.isdecimal() and int(cursor) > int(end):
             return end
         raise
@@ -127,10 +139,10 @@ def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
 
 
 def was_removed(number: int, listed: Iterable[int]) -> bool:
-    """Return True if a shard was there once, where a service numbers its shards in their order.
+    """Return True if a shard existed and is no longer listed.
 
     Args:
-        number: of the shard.
+        number: the shard's number; the service numbers shards in order of creation.
         listed: the numbers of the listed shards.
     """
     numbers = set(listed)
@@ -138,7 +150,7 @@ def was_removed(number: int, listed: Iterable[int]) -> bool:
 
 
 def removed_bounds(origin: str) -> ShardBounds:
-    """Return the bounds of a removed shard; `origin` is the first place that it can have had."""
+    """Return the bounds of a removed shard whose first cursor was `origin` or a later one."""
     return ShardBounds(GONE, GONE, finished=True, origin=origin, removed=True)
 
 
@@ -148,12 +160,12 @@ def removed_error(shard: ShardId) -> CursorExpired:
 
 
 def removed_plan(shard: ShardId, start: str) -> PlannedRange:
-    """Return the empty batch at the end of a removed shard; raise CursorExpired before it."""
+    """Return the empty last batch of a removed shard; raise CursorExpired from another start."""
     if start != GONE:
         raise removed_error(shard)
     return PlannedRange(GONE, 0, last=True)
 
 
 def removed_lag(cursor: str) -> int | None:
-    """Return the unread records of a removed shard; None where some might have been lost."""
+    """Return 0 at the end of a removed shard; None before, where records were possibly lost."""
     return 0 if cursor == GONE else None

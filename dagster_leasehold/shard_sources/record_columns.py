@@ -1,32 +1,34 @@
-"""Records on their way into an Arrow batch: columns are lists until then, with no object each."""
+"""Records on their way into Arrow batches: as columns of lists, because an object each is slow."""
 
 from __future__ import annotations
 
+import base64
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.event_times import noted, readable, storable
+from dagster_leasehold.shard_sources.event_times import readable, storable, with_times_as_text
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 V = TypeVar("V")
 RECORDS_MAX = 8192
 BYTES_MAX = 4 * 1024 * 1024
 
 
 class RecordColumns:
-    """The columns of one batch, to be appended to, each by as many records.
+    """The columns of one batch; add the same number of records to each.
 
     Attributes:
-        cursors: texts, or offsets.
-        times: event times, as they are or in microseconds since 1970.
-        keys: bytes, or None.
-        values: bytes, or None.
-        bytes: the size of the values so far.
+        cursors: texts or offsets.
+        times: datetimes, or microseconds since 1970.
+        keys: bytes or None.
+        values: bytes or None.
+        bytes: the size of the values.
     """
 
     def __init__(self, shard: ShardId) -> None:
@@ -36,7 +38,7 @@ class RecordColumns:
         self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
         self.bytes = 0
-        # A map for each record, as Arrow lays them out: it is slow at taking them from dicts.
+        # Arrow's own layout of a map column, which it is slow to build from dictionaries.
         self._names: list[str] = []
         self._texts: list[str | None] = []
         self._map_ends = [0]
@@ -50,7 +52,7 @@ class RecordColumns:
         return len(self) >= RECORDS_MAX or self.bytes >= BYTES_MAX
 
     def add_values(self, values: list[bytes | None]) -> None:
-        """Append values, and count their bytes."""
+        """Append values and count their bytes."""
         self.values += values
         self.bytes += sum(len(value) for value in values if value)
 
@@ -61,7 +63,7 @@ class RecordColumns:
         self._map_ends.append(len(self._names))
 
     def add_no_attributes(self, records: int) -> None:
-        """Append empty attributes for so many records."""
+        """Append empty attributes for this number of records."""
         self._map_ends += [len(self._names)] * records
 
     def batch(self) -> pa.RecordBatch:
@@ -86,28 +88,50 @@ class RecordColumns:
             times,
             pa.array(self.keys, pa.binary()),
             pa.array(self.values, pa.binary()),
-            noted(attributes, texts) if texts else attributes,
+            with_times_as_text(attributes, texts) if texts else attributes,
         ]
         return readable(pa.record_batch(columns, schema=schema))
 
 
-def by_name(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
-    """Return values by name, all of those with one name.
+def batches_of(
+    shard: ShardId, items: Iterable[T], add: Callable[[RecordColumns, T], None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the records of a service's messages in batches; `add` appends one message."""
+    columns = RecordColumns(shard)
+    for item in items:
+        add(columns, item)
+        if columns.full:
+            yield columns.batch()
+            columns = RecordColumns(shard)
+    if len(columns):
+        yield columns.batch()
 
-    The last has the name itself, as for the services' own clients; those before it have `name#1`,
-    `name#2` and so on, without the names that other values have.
+
+def named_text(name: str, value: bytes) -> tuple[str, str]:
+    """Return a value as text; one that is not UTF-8 in base64, with `_base64` after its name."""
+    try:
+        return name, value.decode()
+    except UnicodeDecodeError:
+        return f"{name}_base64", base64.b64encode(value).decode()
+
+
+def by_name(pairs: Sequence[tuple[str, V]]) -> dict[str, V]:
+    """Return all values by name, also where several have one name.
+
+    As in the services' own clients, the last value has the name itself. The values before it get
+    `name#1`, `name#2` and so on; names that other values have are not used.
     """
     values = dict(pairs)
     if len(values) == len(pairs):
         return values
-    following = Counter(name for name, _ in pairs)
-    numbers = dict.fromkeys(following, 0)
+    remaining = Counter(name for name, _ in pairs)
+    numbers = dict.fromkeys(remaining, 0)
     result: dict[str, V] = {}
     for name, value in pairs:
-        following[name] -= 1
-        own = name
-        while following[name] and own in values:
+        remaining[name] -= 1
+        unique = name
+        while remaining[name] and unique in values:
             numbers[name] += 1
-            own = f"{name}#{numbers[name]}"
-        result[own] = value
+            unique = f"{name}#{numbers[name]}"
+        result[unique] = value
     return result

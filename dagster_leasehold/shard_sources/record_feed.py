@@ -1,9 +1,8 @@
-"""Any source as a feed of single records, for clients that work without Spark."""
+"""Records of a source one by one, for clients that work without Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import islice
 from typing import Any
 
@@ -14,7 +13,7 @@ from dagster_leasehold.lease_store.errors import InvalidSetting, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.event_times import readable
 from dagster_leasehold.shard_sources.positions import clamped, parse_position
-from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange, ShardSource
+from dagster_leasehold.shard_sources.source import Limits, ReadRange, ShardSource
 
 BYTES_MAX_DEFAULT = 16 * 1024 * 1024
 
@@ -24,7 +23,7 @@ class SourceFeed(ShardFeed):
 
     Args:
         source: the log.
-        bytes_max: the most bytes that one fetch brings, one record always allowed.
+        bytes_max: the most bytes of one fetch; a single record can exceed it.
     """
 
     def __init__(self, source: ShardSource, *, bytes_max: int = BYTES_MAX_DEFAULT) -> None:
@@ -36,9 +35,15 @@ class SourceFeed(ShardFeed):
         """Return the cursor at a position: `begin`, `end`, or an ISO 8601 time.
 
         Raises:
-            InvalidSetting: the position is not `begin`, `end` or an ISO 8601 time.
+            InvalidSetting: the position is something else.
         """
-        return self._source.cursor_at(shard, _position(position))
+        place = parse_position(position)
+        if place is None:
+            raise InvalidSetting(
+                f"{shown(position)} is not a position in a shard: use 'begin', 'end' or an ISO "
+                "8601 time."
+            )
+        return self._source.cursor_at(shard, place)
 
     @override
     def first_cursor(self, shard: ShardId) -> str:
@@ -52,19 +57,16 @@ class SourceFeed(ShardFeed):
     @override
     def fetch(self, shard: ShardId, cursor: str, *, records_max: int) -> Fetched:
         limits = Limits(records_max=records_max, bytes_max=self._bytes_max)
-        planned = self._source.plan(shard, cursor, limits)
-        if planned.end == cursor:
-            return Fetched(cursor, cursor, last=planned.last)
-        range_ = ReadRange(shard, cursor, planned.end, planned.records)
-        records = _records(shard, list(self._rows(range_)), planned.end)
-        return Fetched(cursor, planned.end, records, planned.last)
+        plan = self._source.plan(shard, cursor, limits)
+        if plan.end == cursor:
+            return Fetched(cursor, cursor, last=plan.last)
+        rows = list(self._rows(ReadRange(shard, cursor, plan.end, plan.records)))
+        return Fetched(cursor, plan.end, _records(shard, rows, plan.end), plan.last)
 
     @override
     def fetch_between(self, shard: ShardId, start: str, end: str, *, records_max: int) -> Fetched:
         rows = list(islice(self._rows(ReadRange(shard, start, end)), records_max + 1))
-        if not rows:
-            return Fetched(start, end)
-        # The one row too many tells where the last one ends.
+        # The cursor of one extra row is the end of the fetch.
         stop = str(rows.pop()["cursor"]) if len(rows) > records_max else end
         return Fetched(start, stop, _records(shard, rows, stop))
 
@@ -74,7 +76,7 @@ class SourceFeed(ShardFeed):
 
 
 def _records(shard: ShardId, rows: Sequence[Mapping[str, Any]], end: str) -> tuple[Record, ...]:
-    following = [str(row["cursor"]) for row in rows[1:]] + [end]
+    next_cursors = [str(row["cursor"]) for row in rows[1:]] + [end]
     return tuple(
         Record(
             shard=shard,
@@ -85,14 +87,5 @@ def _records(shard: ShardId, rows: Sequence[Mapping[str, Any]], end: str) -> tup
             value=row["value"],
             attributes=dict(row["attributes"] or ()),
         )
-        for row, next_cursor in zip(rows, following, strict=False)
+        for row, next_cursor in zip(rows, next_cursors, strict=False)
     )
-
-
-def _position(position: str) -> Position | datetime:
-    place = parse_position(position)
-    if place is None:
-        raise InvalidSetting(
-            f"{shown(position)} is no position in a shard: use 'begin', 'end' or an ISO 8601 time."
-        )
-    return place

@@ -1,7 +1,7 @@
 """Sources by name: in settings, and in the options that describe a reader to Spark's workers.
 
-A user's own package adds a source with an entry point of the group `leasehold.sources`: the name
-of the entry point is that of `source` in the settings, its object is a `SourceKind`.
+A package adds a source by an entry point of the group `leasehold.sources`. Its name is the name of
+the source in the settings, and its object is a `SourceKind`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ if TYPE_CHECKING:
 
 ENTRY_POINT_GROUP = "leasehold.sources"
 LOCAL_LOG = "local_log"
-# Named, not imported: a deployment pays for the source that it uses.
+# Imported on use, because a deployment should not load the other sources.
 _BUILT_IN = {
     "kafka": "dagster_leasehold.shard_sources.kafka.source",
     "kinesis": "dagster_leasehold.shard_sources.kinesis.source",
     LOCAL_LOG: "dagster_leasehold.shard_sources.local_log.kind",
     "loghub": "dagster_leasehold.shard_sources.loghub.source",
 }
-_WHERE = "let Spark's workers have it, too"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,8 @@ class StreamPlace:
     """The stream that a source is opened for.
 
     Attributes:
-        stream: its name; a source takes it for the name in the service where no option says
-            otherwise.
-        folder: a folder of the stream's own in the home; it may not exist yet.
+        stream: its name, which is the log's name in the service unless an option names another.
+        folder: the stream's folder in the home, which does not always exist.
 
     Examples:
         >>> str(StreamPlace(StreamName("visits"), Path("logs/visits")).folder)
@@ -60,15 +58,15 @@ class StreamPlace:
 
 @dataclass(frozen=True, slots=True)
 class SourceKind:
-    """A kind of source: its options, how it is opened, and how Spark's workers read it.
+    """A kind of source: its options, how to open it, and how Spark's workers read it.
 
     Attributes:
-        options: the pydantic model of its options. It forbids unknown ones, and none
-            of them is a secret: an option names the environment variable that holds one.
-        open: from checked options to a source; it asks the service nothing yet.
-        reader: from `ShardSource.spark_options` to a reader.
-        library: the top-level module of the client library; empty where none is needed.
-        install: the command that installs that library.
+        options: the pydantic model of its options. It forbids unknown options and contains no
+            secret: an option names the environment variable that holds one.
+        open: returns the source of checked options, without a request to the service.
+        reader: returns the reader of `ShardSource.spark_options`.
+        library: the top-level module of the client library, if one is needed.
+        install: the command that installs the library.
     """
 
     options: type[BaseModel]
@@ -79,15 +77,15 @@ class SourceKind:
 
 
 def source_names() -> list[str]:
-    """The names of all installed sources."""
+    """Return the names of all installed sources."""
     return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def source_kind(name: str) -> SourceKind:
-    """Return the installed kind of source of this name.
+    """Return the kind of source with this name.
 
     Raises:
-        UnknownSource: there is none, or its package cannot be used.
+        UnknownSource: it is not installed, or its package cannot be used.
     """
     if name in _BUILT_IN:
         return import_module(_BUILT_IN[name]).KIND
@@ -109,18 +107,18 @@ def source_kind(name: str) -> SourceKind:
     )
 
 
-def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
-    """Return the options of a source, typed and checked.
+def source_options(name: str, options: Mapping[str, Any]) -> BaseModel:
+    """Return the checked options of a source.
 
     Raises:
-        UnknownSource: there is no such source.
-        InvalidSetting: an option is missing, unknown or of the wrong form; values are not shown.
+        UnknownSource: the source is not installed.
+        InvalidSetting: an option is missing, unknown or invalid; the message shows no values.
     """
     from pydantic import ValidationError
 
     model = source_kind(name).options
     try:
-        return model.model_validate(dict(given))
+        return model.model_validate(dict(options))
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
     option = ".".join(str(part) for part in first["loc"])
@@ -137,34 +135,30 @@ def source_options(name: str, given: Mapping[str, Any]) -> BaseModel:
 
 
 def open_source(name: str, options: Mapping[str, Any], place: StreamPlace) -> ShardSource:
-    """Open the source of a stream; nothing is asked of its service yet.
+    """Return the source of a stream, without a request to the service.
 
-    Where its client library is missing, every use of the source says so.
+    If the client library is missing, every use of the source raises SourceLibraryMissing.
 
     Raises:
-        UnknownSource: there is no such source.
-        InvalidSetting: an option is missing, unknown or of the wrong form.
+        UnknownSource: the source is not installed.
+        InvalidSetting: an option is missing, unknown or invalid.
     """
     kind, checked = source_kind(name), source_options(name, options)
     try:
-        _refuse_without_library(name, kind)
+        _require_library(name, kind)
     except SourceLibraryMissing as error:
         return cast("ShardSource", _MissingSource(error))
     return kind.open(checked, place)
 
 
 def check_library(source: ShardSource) -> None:
-    """Check that a source can be used.
-
-    Raises:
-        SourceLibraryMissing: its client library is not installed.
-    """
+    """Raise SourceLibraryMissing if the client library of a source is not installed."""
     if isinstance(source, _MissingSource):
         raise source.error
 
 
 class _MissingSource:
-    """Stands for a source whose client library is missing: every use of it raises the error."""
+    """A source without its client library: every use raises the error."""
 
     def __init__(self, error: SourceLibraryMissing) -> None:
         self.error = error
@@ -174,11 +168,11 @@ class _MissingSource:
 
 
 def reader_from_options(options: Mapping[str, str]) -> ShardReader:
-    """Build the reader that `ShardSource.spark_options` of its source describes.
+    """Return the reader that `ShardSource.spark_options` of its source describes.
 
     Raises:
-        UnknownSource: no source of this name is installed, or an option that it needs is missing.
-        SourceLibraryMissing: its client library is not installed here.
+        UnknownSource: the source is not installed, or a required option is missing.
+        SourceLibraryMissing: the client library is not installed here.
     """
     name = options.get("source", "")
     try:
@@ -191,22 +185,22 @@ def _reader_function(name: str) -> Callable[[Mapping[str, str]], ShardReader]:
     if name == LOCAL_LOG:
         from dagster_leasehold.shard_sources.local_log.source import reader_of
 
-        # Its kind has options made with pydantic, which a worker of a cluster can lack.
+        # Its kind imports pydantic, which workers of a cluster can lack.
         return reader_of
     try:
         kind = source_kind(name)
-    except ModuleNotFoundError as missing:
+    except ModuleNotFoundError as error:
         raise SourceLibraryMissing(
-            f"The source {shown(name)} needs the library {missing.name}, which is not installed "
-            f"here: {_WHERE}."
-        ) from missing
-    _refuse_without_library(name, kind)
+            f"The source {shown(name)} needs the library {error.name}, which is not installed "
+            "here: install it here and on Spark's workers."
+        ) from error
+    _require_library(name, kind)
     return kind.reader
 
 
-def _refuse_without_library(name: str, kind: SourceKind) -> None:
+def _require_library(name: str, kind: SourceKind) -> None:
     if kind.library and find_spec(kind.library) is None:
         raise SourceLibraryMissing(
             f"The source {shown(name)} needs the library {kind.library}, which is not installed "
-            f"here: run `{kind.install}`, and {_WHERE}."
+            f"here: run `{kind.install}` here and on Spark's workers."
         )

@@ -1,9 +1,7 @@
-"""Refusals of services: the errors that they become, and the pauses before asking again.
+"""Retries of a service's requests, and the errors that its refusals become.
 
-A pause grows with each attempt, and has jitter, so that clients do not agree.
-
-Based on exponential back-off with full jitter (AWS Architecture Blog, "Exponential Backoff and
-Jitter", 2015); a service that says how long to wait is waited for at least as long.
+The pauses are exponential back-off with full jitter (AWS Architecture Blog, "Exponential Backoff
+and Jitter", 2015), and at least as long as the service asks.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from dagster_leasehold.lease_store.errors import LeaseholdError, SourceThrottled
 ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
 PAUSE_MAX_S = 3.0
-"""Five attempts stay far below the minute that a sensor's tick can take."""
+"""Five attempts take much less than the minute that a sensor's tick can take."""
 
 Answer = TypeVar("Answer")
 
@@ -33,17 +31,17 @@ def ask(
     pause_max_s: float = PAUSE_MAX_S,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Answer:
-    """Return the answer of `call`, asking again while the service is away or asks for patience.
+    """Return the answer of `call`; repeat it while the service is unavailable or throttles.
 
     Args:
-        call: one request, which can be repeated.
+        call: one request that is safe to repeat.
         attempts: the most requests.
-        first_pause_s: the longest first pause; each next one can be twice as long.
-        pause_max_s: the longest pause, unless the service asks for more.
+        first_pause_s: the longest first pause; the limit doubles with each pause.
+        pause_max_s: the longest pause, unless the service asks for a longer one.
         sleep: waits.
 
     Raises:
-        SourceThrottled, SourceUnavailable: the last attempt's, as it was.
+        SourceThrottled, SourceUnavailable: the error of the last attempt.
 
     Examples:
         >>> ask(lambda: "an answer")
@@ -53,8 +51,8 @@ def ask(
 
     def pause_s(state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
-        asked_s = error.retry_after_s if isinstance(error, SourceThrottled) else 0.0
-        return max(asked_s, jitter(state))
+        service_s = error.retry_after_s if isinstance(error, SourceThrottled) else 0.0
+        return max(service_s, jitter(state))
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(SourceUnavailable),
@@ -66,13 +64,13 @@ def ask(
 
 
 class Refusal(NamedTuple):
-    """A kind of refusal: a row of a service's table.
+    """One row of a service's table of refusals.
 
     Attributes:
-        codes: the service's codes for it, as a regular expression.
-        error: the type of the error.
-        sentence: its sentence; braces hold `code`, `status`, and what else the request was about.
-        statuses: statuses of HTTP that mean the same.
+        codes: the service's error codes, as a regular expression.
+        error: the type of our error.
+        sentence: its message, a format of `code`, `status` and the subject of the request.
+        statuses: the HTTP statuses with the same meaning.
     """
 
     codes: str
@@ -82,10 +80,10 @@ class Refusal(NamedTuple):
 
 
 def error_for(
-    table: Iterable[Refusal], code: str, status: int = 0, **about: str
+    table: Iterable[Refusal], code: str, status: int = 0, **subject: str
 ) -> LeaseholdError | None:
-    """Return the error of the first row that a code or status belongs to; None if none fits."""
+    """Return the error of the first row with this code or status; None if no row has it."""
     for row in table:
         if re.fullmatch(row.codes, code) or status in row.statuses:
-            return row.error(row.sentence.format(code=code, status=status, **about))
+            return row.error(row.sentence.format(code=code, status=status, **subject))
     return None

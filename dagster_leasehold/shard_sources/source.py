@@ -1,4 +1,4 @@
-"""The contract of a source of a sharded log: its shards, their bounds, and exact reads."""
+"""The interface of a source: the shards of a log, their bounds, and exact reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _JOINED_BYTES = 4 * 1024 * 1024
 
 
 class Position(StrEnum):
-    """A place in a shard that needs no cursor.
+    """A position in a shard without a cursor.
 
     Examples:
         >>> Position("begin") is Position.BEGIN
@@ -33,11 +33,11 @@ class Position(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest size of one batch of one shard.
+    """Limits of one batch of one shard.
 
     Attributes:
-        records_max: the most records.
-        bytes_max: the most bytes of keys and values.
+        records_max: records.
+        bytes_max: bytes of keys and values.
 
     Examples:
         >>> Limits(records_max=50_000).bytes_max
@@ -50,13 +50,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ShardBounds:
-    """The cursors between which a shard holds records now.
+    """The range of cursors that a shard holds now.
 
     Attributes:
-        begin: the cursor of the first record that retention has kept.
-        end: the cursor after the last record that can be read.
-        finished: the shard is read-only, so that `end` no longer moves.
-        origin: the cursor of the first record that the shard ever had, where the source knows it.
+        begin: the cursor of the oldest record that the shard still has.
+        end: the cursor after the newest record that can be read.
+        finished: True if the shard is read-only and `end` is final.
+        origin: the cursor of the first record that the shard ever had; None if unknown.
         removed: True if retention has removed the shard as a whole.
 
     Examples:
@@ -73,13 +73,12 @@ class ShardBounds:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """The end of a batch that starts at a given cursor, within limits.
+    """The planned end of a batch.
 
     Attributes:
-        end: the cursor after the last record of the batch; equal to the start when there is none.
-        records: the number of records in it; where the service numbers records with holes, the
-            most that it can hold.
-        last: a read-only shard ends here.
+        end: the cursor after the batch's last record, or its start if the batch is empty.
+        records: the number of records; an upper bound where cursors have holes.
+        last: True if a read-only shard ends here.
 
     Examples:
         >>> PlannedRange("1000", records=1_000, last=False).end
@@ -93,7 +92,7 @@ class PlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """The records `[start, end)` of one shard; plain and picklable, it travels to Spark.
+    """The records `[start, end)` of one shard; picklable, because it travels to Spark.
 
     Examples:
         >>> ReadRange(ShardId("0"), "0", "1000", records=1_000).end
@@ -110,17 +109,17 @@ class ShardReader(Protocol):
     """The part of a source that runs inside Spark's Python workers."""
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order, in batches of `record_schema()`.
+        """Yield the records of a range in order, in batches of `record_schema()`.
 
-        Reading the same range again yields the same records.
+        Reading a range again yields the same records.
 
         Raises:
             CursorExpired: retention has removed the start of the range.
             LogCorrupt: the stored bytes are damaged.
             SourceUnavailable: the service does not answer.
-            SourceThrottled: it asks for patience, and asking again did not help.
-            SourceRefused: it does not accept the credentials.
-            UnknownShard, LogNotFound: there is no such shard, or no such log.
+            SourceThrottled: the service throttles, and retries did not help.
+            SourceRefused: the service refuses the credentials.
+            UnknownShard, LogNotFound: the shard or the log does not exist.
         """
         ...
 
@@ -128,31 +127,30 @@ class ShardReader(Protocol):
 class ShardSource(ShardReader, Protocol):
     """A sharded log.
 
-    Every call can raise what `read` raises, and asks the service again by itself where that can
-    help. None of them leaves a record out without an error.
+    Each method retries requests that are worth it, can raise the errors of `read`, and never skips
+    a record silently.
     """
 
     def list_shards(self) -> list[ShardListing]:
-        """All shards that the log still knows, in order of creation.
+        """Return all shards that the log still lists, in order of creation.
 
-        An ordered group waits for every parent that a listing names. So one that retention has
-        removed as a whole is named among `gone_parents`, too.
+        An ordered group waits for all parents of a shard, so `gone_parents` names the parents that
+        retention has removed as a whole.
         """
         ...
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """The bounds of these shards, in as few calls as the service allows."""
+        """Return the bounds of shards, in as few requests as the service allows."""
         ...
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """The cursor of the first record at or after a position."""
+        """Return the cursor of the first record at or after a position."""
         ...
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Fix the end of a batch that starts at `start`: at least one record, if there is any.
+        """Return the end of the batch that starts at `start`: at least one record, if there is one.
 
-        This comes before anything is recorded or read. A source whose service cannot
-        say where a number of bytes or records ends looks for itself, by reading.
+        The plan is recorded before the batch is read. A source can read records to find the end.
 
         Raises:
             CursorExpired: retention has removed `start`.
@@ -161,119 +159,117 @@ class ShardSource(ShardReader, Protocol):
         ...
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """Records between a cursor and the end; None where the service cannot tell."""
+        """Return the number of records from a cursor to the end; None if it is unknown."""
         ...
 
     def spark_options(self) -> Mapping[str, str]:
         """Return the options of the reader in a Spark worker.
 
-        Spark shows them in query plans, so that none of them can be a secret.
+        Spark shows them in query plans, so they contain no secret.
         """
         ...
 
 
 @runtime_checkable
 class ProgressMirror(Protocol):
-    """The part of a source whose service can be told how far its records are committed."""
+    """A source that copies checkpoints to its service."""
 
     @property
     def mirrors(self) -> bool:
-        """True if the service is to be told."""
+        """True if checkpoints are copied."""
         ...
 
     def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
-        """Tell the service the checkpoints of these shards.
+        """Copy the checkpoints of these shards to the service.
 
         Raises:
-            SourceError: it could not be told; telling it again later is safe.
+            SourceError: the service did not store them; a retry is safe.
         """
         ...
 
 
 @runtime_checkable
 class BoundedFromCursors(Protocol):
-    """The part of a source whose service does not tell where a shard ends.
+    """A source whose service does not report where a shard ends.
 
-    To find the end of a shard it has to be read; whether anything follows a cursor is one look.
+    Finding the end takes many reads; finding whether a record follows a cursor takes one.
     """
 
     def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
-        """Bounds as far as readers at these cursors need them.
+        """Return the bounds that readers at these cursors need.
 
-        `end` is the reader's own cursor where nothing follows it now, and otherwise some later
-        cursor: not the last. `begin` is the reader's cursor, or later where it has expired.
+        `end` is the reader's cursor if no record follows, otherwise any later cursor. `begin` is
+        the reader's cursor, or a later one if that has expired.
         """
         ...
 
 
 @runtime_checkable
 class TimedRecords(Protocol):
-    """The part of a source that can tell how old an unread record is."""
+    """A source that knows the age of an unread record."""
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """The time of the first record at or after each cursor, in as few calls as possible.
+        """Return the time of the first record at or after each cursor, in few requests.
 
-        It is the time when the service took the record; where it keeps only the writer's, that.
-        A shard is left out where there is no such record, or where its time is unknown.
+        It is the time when the service received the record, or the writer's if only that is
+        stored. Shards without such a record, or with an unknown time, are omitted.
         """
         ...
 
 
 @runtime_checkable
 class DivisibleRanges(Protocol):
-    """The part of a source whose ranges can be read in parts, side by side.
+    """A source whose ranges can be read in parallel parts.
 
     Its cursors are decimal numbers that grow from record to record.
     """
 
     def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
-        """Cut a range into parts of about the same size, in order, each with its length.
+        """Divide a range into consecutive parts of about equal size, each with its length.
 
-        Each begins where the one before ends, and read one after the other they yield what the
-        range yields. There are fewer where it has fewer cursors than parts.
+        Together they yield the records of the range. A range of few cursors has fewer parts.
         """
         ...
 
 
 @runtime_checkable
 class IdentifiedLog(Protocol):
-    """The part of a source whose cursors mean other records once the log was recreated.
+    """A source whose cursors name other records after its log was recreated.
 
-    A log whose cursors never come again, because they hold the time, needs none of it.
+    A source with cursors that never repeat, because they contain the time, does not need this.
     """
 
     def log_identity(self) -> str | None:
-        """Return what differs in a log that was deleted and recreated under its old name.
-
-        None where the service does not tell.
-        """
+        """Return an id that changes when a log is deleted and recreated; None if unknown."""
         ...
 
 
 def identity_of_log(source: ShardSource) -> str | None:
-    """Return the identity of a source's log; None if unknown."""
+    """Return the id of a source's log; None if unknown."""
     return source.log_identity() if isinstance(source, IdentifiedLog) else None
 
 
 def bounds_for(
     source: ShardSource, cursors: Mapping[ShardId, str | None]
 ) -> dict[ShardId, ShardBounds]:
-    """The bounds of shards whose readers stand at these cursors, or have not begun (None)."""
+    """Return the bounds of shards with these readers' cursors; None for a reader not started."""
     if not isinstance(source, BoundedFromCursors):
         return source.bounds(list(cursors))
-    begun = {shard: cursor for shard, cursor in cursors.items() if cursor is not None}
-    fresh = [shard for shard, cursor in cursors.items() if cursor is None]
-    return {**source.bounds(fresh), **source.bounds_after(begun)}
+    started = {shard: cursor for shard, cursor in cursors.items() if cursor is not None}
+    return {
+        **source.bounds([shard for shard in cursors if shard not in started]),
+        **source.bounds_after(started),
+    }
 
 
 def times_for(source: ShardSource, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-    """The times of the records at these cursors; none where the source cannot tell."""
+    """Return the times of the records at these cursors, if the source knows them."""
     return source.times_at(cursors) if cursors and isinstance(source, TimedRecords) else {}
 
 
 @cache
 def record_schema() -> pa.Schema:
-    """The columns that every source yields.
+    """Return the columns of every source's records.
 
     `shard_id` string, `cursor` string, `event_time` timestamp[us, UTC], `key` binary, `value`
     binary, `attributes` map<string, string>.
@@ -297,7 +293,7 @@ def record_schema() -> pa.Schema:
 
 
 def no_attributes(count: int) -> pa.Array:
-    """Return the column `attributes` of records that have none, without an object per record."""
+    """Return the column `attributes` of records without attributes, built without objects."""
     import pyarrow as pa
 
     no_text = pa.array([], pa.string())
@@ -306,7 +302,7 @@ def no_attributes(count: int) -> pa.Array:
 
 
 def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Put small batches together, in order, to some thousand records or a few megabytes each."""
+    """Combine small batches, in order, to some thousand records or a few megabytes each."""
     pending: list[pa.RecordBatch] = []
     records = size = 0
     for batch in batches:
@@ -320,7 +316,7 @@ def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _one_batch(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return the same records in one batch, or in a few where one could not hold them."""
+    """Return the records in one batch, or in several if one cannot hold them."""
     import pyarrow as pa
 
     return pa.Table.from_batches(batches).combine_chunks().to_batches()

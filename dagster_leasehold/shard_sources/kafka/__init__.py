@@ -1,8 +1,7 @@
-"""Topics of Apache Kafka: a partition is a shard, an offset is a cursor.
+"""Topics of Apache Kafka: a partition is a shard, and an offset is a cursor.
 
-Partitions are assigned, never subscribed to: our leases decide who reads one, and Kafka's
-consumer groups take no part in it. `KafkaSource` is used where shards are planned, `KafkaReader`
-in Spark's workers; neither connects before it is asked.
+Partitions are assigned, never subscribed to: leases decide who reads a partition, and no consumer
+group of Kafka takes part. `KafkaSource` plans, and `KafkaReader` reads in Spark's workers.
 """
 
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions

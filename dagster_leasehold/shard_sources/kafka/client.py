@@ -1,42 +1,44 @@
-"""Connections to a Kafka cluster: made when they are needed, and replaced with new credentials."""
+"""Connections to a Kafka cluster: made on use, pooled, and replaced after an error."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kafka.failures import AWAY, REFUSED, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
+from dagster_leasehold.shard_sources.positions import shard_number
+from dagster_leasehold.shard_sources.source import Position
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message
+    from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.admin._metadata import ClusterMetadata
 
 _LOG = logging.getLogger(__name__)
 GROUP = "leasehold"
-"""The client wants the name of a group even where none is joined or committed to."""
+"""librdkafka requires a group's name even where no group is joined."""
 BUFFER_KIBIBYTES = 16 * 1024
-"""The most that a reader fetches ahead of a partition; all after a range is fetched for nothing."""
+"""How far a consumer fetches ahead; what it fetches beyond a range is wasted."""
 MESSAGES_MAX = 1_000
 LOG_CRITICAL = 2
-"""The lowest level of syslog that librdkafka logs."""
+"""The least severe syslog level that librdkafka logs."""
 LOOK_S = 0.5
-"""The time between two looks, during a wait for records, for a refusal by the brokers."""
+"""How often a wait for records checks whether the brokers refuse the client."""
 IDLE_MAX = 4
 WITHOUT_IDS = "_UNSUPPORTED_FEATURE|UNSUPPORTED_VERSION"
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
-"""The id of a topic whose broker is older than ids."""
-# The administrator's client would warn of each of them.
+"""The topic id that brokers without topic ids return."""
+# The admin client would warn about each of these.
 OF_CONSUMERS = frozenset({
     "auto.offset.reset", "enable.auto.commit", "enable.auto.offset.store", "enable.partition.eof",
     "fetch.queue.backoff.ms", "fetch.wait.max.ms", "group.id", "isolation.level",
@@ -44,42 +46,41 @@ OF_CONSUMERS = frozenset({
 })  # fmt: skip
 
 
-Client = TypeVar("Client")
+Client = TypeVar("Client", "Consumer", "AdminClient")
 
 
 @dataclass
 class _Connection(Generic[Client]):
-    """A client of librdkafka's, and the errors that it reported beside its answers."""
+    """A client of librdkafka, and the errors that it reported outside of its answers."""
 
     client: Client
     reported: list[KafkaError]
 
     def refusal(self) -> KafkaError | None:
-        """Return the reason why the brokers refuse this client; None where they do not."""
-        refused = (report for report in self.reported if re.fullmatch(REFUSED, report.name()))
-        return next(refused, None)
+        """Return the error with which the brokers refused this client, if they did."""
+        refusals = (report for report in self.reported if re.fullmatch(REFUSED, report.name()))
+        return next(refusals, None)
 
 
 class KafkaClient:
-    """One process's connections to the cluster of a source; safe to use from several threads.
+    """One process's connections to the cluster of a source; safe for several threads.
 
-    A consumer that has read a range is kept for the next: making one takes it a second to find its
-    way. One that was refused or got no answer is dropped, so that the next one connects again, with
-    the credentials that the environment has then.
+    Connections are reused, because a new consumer needs a second to find its brokers. One that
+    failed is dropped, so that the next one reads the credentials from the environment again.
     """
 
     def __init__(self, options: KafkaOptions, topic: str) -> None:
         self.options = options
         self.topic = topic
         self._lock = Lock()
-        self._idle: list[_Connection[Consumer]] = []
-        self._admin: _Connection[AdminClient] | None = None
+        self._consumers: list[_Connection[Consumer]] = []
+        self._admins: list[_Connection[AdminClient]] = []
 
     def properties(self) -> dict[str, Any]:
-        """The client's properties, secrets included: for the client alone.
+        """Return the client's properties, secrets included.
 
         Raises:
-            InvalidSetting: a variable that holds a secret is not set.
+            InvalidSetting: the environment variable of a secret is not set.
         """
         options = self.options
         secrets: dict[str, str] = {}
@@ -95,13 +96,13 @@ class KafkaClient:
             "client.id": "leasehold",
             "log.connection.close": False,
             "queued.max.messages.kbytes": BUFFER_KIBIBYTES,
-            # A range is never waited for: its records are there. With the client's own figures a
-            # look at the end of a partition delays the next range by half a second, and a full
-            # buffer by a whole one.
+            # The records of a range exist, so waiting for more is useless. With librdkafka's
+            # defaults, a fetch at the end of a partition delays the next range by half a second,
+            # and a full buffer by one second.
             "fetch.wait.max.ms": 10,
             "fetch.queue.backoff.ms": 20,
-            # A failure reaches the caller as an exception. The log would repeat it with each try to
-            # connect, several times a second.
+            # The caller gets failures as exceptions. The log would repeat each one several times a
+            # second.
             "log_level": LOG_CRITICAL,
             **options.client,
             **secrets,
@@ -110,60 +111,63 @@ class KafkaClient:
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
-            # An offset that is gone is an error here: never a jump to another one.
+            # A removed offset is an error, never a jump to another one.
             "auto.offset.reset": "error",
         }
 
     @contextmanager
     def consumer(self, where: str) -> Generator[_Connection[Consumer]]:
-        """A consumer of the caller's own; its assignment is gone afterwards.
+        """Lend a consumer, without an assignment, to one caller.
 
         Raises:
-            LeaseholdError: the client's error, in our types; see `failures`.
+            LeaseholdError: the client's error as one of ours; `where` is its subject.
         """
         from confluent_kafka import Consumer
 
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            reported: list[KafkaError] = []
-            properties = self.properties() | {"error_cb": reported.append}
-            with self._translated(where, None):
-                connection = _Connection(Consumer(properties, logger=_LOG), reported)
-        connection.reported.clear()
-        try:
-            with self._translated(where, connection):
+        with self._pooled(self._consumers, Consumer, where) as connection:
+            try:
                 yield connection
-        except GeneratorExit:
-            # The caller has read enough.
-            self._keep(connection)
-            raise
-        self._keep(connection)
-
-    def _keep(self, connection: _Connection[Consumer]) -> None:
-        connection.client.unassign()
-        with self._lock:
-            if len(self._idle) < IDLE_MAX:
-                self._idle.append(connection)
+            finally:
+                connection.client.unassign()
 
     @contextmanager
     def admin(self, where: str) -> Generator[AdminClient]:
-        """The administrator's client, which asks for many partitions at once; see `consumer`."""
+        """Lend an admin client, which asks for many partitions at once; see `consumer`."""
         from confluent_kafka.admin import AdminClient
 
-        with self._lock:
-            connection = self._admin
-            if connection is None:
-                reported: list[KafkaError] = []
-                properties = self.properties() | {"error_cb": reported.append}
-                own: Any = {k: v for k, v in properties.items() if k not in OF_CONSUMERS}
-                with self._translated(where, None):
-                    connection = _Connection(AdminClient(own, logger=_LOG), reported)
-        connection.reported.clear()
-        self._admin = None
-        with self._translated(where, connection):
+        with self._pooled(self._admins, AdminClient, where, OF_CONSUMERS) as connection:
             yield connection.client
-        self._admin = connection
+
+    @contextmanager
+    def _pooled(
+        self,
+        pool: list[_Connection[Client]],
+        kind: Callable[..., Client],
+        where: str,
+        exclusions: Collection[str] = (),
+    ) -> Generator[_Connection[Client]]:
+        with self._lock:
+            connection = pool.pop() if pool else None
+        if connection is None:
+            reported: list[KafkaError] = []
+            properties = {k: v for k, v in self.properties().items() if k not in exclusions}
+            with self._translated(where, None):
+                client = kind(properties | {"error_cb": reported.append}, logger=_LOG)
+            connection = _Connection(client, reported)
+        connection.reported.clear()
+        failed = True
+        try:
+            with self._translated(where, connection):
+                yield connection
+            failed = False
+        except GeneratorExit:
+            # The caller has read enough.
+            failed = False
+            raise
+        finally:
+            with self._lock:
+                if not failed and len(pool) < IDLE_MAX:
+                    pool.append(connection)
 
     @contextmanager
     def _translated(
@@ -176,42 +180,34 @@ class KafkaClient:
         except KafkaException as raised:
             error: KafkaError = raised.args[0]
             if connection is not None and re.fullmatch(AWAY, error.name()):
-                # A refused log-in reaches a caller as a time-out; the reason is reported aside.
+                # The client raises a timeout for a refused login, and reports the reason elsewhere.
                 connection.client.poll(0)
                 error = connection.refusal() or error
-            raise error_of(error, f"{where} at {shown(self.options.bootstrap_servers)}") from None
+            raise error_of(error, self._at_brokers(where)) from None
 
-    def _silence(self, connection: _Connection[Consumer], where: str) -> errors.LeaseholdError:
-        """Return the error for an answer that did not come in time."""
-        if refusal := connection.refusal():
-            return error_of(refusal, f"{where} at {shown(self.options.bootstrap_servers)}")
-        last = connection.reported[-1:]
-        reason = f": {shown(last[0].str())}" if last else ""
-        return errors.SourceUnavailable(
-            f"Kafka has not answered for {where} within {self.options.timeout_s:g} s{reason}."
-        )
+    def _at_brokers(self, where: str) -> str:
+        return f"{where} at {shown(self.options.bootstrap_servers)}"
 
-    # --- For sources and readers ---
+    # --- Requests ---
 
     def partitions(self) -> list[int]:
-        """The numbers of the topic's partitions."""
+        """Return the numbers of the topic's partitions."""
         metadata = self._cluster().topics[self.topic]
         if metadata.error is not None:
-            where = f"topic {self.topic} at {shown(self.options.bootstrap_servers)}"
-            raise error_of(metadata.error, where)
+            raise error_of(metadata.error, self._at_brokers(f"topic {self.topic}"))
         return sorted(metadata.partitions)
 
     def topic_id(self) -> str | None:
-        """The topic's id; None of a cluster that gives its topics none."""
+        """Return the topic's id; None in a cluster without topic ids."""
         from confluent_kafka import KafkaException, TopicCollection
 
         cluster = self._cluster()
         if cluster.controller_id not in cluster.brokers:
-            # Only the controller would be asked, and the client would wait for it in vain.
+            # Only the controller can answer, and the client would wait for it in vain.
             return None
         with self.admin(f"the id of topic {self.topic}") as admin:
-            asked = TopicCollection([self.topic])
-            answers = admin.describe_topics(asked, request_timeout=self.options.timeout_s)
+            topics = TopicCollection([self.topic])
+            answers = admin.describe_topics(topics, request_timeout=self.options.timeout_s)
             try:
                 id_ = str(answers[self.topic].result().topic_id)
             except KafkaException as raised:
@@ -222,41 +218,71 @@ class KafkaClient:
 
     def _cluster(self) -> ClusterMetadata:
         with self.consumer(f"topic {self.topic}") as connection:
-            # A consumer's look at a topic does not create it, as that of other clients may.
+            # The same request of an admin client can create the topic.
             return connection.client.list_topics(self.topic, timeout=self.options.timeout_s)
 
     def partition(self, shard: ShardId) -> int:
-        """Return the number of the partition that is a shard.
+        """Return the number of a shard's partition; raise UnknownShard if the id is no number."""
+        return shard_number(shard, f"Topic {self.topic}")
 
-        Raises:
-            UnknownShard: the shard's id is no number of a partition.
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, tuple[int, int]]:
+        """Return the first offset of each partition, and the one after its last.
+
+        The end is the high watermark, or the last stable offset if open transactions are skipped.
         """
-        if not (shard.isascii() and shard.isdecimal() and str(int(shard)) == shard):
-            raise errors.UnknownShard(
-                f"Topic {self.topic} has no shard {shown(shard)}: the shards of a topic are the "
-                "numbers of its partitions."
-            )
-        return int(shard)
+        begins, ends = self.offsets(shards, Position.BEGIN), self.offsets(shards, Position.END)
+        return {shard: (begins[shard], ends[shard]) for shard in shards}
 
-    def watermarks(self, shard: ShardId) -> tuple[int, int]:
-        """The first offset that a partition holds, and the one after its last."""
-        from confluent_kafka import TopicPartition
+    def offsets(self, shards: Sequence[ShardId], position: Position | int) -> dict[ShardId, int]:
+        """Return the offset of a position or of a time in milliseconds; -1 if no record is so late.
 
-        partition = TopicPartition(self.topic, self.partition(shard))
-        where = f"shard {shard} of topic {self.topic}"
-        with self.consumer(where) as connection:
-            return connection.client.get_watermark_offsets(
-                partition, timeout=self.options.timeout_s
+        Each leader gets one request for all its partitions.
+        """
+        from confluent_kafka import IsolationLevel, TopicPartition
+        from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+        if not shards:
+            return {}
+        if isinstance(position, int):
+            spec = OffsetSpec.for_timestamp(position)
+        else:
+            spec = OffsetSpec.latest() if position is Position.END else OffsetSpec.earliest()
+        shard_of = {self.partition(shard): shard for shard in shards}
+        request = {
+            TopicPartition(self.topic, number): cast(OffsetSpec, spec) for number in shard_of
+        }
+        committed = self.options.isolation == "read_committed"
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        with self.admin(f"the offsets of topic {self.topic}") as admin:
+            answers: Mapping[TopicPartition, object] = admin.list_offsets(
+                request, isolation_level=level, request_timeout=self.options.timeout_s
             )
+            return {
+                shard_of[partition.partition]: self._offset(shard_of[partition.partition], answer)
+                for partition, answer in answers.items()
+            }
+
+    def _offset(self, shard: ShardId, answer: object) -> int:
+        from confluent_kafka import KafkaException
+
+        try:
+            return answer.result().offset  # pyright: ignore[reportAttributeAccessIssue]
+        except KafkaException as raised:
+            error = raised.args[0]
+            if error.name() in ("_TIMED_OUT", "_TRANSPORT"):
+                raise
+            if error.name() == "_NOENT" and self.partition(shard) not in self.partitions():
+                raise errors.UnknownShard(f"Topic {self.topic} has no shard {shard}.") from None
+            raise error_of(error, f"shard {shard} of topic {self.topic}") from None
 
     def stream(self, shard: ShardId, offset: int) -> Generator[list[Message]]:
-        """Messages of a partition from an offset on, as they come, until the caller has enough.
+        """Yield the messages of a partition from an offset on, until the caller stops.
 
-        An event `_PARTITION_EOF` tells that the end of what can be read was reached.
+        A message with the error `_PARTITION_EOF` marks the end of the readable records.
 
         Raises:
             CursorExpired: the offset is out of range.
-            SourceUnavailable: no broker has answered in time.
+            SourceUnavailable: no broker answered in time.
         """
         from confluent_kafka import TopicPartition
 
@@ -266,30 +292,31 @@ class KafkaClient:
             consumer.assign([TopicPartition(self.topic, self.partition(shard), offset)])
             while True:
                 first = self._first(connection, where)
-                # Asked for many, the client would wait until it has them all.
+                # With a timeout, `consume` would wait until it has this number of messages.
                 yield [first, *consumer.consume(num_messages=MESSAGES_MAX, timeout=0)]
 
     def first_messages(self, offsets: Mapping[int, int]) -> dict[int, Message]:
-        """The first message of each partition at or after an offset; one fetch goes to each leader.
+        """Return the first message of each partition at or after an offset.
 
-        A partition is left out where there is none, or where its offset is out of range.
+        Each leader gets one fetch. Partitions without such a message, or with an offset out of
+        range, are omitted.
         """
         from confluent_kafka import TopicPartition
 
         where = f"the first unread records of topic {self.topic}"
         places = {number: TopicPartition(self.topic, number, at) for number, at in offsets.items()}
-        first: dict[int, Message] = {}
+        messages: dict[int, Message] = {}
         with self.consumer(where) as connection:
             connection.client.assign([*places.values()])
             while places:
                 message = self._first(connection, where)
                 place = places.pop(message.partition() or 0, None)
                 if place is not None:
-                    # What was fetched beyond the first message of a partition is dropped.
+                    # Drops the other messages of the fetch.
                     connection.client.incremental_unassign([place])
                     if message.error() is None:
-                        first[place.partition] = message
-        return first
+                        messages[place.partition] = message
+        return messages
 
     def _first(self, connection: _Connection[Consumer], where: str) -> Message:
         waited_s = 0.0
@@ -297,4 +324,10 @@ class KafkaClient:
             if (message := connection.client.poll(LOOK_S)) is not None:
                 return message
             waited_s += LOOK_S
-        raise self._silence(connection, where)
+        if refusal := connection.refusal():
+            raise error_of(refusal, self._at_brokers(where))
+        last = connection.reported[-1:]
+        reason = f": {shown(last[0].str())}" if last else ""
+        raise errors.SourceUnavailable(
+            f"Kafka has not answered for {where} within {self.options.timeout_s:g} s{reason}."
+        )

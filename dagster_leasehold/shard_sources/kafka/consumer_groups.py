@@ -1,6 +1,6 @@
-"""Offsets of Kafka's own consumer groups: read, and committed for a group without members.
+"""The committed offsets of Kafka's consumer groups.
 
-A committed offset is that of the next record to read, as a checkpoint is here.
+A committed offset is the next record's, as a checkpoint is here.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ NAMES_SHOWN_MAX = 10
 
 
 class KafkaConsumerGroup:
-    """A consumer group of Kafka's, and its committed offsets in one topic.
-
-    Args:
-        client: of the cluster and the topic.
-        name: of the group.
-    """
+    """A consumer group of Kafka, limited to the topic of a client."""
 
     def __init__(self, client: KafkaClient, name: str) -> None:
         self._client = client
@@ -34,14 +29,15 @@ class KafkaConsumerGroup:
         return self._name in self._states()
 
     def progress(self) -> GroupProgress:
-        """Return the offsets that the group has committed of the topic; see `OtherConsumers`."""
+        """Return the group's committed offsets in the topic; see `OtherConsumers`."""
         states = self._states()
         if self._name not in states:
             names = ", ".join(sorted(states)[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
                 f"Kafka has no consumer group {shown(self._name)}; the groups there are: {names}."
             )
-        # Members first, then offsets: so the offsets include all commits of members that have left.
+        # Members are read before offsets, so the offsets include the last commit of every member
+        # that has left.
         at_work = self._at_work(states[self._name])
         committed = self._committed()
         if self._client.topic not in committed:
@@ -59,35 +55,33 @@ class KafkaConsumerGroup:
         )
 
     def within(self, cursors: Mapping[ShardId, str]) -> list[ShardId]:
-        """Return no shard: Kafka holds any offset."""
+        """Return no shard, because Kafka can store any offset."""
         del cursors
         return []
 
     def store(self, cursors: Mapping[ShardId, str], *, timeout_s: float, ordered: bool) -> None:
         """Commit these offsets for the group, which must have no members."""
-        del timeout_s, ordered  # decided by the consumers that join a group of Kafka's
-        offsets = {
-            self._client.partition(shard): parse_offset(shard, cursor)
-            for shard, cursor in cursors.items()
-        }
-        if refusal := self.commit(offsets):
+        del timeout_s, ordered  # decided by the consumers that join the group
+        if refusal := self.commit(cursors):
             raise CheckpointRefused(
-                f"Kafka did not take the checkpoints of topic {self._client.topic} for its group "
+                f"Kafka did not store the checkpoints of topic {self._client.topic} for its group "
                 f"{shown(self._name)}: {refusal}; stop its consumers first."
             )
 
-    def commit(self, offsets: Mapping[int, int]) -> str:
-        """Commit the offset of the next record to read, for each of these partitions.
-
-        Returns:
-            The reason why Kafka refused, in its words; empty where it did not.
+    def commit(self, cursors: Mapping[ShardId, str]) -> str:
+        """Commit these offsets; return the reason if Kafka refuses, otherwise an empty text.
 
         Raises:
             SourceError: no broker answered, or the credentials were refused.
         """
         from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
-        partitions = [TopicPartition(self._client.topic, *each) for each in offsets.items()]
+        partitions = [
+            TopicPartition(
+                self._client.topic, self._client.partition(shard), parse_offset(shard, cursor)
+            )
+            for shard, cursor in cursors.items()
+        ]
         with self._client.admin(f"group {self._name}") as admin:
             answers = admin.alter_consumer_group_offsets(
                 [ConsumerGroupTopicPartitions(self._name, partitions)],
@@ -98,7 +92,7 @@ class KafkaConsumerGroup:
         return shown(errors[0].str()) if errors else ""
 
     def _committed(self) -> dict[str, dict[int, int]]:
-        """Return the group's committed offsets: by topic, of each partition."""
+        """Return the group's committed offsets by topic and partition."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         with self._client.admin(f"group {self._name}") as admin:
@@ -109,21 +103,21 @@ class KafkaConsumerGroup:
             partitions = answers[self._name].result().topic_partitions or []
         committed: dict[str, dict[int, int]] = {}
         for each in partitions:
-            # A negative offset stands for none.
+            # A negative offset means that none is committed.
             if each.error is None and each.offset >= 0:
                 committed.setdefault(each.topic, {})[each.partition] = each.offset
         return committed
 
     def _states(self) -> dict[str, str]:
-        """Return the groups that Kafka lists, with the state of each."""
+        """Return the states of Kafka's groups by name."""
         with self._client.admin("the consumer groups") as admin:
             listed = admin.list_consumer_groups(request_timeout=self._client.options.timeout_s)
             groups = listed.result().valid or []
         return {group.group_id: group.state.name for group in groups}
 
     def _at_work(self, listed_state: str) -> str:
-        # Old brokers list no states, and brokers describe groups of the newest protocol as dead:
-        # a group is idle where neither answer says that it is not.
+        # A group is idle if neither the list nor the description says otherwise: old brokers list
+        # no states, and brokers describe groups of the newest protocol as dead.
         with self._client.admin(f"group {self._name}") as admin:
             answers = admin.describe_consumer_groups(
                 [self._name], request_timeout=self._client.options.timeout_s

@@ -11,7 +11,7 @@ from dagster_leasehold.shard_sources.retrying import Refusal, error_for
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-# Names as `KafkaError.name()` gives them; a leading underscore is the client's own verdict.
+# As `KafkaError.name()` returns them; a leading underscore marks an error of the client itself.
 REFUSED = (
     "_AUTHENTICATION|_SSL|SASL_AUTHENTICATION_FAILED|UNSUPPORTED_SASL_MECHANISM"
     "|(CLUSTER|GROUP|TOPIC|TRANSACTIONAL_ID)_AUTHORIZATION_FAILED"
@@ -30,9 +30,7 @@ _REFUSALS = (
         "read.",
     ),
     Refusal(
-        OUT_OF_RANGE,
-        errors.CursorExpired,
-        "{where} no longer holds the offset that was asked for: {text}.",
+        OUT_OF_RANGE, errors.CursorExpired, "{where} no longer holds the requested offset: {text}."
     ),
     Refusal(
         "_UNKNOWN_PARTITION|_UNKNOWN_TOPIC|UNKNOWN_TOPIC_OR_PART",
@@ -42,27 +40,22 @@ _REFUSALS = (
     Refusal(
         "_INVALID_ARG|_CONFLICT",
         errors.InvalidSetting,
-        "Kafka's client does not take its properties for {where}: {text}.",
+        "Kafka's client rejects its properties for {where}: {text}.",
     ),
     Refusal(
         "THROTTLING_QUOTA_EXCEEDED",
         errors.SourceThrottled,
-        "Kafka asks for patience with {where}: {text}.",
+        "Kafka throttles requests for {where}: {text}.",
     ),
     Refusal(AWAY, errors.SourceUnavailable, "Kafka does not answer for {where}: {text}."),
 )
 
 
 def error_of(error: KafkaError, where: str) -> errors.LeaseholdError:
-    """Return the error of ours that an error of the client means.
-
-    Args:
-        error: from the client.
-        where: the topic or partition, and the brokers, for the sentence.
-    """
+    """Return our error for a client's error; `where` is the subject of the request."""
     name, text = error.name(), shown(error.str())
-    if meant := error_for(_REFUSALS, name, where=where, text=text):
-        return meant
+    if match := error_for(_REFUSALS, name, where=where, text=text):
+        return match
     if error.retriable():
         return errors.SourceUnavailable(f"Kafka does not answer for {where}: {text}.")
     return errors.SourceError(f"Kafka cannot answer for {where}: {name} {text}.")

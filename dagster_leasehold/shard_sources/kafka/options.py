@@ -1,4 +1,4 @@
-"""The options of a Kafka source, checked before anything connects."""
+"""The options of a Kafka source."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from dagster_leasehold.lease_store.errors import shown
 
 TOPIC_GRAMMAR = re.compile(r"[A-Za-z0-9._-]{1,249}", re.ASCII)
-# They decide which records are read, and from where: options of ours, or no choice at all.
+# They decide which records are read. Some are options of ours, and the others are fixed.
 OWN_PROPERTIES = frozenset({
     "auto.offset.reset", "bootstrap.servers", "enable.auto.commit", "enable.auto.offset.store",
     "enable.partition.eof", "isolation.level", "metadata.broker.list",
 })  # fmt: skip
-# They load code, or write where Spark's workers would be asked to.
+# They load code.
 UNSAFE_PROPERTIES = frozenset({"plugin.library.paths", "ssl.engine.location", "ssl.providers"})
 _SECRET = re.compile(r"password|secret|\.key\.pem$|oauthbearer\.config$", re.IGNORECASE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -26,16 +26,15 @@ class KafkaOptions(BaseModel):
     """Options of a stream whose source is `kafka`.
 
     Attributes:
-        bootstrap_servers: brokers to begin with, `host:port,host:port`.
+        bootstrap_servers: the first brokers to connect to, `host:port,host:port`.
         topic: the topic; by default the stream's name.
-        isolation: `read_committed` leaves out the records of open and aborted transactions.
-        probe_records: the number of records of a batch that are looked at to find how many more
-            of that size the byte limit allows; a number above the record limit makes it exact.
-        timeout_s: the time that brokers can be silent, in seconds.
-        mirror_group: a consumer group of Kafka's that is told the checkpoints, for lag dashboards;
-            nothing reads them back.
-        client: properties of librdkafka (TLS, SASL, buffers), passed through.
-        secrets: properties of librdkafka whose value is in an environment variable: its name.
+        isolation: `read_committed` skips the records of open and aborted transactions.
+        probe_records: how many records of a batch are read to estimate how many fit the byte
+            limit; a number above the record limit makes the result exact.
+        timeout_s: how long brokers can be silent, in seconds.
+        mirror_group: a consumer group of Kafka that receives the checkpoints, for lag dashboards.
+        client: properties of librdkafka (TLS, SASL, buffers).
+        secrets: secret properties of librdkafka, each with the environment variable that holds it.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

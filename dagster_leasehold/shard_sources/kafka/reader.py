@@ -1,9 +1,8 @@
-"""Reading ranges of offsets as Arrow batches, one row a message."""
+"""Reading ranges of offsets as Arrow batches, one row per message."""
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, cast
@@ -14,7 +13,12 @@ from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.failures import OUT_OF_RANGE, error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.positions import check_within, parse_offset
-from dagster_leasehold.shard_sources.record_columns import RecordColumns, by_name
+from dagster_leasehold.shard_sources.record_columns import (
+    RecordColumns,
+    batches_of,
+    by_name,
+    named_text,
+)
 from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
@@ -22,9 +26,8 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
     from confluent_kafka._types import HeadersType
 
-BASE64_SUFFIX = "_base64"
 NO_TIME = 0
-"""The type of a time stamp that is none (`confluent_kafka.TIMESTAMP_NOT_AVAILABLE`)."""
+"""The type of a missing timestamp (`confluent_kafka.TIMESTAMP_NOT_AVAILABLE`)."""
 
 
 class KafkaReader:
@@ -39,35 +42,30 @@ class KafkaReader:
         return f"{type(self).__name__}({self.topic!r})"
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records whose offsets are in a range, in order.
+        """Yield the records whose offsets are in a range, in order.
 
-        Compaction and transactions leave holes, so they can be fewer than there are offsets. What
-        compaction removes between two reads of a range is missing from the second.
+        Compaction and transactions leave offsets without records. A record that compaction removes
+        between two reads of a range is missing from the second.
         """
         shard = range_.shard
         self._client.partition(shard)
         start, end = parse_offset(shard, range_.start), parse_offset(shard, range_.end)
         if start >= end:
-            self.check_within(shard, start, *self._client.watermarks(shard))
+            self.check_within(shard, start)
             return
-        columns = RecordColumns(shard)
-        for messages in self.messages(shard, start, end):
-            # Taken apart at once: thousands of messages that live on would make Python's garbage
-            # collector look at all objects of the process, again and again.
-            add_messages(columns, messages)
-            if columns.full:
-                yield columns.batch()
-                columns = RecordColumns(shard)
-        if len(columns):
-            yield columns.batch()
+        # Messages are added at once. If thousands of them stayed alive, Python's garbage collector
+        # would scan all objects of the process again and again.
+        yield from batches_of(shard, self.messages(shard, start, end), add_messages)
 
-    def check_within(self, shard: ShardId, offset: int, begin: int, end: int) -> None:
-        """Refuse an offset outside of a partition, `[begin, end]`."""
+    def check_within(self, shard: ShardId, offset: int) -> int:
+        """Return the end of a partition, after a check that an offset lies within it."""
+        begin, end = self._client.bounds([shard])[shard]
         log, hint = f"Shard {shard} of topic {self.topic}", "; was the topic recreated?"
         check_within(log, offset, begin, end, hint=hint)
+        return end
 
     def messages(self, shard: ShardId, start: int, end: int) -> Iterator[list[Message]]:
-        """The messages of a partition with offsets in `[start, end)`, as they come.
+        """Yield the messages of a partition with offsets in `[start, end)`, in lists.
 
         Raises:
             CursorExpired, CursorInvalid: `start` is out of the partition's range.
@@ -77,8 +75,7 @@ class KafkaReader:
             errors = [message.error() for message in messages]
             event = next((at for at, error in enumerate(errors) if error is not None), None)
             offsets = [message.offset() or 0 for message in messages[:event]]
-            in_range = messages[: bisect_left(offsets, end)]
-            yield in_range
+            yield messages[: bisect_left(offsets, end)]
             if offsets and offsets[-1] + 1 >= end:
                 return
             if event is not None:
@@ -89,29 +86,25 @@ class KafkaReader:
     def _check_end(
         self, shard: ShardId, error: KafkaError, reached: int, start: int, end: int
     ) -> None:
-        """Raise for a reading that has stopped before the end of its range."""
+        """Raise if an event ended the stream before the end of its range."""
         if re.fullmatch(OUT_OF_RANGE, error.name()):
-            self.check_within(shard, start, *self._client.watermarks(shard))
+            self.check_within(shard, start)
         if error.name() != "_PARTITION_EOF":
             raise error_of(error, f"offset {start} of shard {shard} of topic {self.topic}")
         if reached < end:
             raise SourceUnavailable(
-                f"Shard {shard} of topic {self.topic} ends at {reached} now, before {end}, which "
-                "it had reached: its leader has lost records or is behind."
+                f"Shard {shard} of topic {self.topic} ends at {reached} now, although it had "
+                f"reached {end}: its leader has lost records or is behind."
             )
 
 
 def payload(message: Message) -> int:
-    """The bytes of a message's key and value."""
+    """Return the bytes of a message's key and value."""
     return len(message) + len(message.key() or b"")
 
 
 def add_messages(columns: RecordColumns, messages: Sequence[Message]) -> None:
-    """Append messages to the columns of their shard.
-
-    A tombstone's value is null. A header's value is its text; one that is not UTF-8 goes under its
-    name with `_base64` added. All headers with one name are kept: see `by_name`.
-    """
+    """Append messages to the columns of their shard; a tombstone's value is null."""
     columns.cursors += [message.offset() for message in messages]
     columns.times += [
         None if (stamp := message.timestamp())[0] == NO_TIME else stamp[1] * 1000
@@ -128,15 +121,11 @@ def add_messages(columns: RecordColumns, messages: Sequence[Message]) -> None:
 
 
 def attributes(headers: HeadersType | None) -> dict[str, str | None]:
-    """Return headers as attributes: texts by name."""
+    """Return headers as attributes; see `named_text` and `by_name`."""
     pairs = headers.items() if isinstance(headers, dict) else headers or ()
-    return by_name([_named_text(name, value) for name, value in pairs])
-
-
-def _named_text(name: str, value: str | bytes | None) -> tuple[str, str | None]:
-    if not isinstance(value, bytes):
-        return name, value
-    try:
-        return name, value.decode("utf-8")
-    except UnicodeDecodeError:
-        return name + BASE64_SUFFIX, b64encode(value).decode("ascii")
+    return by_name(
+        [
+            named_text(name, value) if isinstance(value, bytes) else (name, value)
+            for name, value in pairs
+        ]
+    )

@@ -1,19 +1,17 @@
-"""A topic as a source: its partitions, their bounds, and where a batch ends."""
+"""A topic as a source: its partitions, their bounds, and the ends of batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, cast
 
-from dagster_leasehold.lease_store.errors import SourceError, UnknownShard
+from dagster_leasehold.lease_store.errors import SourceError
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.event_times import moment_of
 from dagster_leasehold.shard_sources.kafka.client import KafkaClient
 from dagster_leasehold.shard_sources.kafka.consumer_groups import KafkaConsumerGroup
-from dagster_leasehold.shard_sources.kafka.failures import error_of
 from dagster_leasehold.shard_sources.kafka.options import KafkaOptions
 from dagster_leasehold.shard_sources.kafka.reader import NO_TIME, KafkaReader, payload
 from dagster_leasehold.shard_sources.positions import divide_offsets, offsets_left, parse_offset
@@ -27,15 +25,11 @@ from dagster_leasehold.shard_sources.source import (
     ShardReader,
 )
 
-if TYPE_CHECKING:
-    from confluent_kafka import TopicPartition
-
 SOURCE_NAME = "kafka"
 ORIGIN = "0"
 READERS_MAX = 8
 PEEKED_BYTES = 64 * 1024
-"""The bytes of a partition that are fetched to see one record; the client asks for more of them
-where that record is larger."""
+"""The size of a fetch that looks for one record; the client repeats it if the record is larger."""
 
 
 class KafkaSource(KafkaReader):
@@ -43,105 +37,51 @@ class KafkaSource(KafkaReader):
 
     def __init__(self, options: KafkaOptions, topic: str) -> None:
         super().__init__(options, topic)
-        # Of each partition one record is looked at: the rest of a fetch comes for nothing.
-        fetched = {**options.client, "fetch.message.max.bytes": PEEKED_BYTES}
-        self._peeking = KafkaClient(options.model_copy(update={"client": fetched}), topic)
+        small = {**options.client, "fetch.message.max.bytes": PEEKED_BYTES}
+        self._peeking = KafkaClient(options.model_copy(update={"client": small}), topic)
 
     def list_shards(self) -> list[ShardListing]:
-        """The topic's partitions. A topic that grows gains shards, which have no parents."""
+        """Return the topic's partitions; partitions that are added later have no parents."""
         return [ShardListing(ShardId(str(number))) for number in self._client.partitions()]
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """The bounds of these shards, in two requests to the leaders of their partitions.
-
-        The end is the high watermark, or the last stable offset where open transactions are left
-        out.
-        """
-        if not shards:
-            return {}
-        begins, ends = self._offsets(shards, Position.BEGIN), self._offsets(shards, Position.END)
+        """Return the bounds of shards, by two requests to each leader."""
         return {
-            shard: ShardBounds(str(begins[shard]), str(ends[shard]), finished=False, origin=ORIGIN)
-            for shard in shards
+            shard: ShardBounds(str(begin), str(end), finished=False, origin=ORIGIN)
+            for shard, (begin, end) in self._client.bounds(shards).items()
         }
-
-    def _offsets(self, shards: Sequence[ShardId], position: Position | int) -> dict[ShardId, int]:
-        """The offsets of a position or of a time in milliseconds, -1 where no record is so late.
-
-        One request goes to each leader, for all its partitions.
-        """
-        from confluent_kafka import IsolationLevel, TopicPartition
-        from confluent_kafka.admin import OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
-
-        if isinstance(position, int):
-            spec = OffsetSpec.for_timestamp(position)
-        else:
-            spec = OffsetSpec.latest() if position is Position.END else OffsetSpec.earliest()
-        numbers = {self._client.partition(shard): shard for shard in shards}
-        request = {TopicPartition(self.topic, number): cast(OffsetSpec, spec) for number in numbers}
-        committed = self._options.isolation == "read_committed"
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        timeout_s = self._options.timeout_s
-        offsets: dict[ShardId, int] = {}
-        where = f"the offsets of topic {self.topic}"
-        with self._client.admin(where) as admin:
-            answers: Mapping[TopicPartition, object] = admin.list_offsets(
-                request, isolation_level=level, request_timeout=timeout_s
-            )
-            for partition, answer in answers.items():
-                shard = numbers[partition.partition]
-                offsets[shard] = self._answered(shard, answer)
-        return offsets
-
-    def _answered(self, shard: ShardId, answer: object) -> int:
-        from confluent_kafka import KafkaException
-
-        try:
-            return answer.result().offset  # pyright: ignore[reportAttributeAccessIssue]
-        except KafkaException as raised:
-            error = raised.args[0]
-            if error.name() in ("_TIMED_OUT", "_TRANSPORT"):
-                raise
-            number = self._client.partition(shard)
-            if error.name() == "_NOENT" and number not in self._client.partitions():
-                raise UnknownShard(f"Topic {self.topic} has no shard {shard}.") from None
-            raise error_of(error, f"shard {shard} of topic {self.topic}") from None
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """The cursor of the first record at or after a position; the end where there is none."""
+        """Return the cursor of the first record at or after a position, or the end."""
         if isinstance(position, datetime):
-            # Rounded up: a record of the millisecond before is not at or after the time.
+            # Rounded up, because a record of the millisecond before the time is too early.
             milliseconds = -(-round(position.timestamp() * 1_000_000) // 1_000)
-            at = self._offsets([shard], max(0, milliseconds))[shard]
-            if at >= 0:
-                return str(at)
+            offset = self._client.offsets([shard], max(0, milliseconds))[shard]
+            if offset >= 0:
+                return str(offset)
             position = Position.END
-        return str(self._offsets([shard], position)[shard])
+        return str(self._client.offsets([shard], position)[shard])
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """The timestamps of the records at these cursors, by one fetch from each leader."""
+        """Return the timestamps of the records at these cursors, by one fetch from each leader."""
         shards = {self._client.partition(shard): shard for shard in cursors}
         offsets = {number: parse_offset(shard, cursors[shard]) for number, shard in shards.items()}
-        stamps = {
-            shards[number]: message.timestamp()
-            for number, message in self._peeking.first_messages(offsets).items()
-        }
-        times = {
-            shard: None if kind == NO_TIME else moment_of(milliseconds * 1000)
-            for shard, (kind, milliseconds) in stamps.items()
-        }
-        return {shard: time for shard, time in times.items() if time is not None}
+        times: dict[ShardId, datetime] = {}
+        for number, message in self._peeking.first_messages(offsets).items():
+            kind, milliseconds = message.timestamp()
+            time = None if kind == NO_TIME else moment_of(milliseconds * 1000)
+            if time is not None:
+                times[shards[number]] = time
+        return times
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Fix the end of a batch that starts at `start`.
+        """Return the end of a batch.
 
         The record limit counts offsets. For the byte limit the first `probe_records` records are
-        looked at: it is exact among them, and beyond them counts on records of their mean size.
+        read: within them the limit is exact, and after them their mean size is assumed.
         """
         first = parse_offset(shard, start)
-        bounds = self.bounds([shard])[shard]
-        self.check_within(shard, first, int(bounds.begin), int(bounds.end))
-        most = min(int(bounds.end), first + limits.records_max)
+        most = min(self.check_within(shard, first), first + limits.records_max)
         if most == first:
             return PlannedRange(start, 0, last=False)
         return self._probe(shard, first, most, limits)
@@ -164,22 +104,19 @@ class KafkaSource(KafkaReader):
         return PlannedRange(str(most), records, last=False)
 
     def log_identity(self) -> str | None:
-        """Return the topic's id; None of a cluster that gives its topics none."""
+        """Return the topic's id; None in a cluster without topic ids."""
         return self._client.topic_id()
 
     def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
-        """Cut a range by its offsets; holes between them can make parts unequal."""
+        """Divide a range by its offsets; offsets without records can make the parts unequal."""
         return divide_offsets(range_, parts)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int:
-        """Offsets between a cursor and the end; holes count."""
+        """Return the offsets from a cursor to the end, including offsets without records."""
         return offsets_left(shard, cursor, bounds)
 
     def spark_options(self) -> Mapping[str, str]:
-        """Return the options of the reader in a Spark worker.
-
-        Of secrets they hold the names of the environment variables.
-        """
+        """Return the reader's options, with the environment variables of secrets."""
         return {
             "source": SOURCE_NAME,
             "topic": self.topic,
@@ -187,27 +124,22 @@ class KafkaSource(KafkaReader):
         }
 
     def consumer_group(self, name: str) -> KafkaConsumerGroup:
-        """Return one of Kafka's own consumer groups, as far as it concerns the topic."""
+        """Return one of Kafka's consumer groups, limited to this topic."""
         return KafkaConsumerGroup(self._client, name)
 
     @property
     def mirrors(self) -> bool:
-        """True if Kafka is to be told the checkpoints."""
+        """True if checkpoints are committed to a consumer group of Kafka."""
         return self._options.mirror_group is not None
 
     def mirror(self, checkpoints: Mapping[ShardId, str]) -> None:
-        """Tell a consumer group of Kafka's how far these shards are committed."""
+        """Commit the checkpoints of these shards to a consumer group of Kafka."""
         group = self._options.mirror_group
         if group is None or not checkpoints:
             return
-        offsets = {
-            self._client.partition(shard): parse_offset(shard, cursor)
-            for shard, cursor in checkpoints.items()
-        }
-        refusal = self.consumer_group(group).commit(offsets)
-        if refusal:
+        if refusal := self.consumer_group(group).commit(checkpoints):
             raise SourceError(
-                f"Kafka did not take the progress of topic {self.topic} for its group {group}: "
+                f"Kafka did not store the progress of topic {self.topic} for its group {group}: "
                 f"{refusal}."
             )
 
@@ -222,7 +154,7 @@ def _cached_reader(options: str, topic: str) -> KafkaReader:
 
 
 def _reader(options: Mapping[str, str]) -> ShardReader:
-    """A reader whose connections are kept for the next task of this Spark worker."""
+    """Return a reader whose connections the next task of this Spark worker reuses."""
     return _cached_reader(options["options"], options["topic"])
 
 

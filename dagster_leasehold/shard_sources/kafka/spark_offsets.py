@@ -1,12 +1,12 @@
-"""The offset log of a Structured Streaming query that reads Kafka: pure rules.
+"""The offset log of a Structured Streaming query that reads Kafka.
 
-Below its checkpoint location, Spark writes `offsets/N` before batch N begins, with the offsets at
-which the batch ends, and `commits/N` when it is done. So the query continues at the offsets of the
-newest batch that has both files; a batch without the second might have been written or not.
+Below its checkpoint location, Spark writes `offsets/N` with the end offsets of batch N before the
+batch begins, and `commits/N` when it is done. The query continues at the offsets of the newest
+batch with both files. A batch without the second file was possibly written.
 
-An offset log has a line with its version, one with metadata, and one for each source, `-` where it
-has none; in version 2 a source's line begins with its id and a colon. A source of Kafka's has the
-next offset of each partition, by topic: `{"orders":{"0":23,"1":10}}`.
+An offset log has a line with its version, a line with metadata, and one line per source, which is
+`-` if it has no offsets. In version 2 a source's line begins with its id and a colon. A Kafka
+source's line has the next offset of each partition by topic: `{"orders":{"0":23,"1":10}}`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ VERSIONS = ("v1", "v2")
 
 @dataclass(frozen=True, slots=True)
 class QueryBatches:
-    """The batches of a query, as the names of its files tell.
+    """The batches of a query, from the names of its files.
 
     Attributes:
         committed: the newest batch that is done.
-        open_batch: a newer one that was begun; None where there is none.
+        open_batch: a newer batch that has begun, if there is one.
     """
 
     committed: int
@@ -38,11 +38,7 @@ class QueryBatches:
 
 
 def query_batches(offsets: Iterable[str], commits: Iterable[str]) -> QueryBatches:
-    """Return the batches that a checkpoint location has files of.
-
-    Raises:
-        UnknownGroup: no batch is done.
-    """
+    """Return the batches of a checkpoint location; raise UnknownGroup if none is done."""
     planned = {int(name) for name in offsets if name.isascii() and name.isdecimal()}
     done = {int(name) for name in commits if name.isascii() and name.isdecimal()} & planned
     if not done:
@@ -58,7 +54,7 @@ def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
     """Return the next offset of each partition of a topic, from the content of an offset log.
 
     Raises:
-        CheckpointRefused: it is not of a known form, or sources read the topic to other offsets.
+        CheckpointRefused: the form is unknown, or two sources read the topic to different offsets.
         UnknownGroup: no source of the query reads the topic.
     """
     version, *lines = content.splitlines() or [""]
@@ -88,7 +84,7 @@ def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
 
 
 def _topics(text: str) -> dict[str, dict[str, int]]:
-    """Return the offsets of a source by topic and partition; none for a source of another kind."""
+    """Return the offsets of a Kafka source by topic and partition; empty for other sources."""
     if text == VOID:
         return {}
     try:

@@ -1,18 +1,17 @@
-"""The service's SDK with this project's errors, patience, and limits.
+"""The service's SDK, with this project's errors, retries and limits.
 
-The SDK builds, signs and sends requests. What it does with answers is replaced in one place: a
-refusal leaves it as `ServiceRefusal` at once, so that `retrying.ask` alone decides how long a
-request is repeated (the SDK would try ten times, for minutes, inside a sensor's tick), and a body
-is decompressed within a limit.
+The SDK builds, signs and sends requests. Its treatment of answers is replaced. It would retry a
+request ten times, for minutes, inside a sensor's tick: here a refusal is raised at once, and
+`retrying.ask` alone decides about retries. And a body is decompressed within a limit.
 
-It is imported where a request is made, because the SDK takes half a second to load.
+Importing the SDK takes half a second, so this module is imported by the first request.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import aliyun.log.proto  # noqa: TID253
@@ -27,17 +26,17 @@ from dagster_leasehold.lease_store.errors import (
     PayloadTooLarge,
     SourceRefused,
 )
-from dagster_leasehold.shard_sources.decompression import Codec, decompress
 from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvider
-from dagster_leasehold.shard_sources.loghub.failures import RequestSubject, ServiceRefusal, failure
+from dagster_leasehold.shard_sources.loghub.decompression import Codec, decompress
+from dagster_leasehold.shard_sources.loghub.failures import ServiceRefusal, failure
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
 from dagster_leasehold.shard_sources.retrying import ask
 
 TIMEOUT_S = (5.0, 20.0)
-"""To connect, and to wait for bytes."""
+"""For connecting, and for waiting for bytes."""
 BODY_BYTES_MAX = 256 * 1024 * 1024
-"""The service sends about 10 MiB at once; more than this is none of its answers."""
+"""More than any answer: the service sends about 10 MiB at once."""
 _CODECS = {
     "lz4": Codec.LZ4_BLOCK,
     "zstd": Codec.ZSTD,
@@ -46,26 +45,26 @@ _CODECS = {
     "": Codec.NONE,
 }
 _OK = 200
-# What the SDK's own annotations leave out: the messages of the wire, and the client's inside.
+# The SDK's annotations lack its messages and the internals of its client.
 _MESSAGES: Any = aliyun.log.proto
 _SdkClient: Any = LogClient
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """LogGroups in order, and the service's cursor after the last of them."""
+    """LogGroups in order, and the service's cursor after the last one."""
 
     groups: tuple[Any, ...]
     next_cursor: str
 
 
 class _Wire(_SdkClient):
-    """The SDK's client, with its own treatment of answers replaced."""
+    """The SDK's client with another treatment of answers."""
 
     def __init__(self, endpoint: str, **arguments: Any) -> None:
         super().__init__(endpoint, **arguments)
-        # The SDK takes an address for a name where a scheme or port stands beside it, and would
-        # look for `project.127.0.0.1`.
+        # The SDK does not recognize an IP address with a scheme or port, and would look up
+        # `project.127.0.0.1`.
         self._isRowIp = Util.is_row_ip(self._logHost)
 
     def _sendRequest(  # noqa: N802, PLR0917 - the SDK's name and arguments
@@ -81,7 +80,6 @@ class _Wire(_SdkClient):
             status, content, received = self._getHttpResponse(method, url, params, body, headers)
         except LogException as unreachable:
             raise ServiceRefusal(unreachable.get_error_code()) from None
-        # The case of a header's name is the server's choice.
         answered = {str(name).lower(): str(value) for name, value in received.items()}
         if status != _OK:
             raise _refusal(status, content)
@@ -94,7 +92,7 @@ class _Wire(_SdkClient):
 
 
 def _refusal(status: int, content: bytes) -> ServiceRefusal:
-    """Return the refusal that a body tells of, be it the service's or a proxy's."""
+    """Return the refusal in the body of an answer from the service or a proxy."""
     try:
         body = json.loads(content)
         return ServiceRefusal(str(body["errorCode"]), status, str(body.get("errorMessage", "")))
@@ -103,20 +101,14 @@ def _refusal(status: int, content: bytes) -> ServiceRefusal:
 
 
 class LogHubClient:
-    """Requests for one logstore, with answers as values; for one thread.
-
-    Args:
-        options: which logstore, and how to reach it.
-        credentials: signs requests.
-    """
+    """Requests about one logstore, for one thread."""
 
     def __init__(self, options: LogHubOptions, credentials: CredentialsProvider) -> None:
         self._options = options
         self._credentials = credentials
-        self._subject = RequestSubject(f"{options.project}/{options.logstore}", options.endpoint)
         self._wire = _Wire(
             options.endpoint,
-            # The SDK would look up this host's address for records that are written.
+            # Otherwise the SDK looks up this host's address, for records that it writes.
             source="leasehold",
             auth_version=options.auth_version,
             region=options.region,
@@ -125,7 +117,7 @@ class LogHubClient:
         self._wire.timeout = TIMEOUT_S
 
     def shards(self) -> list[ListedShard]:
-        """List all shards that the service knows."""
+        """Return all shards that the service lists."""
         answer = self._ask(lambda wire: wire.list_shards(*self._place))
         return [
             ListedShard(
@@ -138,14 +130,14 @@ class LogHubClient:
         ]
 
     def cursor(self, shard: str, at: str | int) -> str:
-        """The cursor at `begin`, `end`, or a time in whole seconds since 1970."""
+        """Return the cursor at `begin`, `end`, or a time in seconds since 1970."""
         answer = self._ask(
             lambda wire: wire.get_cursor(*self._place, shard, at), shard=shard, cursor=str(at)
         )
         return str(answer.get_cursor())
 
     def cursor_time(self, shard: str, cursor: str) -> int:
-        """The second since 1970 when the service received the LogGroup at a cursor."""
+        """Return when the service received the LogGroup at a cursor, in seconds since 1970."""
         answer = self._ask(
             lambda wire: wire.get_cursor_time(*self._place, shard, cursor),
             shard=shard,
@@ -154,7 +146,7 @@ class LogHubClient:
         return int(answer.get_cursor_time())
 
     def pull(self, shard: str, cursor: str, end: str | None, count: int) -> Pulled:
-        """Up to `count` LogGroups from a cursor on, before `end`.
+        """Return up to `count` LogGroups from a cursor on, before `end`.
 
         Raises:
             LogCorrupt: the answer cannot be read.
@@ -181,19 +173,18 @@ class LogHubClient:
             groups = _groups(body, answered)
             return Pulled(groups, answered["x-log-cursor"])
         except (PayloadDamaged, PayloadTooLarge, DecodeError, KeyError, ValueError) as error:
-            reason = type(error).__name__
             raise LogCorrupt(
-                f"What the log service sent from {cursor} on of shard {shard} of "
-                f"{self._subject.logstore} cannot be read ({reason})."
+                f"The log service's records from {cursor} on of shard {shard} of "
+                f"{'/'.join(self._place)} cannot be read ({type(error).__name__})."
             ) from None
 
     def checkpoints(self, group: str) -> list[Mapping[str, Any]]:
-        """The checkpoints of a consumer group: `shard`, `checkpoint`, `updateTime`, `consumer`."""
+        """Return a group's checkpoints: `shard`, `checkpoint`, `updateTime`, `consumer`."""
         answer = self._ask(lambda wire: wire.get_check_point(*self._place, group))
         return list(answer.get_consumer_group_check_points())
 
     def consumer_groups(self) -> dict[str, int]:
-        """The names of the logstore's consumer groups, and their timeouts in seconds."""
+        """Return the timeouts of the logstore's consumer groups, in seconds by name."""
         answer = self._ask(lambda wire: wire.list_consumer_group(*self._place))
         return {
             str(each.get_consumer_group_name()): int(each.get_timeout())
@@ -205,7 +196,7 @@ class LogHubClient:
         self._ask(lambda wire: wire.create_consumer_group(*self._place, group, timeout_s, ordered))
 
     def set_checkpoint(self, group: str, shard: str, cursor: str) -> None:
-        """Move a checkpoint of a consumer group, held or not."""
+        """Set a checkpoint of a consumer group, even if a consumer holds the shard."""
         self._ask(
             lambda wire: wire.update_check_point(*self._place, group, shard, cursor),
             shard=shard,
@@ -217,35 +208,35 @@ class LogHubClient:
         return self._options.project, self._options.logstore
 
     def _ask(self, call: Callable[[Any], Any], *, shard: str = "", cursor: str = "") -> Any:
-        subject = replace(self._subject, shard=shard, cursor=cursor)
-
         def once() -> Any:
             try:
                 return call(self._wire)
             except ServiceRefusal as refusal:
-                raise failure(refusal, subject) from None
+                raise failure(
+                    refusal, "/".join(self._place), self._options.endpoint, shard, cursor
+                ) from None
 
         try:
             return ask(once)
         except SourceRefused:
-            # Temporary credentials might have been replaced since they were fetched.
+            # Temporary credentials are possibly replaced since they were fetched.
             if not self._credentials.renewed():
                 raise
             return ask(once)
 
 
 def _groups(body: bytes, answered: Mapping[str, str]) -> tuple[Any, ...]:
-    """The LogGroups of a body.
+    """Return the LogGroups of a body.
 
     Raises:
-        PayloadDamaged, PayloadTooLarge, DecodeError, KeyError, ValueError: it is not whole.
+        PayloadDamaged, PayloadTooLarge, DecodeError, KeyError, ValueError: the body is incomplete.
     """
     size = int(answered["x-log-bodyrawsize"])
     count = int(answered["x-log-count"])
     if size == 0 and count == 0:
         return ()
     codec = _CODECS[answered.get("x-log-compresstype", "").lower()]
-    # Values are bytes in the raw form of the messages: a log can hold any.
+    # The raw form of the messages has bytes as values, because a log can contain any.
     message = _MESSAGES.LogGroupListRaw()
     message.ParseFromString(decompress(body, codec, BODY_BYTES_MAX, size=size))
     if len(message.LogGroups) != count:

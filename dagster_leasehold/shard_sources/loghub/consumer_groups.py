@@ -1,7 +1,7 @@
-"""Checkpoints of the service's own consumer groups, so that consumption can move here and back.
+"""Checkpoints of the service's consumer groups, so that consumption can move here and back.
 
-The service keeps a cursor for each shard of a group: the LogGroup that is read next. That is what
-a checkpoint is here, as long as it does not lie within a LogGroup.
+The service keeps a cursor for each shard of a group: the next LogGroup. That equals a checkpoint
+here, unless the checkpoint lies within a LogGroup.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ NAMES_SHOWN_MAX = 10
 
 
 class ServiceConsumerGroup:
-    """A consumer group of a logstore, in the service.
+    """A consumer group of the service.
 
     Args:
         source: the logstore.
-        name: of the group.
-        stopped: True if the user confirms that its consumers do not run: the service names the
-            holders of shards, and can keep doing so after they were stopped.
+        name: the group's name.
+        stopped: True if the user confirms that its consumers have stopped. The service can name
+            holders of shards for some time after that.
     """
 
     def __init__(self, source: LogHub, name: str, *, stopped: bool) -> None:
@@ -37,11 +37,11 @@ class ServiceConsumerGroup:
         return self._name in self._source.client.consumer_groups()
 
     def progress(self) -> GroupProgress:
-        """Return the checkpoints that the service has stored, and who holds the shards there.
+        """Return the group's checkpoints, and the consumers that hold its shards.
 
         Raises:
-            UnknownGroup: it has no such group.
-            CursorInvalid: a stored checkpoint is no cursor.
+            UnknownGroup: the service has no such group.
+            CursorInvalid: a stored checkpoint is not a cursor.
         """
         groups = sorted(self._source.client.consumer_groups())
         if self._name not in groups:
@@ -54,10 +54,10 @@ class ServiceConsumerGroup:
             ShardId(str(row["shard"])): row for row in self._source.client.checkpoints(self._name)
         }
         stored = {shard: str(row.get("checkpoint") or "") for shard, row in rows.items()}
-        consumed = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
+        busy_shards = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
         doubt = (
             f"The log service names consumers of {shown(self._name)} that hold shards "
-            f"{', '.join(consumed)}, also after they were stopped: stop them, and add --stopped."
+            f"{', '.join(busy_shards)}, also after they were stopped: stop them, and add --stopped."
         )
         return GroupProgress(
             cursors={
@@ -66,18 +66,15 @@ class ServiceConsumerGroup:
                 if text
             },
             unstored=[shard for shard, text in stored.items() if not text],
-            at_work=doubt if consumed and not self._stopped else "",
+            at_work=doubt if busy_shards and not self._stopped else "",
         )
 
     def within(self, cursors: Mapping[ShardId, str]) -> list[ShardId]:
-        """Return the shards whose cursor lies within a LogGroup, where the service has none."""
+        """Return the shards whose cursor lies within a LogGroup, so the service cannot store it."""
         return [each for each, cursor in cursors.items() if GroupCursor.parse(each, cursor).index]
 
     def store(self, cursors: Mapping[ShardId, str], *, timeout_s: float, ordered: bool) -> None:
-        """Set the service's checkpoints of shards, held or not.
-
-        One within a LogGroup becomes the group's beginning.
-        """
+        """Set the service's checkpoints; one within a LogGroup becomes the group's beginning."""
         if not self.exists():
             self._source.client.create_consumer_group(
                 self._name, max(1, round(timeout_s)), ordered=ordered

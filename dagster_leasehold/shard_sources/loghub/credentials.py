@@ -1,10 +1,10 @@
-"""Credentials as Alibaba Cloud's tools find them: in the environment, or at an address.
+"""Credentials from the environment, or from an address, as Alibaba Cloud's tools find them.
 
-`ALIBABA_CLOUD_ACCESS_KEY_ID`, `ALIBABA_CLOUD_ACCESS_KEY_SECRET` and, of temporary ones,
-`ALIBABA_CLOUD_SECURITY_TOKEN` are read again for every request. Temporary credentials that are
-renewed elsewhere come from an address (the option `credentials_uri`, or
-`ALIBABA_CLOUD_CREDENTIALS_URI`) that answers with the JSON of the STS API, as the metadata
-service of an ECS instance does for its RAM role.
+The environment variables are `ALIBABA_CLOUD_ACCESS_KEY_ID`, `ALIBABA_CLOUD_ACCESS_KEY_SECRET` and,
+for temporary credentials, `ALIBABA_CLOUD_SECURITY_TOKEN`. They are read for every request.
+Credentials that are renewed come from an address: the option `credentials_uri`, or
+`ALIBABA_CLOUD_CREDENTIALS_URI`. It answers with the JSON of the STS API, as the metadata service
+of an ECS instance does for its RAM role.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ KEY_SECRET = "ALIBABA_CLOUD_ACCESS_KEY_SECRET"
 TOKEN = "ALIBABA_CLOUD_SECURITY_TOKEN"
 URI = "ALIBABA_CLOUD_CREDENTIALS_URI"
 RENEW_AFTER_S = 300.0
-"""Temporary credentials overlap by far more; their own end is a wall clock's, so not looked at."""
+"""Successive credentials overlap by far more. Their expiry is a wall clock's, so it is not used."""
 _TIMEOUT_S = (3.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class AccessKey:
-    """A key that signs requests; it shows nothing of itself.
+    """The key that signs requests, hidden in logs. The SDK calls its methods.
 
     Attributes:
-        id: names the key.
-        secret: signs.
-        token: of temporary credentials; empty for others.
+        id: the key's name.
+        secret: the key.
+        token: the security token of temporary credentials.
     """
 
     id: str = field(repr=False)
@@ -41,15 +41,15 @@ class AccessKey:
     token: str = field(default="", repr=False)
 
     def get_access_key_id(self) -> str:
-        """Return the name of the key; the SDK calls this and the next two."""
+        """Return the key's name."""
         return self.id
 
     def get_access_key_secret(self) -> str:
-        """Return the secret."""
+        """Return the key."""
         return self.secret
 
     def get_security_token(self) -> str:
-        """Return the token."""
+        """Return the security token."""
         return self.token
 
 
@@ -57,9 +57,9 @@ class CredentialsProvider:
     """The credentials provider of the SDK's client.
 
     Args:
-        uri: the address to ask; empty reads the environment.
-        clock: a monotonic clock in seconds.
-        environment: of this process.
+        uri: the address of the credentials; without it, the environment decides.
+        clock: monotonic seconds.
+        environment: the variables of this process.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class CredentialsProvider:
         self._fetched: tuple[float, AccessKey] | None = None
 
     def get_credentials(self) -> AccessKey:
-        """The key for the next request.
+        """Return the key for the next request.
 
         Raises:
-            SourceRefused: there is none.
+            SourceRefused: there are no credentials.
             SourceUnavailable: the address does not answer.
         """
         uri = self._uri or self._environment.get(URI, "")
@@ -93,12 +93,12 @@ class CredentialsProvider:
         if not key.id or not key.secret:
             raise SourceRefused(
                 f"There are no credentials for the log service: set {KEY_ID} and {KEY_SECRET} in "
-                f"the environment, or the option credentials_uri or {URI} to where they are."
+                f"the environment, or their address in the option credentials_uri or in {URI}."
             )
         return key
 
     def renewed(self) -> bool:
-        """Return True if there are others than those last used, after the service refused these."""
+        """Return True if the address has new credentials, after the service refused the last."""
         with self._lock:
             before, self._fetched = self._fetched, None
         return before is not None and self.get_credentials() != before[1]
@@ -129,7 +129,7 @@ def _fetch(uri: str) -> AccessKey:
             str(answer.get("SecurityToken") or ""),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        # The answer is not shown: it can hold what should stay secret.
+        # The answer can contain secrets, so it is not shown.
         raise SourceRefused(
             "The address of the credentials does not answer with AccessKeyId, AccessKeySecret "
             "and SecurityToken as JSON."

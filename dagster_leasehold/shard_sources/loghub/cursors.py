@@ -1,9 +1,8 @@
-"""Places in a LogHub shard: the number of a LogGroup, and an index within the group.
+"""Cursors of a LogHub shard: the number of a LogGroup, and an index within the group.
 
-The service's cursor is base64 text of a decimal number. Here it is that number, so that two places
-can be compared and a person can read them; each is exactly the other (`from_service`, `service`).
-The service cannot point into a LogGroup, so a record that is not the first of its group adds `.`
-and its number in the group.
+The service's cursor is the base64 text of a number. Here it is the number itself, so that cursors
+can be compared and read by people. The service cannot point into a LogGroup, so the cursor of any
+record but the group's first adds `.` and the record's index.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _TEXT = re.compile(r"(0|[1-9][0-9]{0,18})(?:\.([1-9][0-9]{0,8}))?", re.ASCII)
 
 @dataclass(frozen=True, slots=True, order=True)
 class GroupCursor:
-    """A place in a shard, in the order of the shard.
+    """A position in a shard; positions have the order of the shard.
 
     Attributes:
-        group: the number in the service's cursor: which LogGroup is next.
-        index: the records of that group that lie before this place.
+        group: the number in the service's cursor, of the next LogGroup.
+        index: the number of records of that group before this position.
     """
 
     group: int
@@ -35,7 +34,7 @@ class GroupCursor:
 
     @classmethod
     def parse(cls, shard: ShardId, text: str) -> Self:
-        """Return the place that a stored cursor names; raise CursorInvalid for other text."""
+        """Return the position of a stored cursor; raise CursorInvalid for other text."""
         match = _TEXT.fullmatch(text)
         if match is None or int(match[1]) > _NUMBER_MAX:
             raise CursorInvalid(f"{shown(text)} is not a cursor of LogHub shard {shard}.")
@@ -43,7 +42,7 @@ class GroupCursor:
 
     @classmethod
     def from_service(cls, shard: ShardId, text: str) -> Self:
-        """Return the place of one of the service's cursors; raise CursorInvalid for other text."""
+        """Return the position of a service's cursor; raise CursorInvalid for other text."""
         try:
             cursor = cls.parse(shard, base64.b64decode(text, validate=True).decode("ascii"))
         except (binascii.Error, ValueError, CursorInvalid):

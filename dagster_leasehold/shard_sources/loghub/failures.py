@@ -1,12 +1,10 @@
-"""Refusals of the service, as errors of this project with one sentence each.
+"""Refusals of the log service as errors of this project.
 
-Source: the error codes of the SLS API reference. The service's own text is left out where it
-speaks of credentials, because it repeats them.
+Source: the error codes of the SLS API reference. Messages about credentials omit the service's own
+text, because it repeats them.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 from dagster_leasehold.lease_store import errors
 from dagster_leasehold.lease_store.errors import shown
@@ -25,16 +23,15 @@ _REFUSALS = (
         "RequestTimeExpired|InvalidRequestTime|RequestTimeTooSkewed",
         errors.SourceRefused,
         "{service} refused the request's time ({code}): this machine's clock differs from the "
-        "service's by more than 15 minutes, so set it.",
+        "service's by more than 15 minutes. Set it.",
     ),
     Refusal(
         "(ShardRead|Read|Project)QuotaExceed|ExceedQuota|QpsLimitExceeded|ShardReadQpsExceed",
         errors.SourceThrottled,
-        "{service} asks for fewer reads{of_shard} of {log} ({code}), and kept asking while they "
-        "were repeated.",
+        "{service} throttles reads{of_shard} of {log} ({code}), and retries did not help.",
         (429,),
     ),
-    # The SDK calls it a LogRequestError if it got no answer.
+    # LogRequestError is the SDK's code for a missing answer.
     Refusal(
         "InternalServerError|ServerBusy|RequestTimeout|LogRequestError",
         errors.SourceUnavailable,
@@ -62,7 +59,7 @@ class ServiceRefusal(Exception):
     Attributes:
         code: the service's error code.
         status: the HTTP status; 200 where there was no response.
-        message: the service's sentence, which can hold anything.
+        message: the service's text, which is not trusted.
     """
 
     def __init__(self, code: str, status: int = 200, message: str = "") -> None:
@@ -72,38 +69,31 @@ class ServiceRefusal(Exception):
         self.message = message
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSubject:
-    """The subject of a request, for messages.
+def failure(
+    refusal: ServiceRefusal, logstore: str, endpoint: str, shard: str = "", cursor: str = ""
+) -> errors.LeaseholdError:
+    """Return our error for a refusal.
 
-    Attributes:
+    Args:
+        refusal: the service's answer.
         logstore: `project/logstore`.
-        endpoint: of the service.
-        shard: empty where the request was about all.
-        cursor: the cursor that it named, or empty.
+        endpoint: the service's address.
+        shard: the shard of the request, if it had one.
+        cursor: the cursor of the request, if it had one.
     """
-
-    logstore: str
-    endpoint: str
-    shard: str = ""
-    cursor: str = ""
-
-
-def failure(refusal: ServiceRefusal, subject: RequestSubject) -> errors.LeaseholdError:
-    """The error for a refusal."""
-    code, log = refusal.code, subject.logstore
-    service = f"The log service at {subject.endpoint}"
+    service = f"The log service at {endpoint}"
     return error_for(
         _REFUSALS,
-        code,
+        refusal.code,
         refusal.status,
         service=service,
-        log=log,
-        shown_log=shown(log),
-        shard=subject.shard,
-        shown_shard=shown(subject.shard),
-        of_shard=f" of shard {subject.shard}" if subject.shard else "",
-        shown_cursor=shown(subject.cursor),
+        log=logstore,
+        shown_log=shown(logstore),
+        shard=shard,
+        shown_shard=shown(shard),
+        of_shard=f" of shard {shard}" if shard else "",
+        shown_cursor=shown(cursor),
     ) or errors.SourceError(
-        f"{service} refused a request for {log}: {shown(code)}: {shown(refusal.message)}."
+        f"{service} refused a request for {logstore}: {shown(refusal.code)}: "
+        f"{shown(refusal.message)}."
     )

@@ -1,4 +1,4 @@
-"""The parents of shards, from their hash ranges: the service lists no parents."""
+"""The parents of shards, derived from hash ranges because the service lists none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 @dataclass(frozen=True, slots=True)
 class ListedShard:
-    """A shard as the service lists it: `[begin, end)` in 32 hexadecimal digits."""
+    """A shard as the service lists it; `[begin, end)` are hashes of 32 hexadecimal digits."""
 
     number: int
     begin: str
@@ -22,9 +22,9 @@ class ListedShard:
 def with_parents(shards: Sequence[ListedShard]) -> list[ShardListing]:
     """Return the shards in order of creation, each with its parents.
 
-    Shards are numbered as they are made, and each hash belongs to one shard at a time. So the
-    parents of a new shard are the shards that had its range when it was made: one at a split,
-    two at a merge, none at first. Parents that the service has forgotten are not listed.
+    Shards are numbered in order of creation, and each hash belongs to one shard at a time. So the
+    parents of a new shard are the shards that had its range before: one at a split, two at a
+    merge, none at first. Removed parents are not listed.
     """
     owned: list[tuple[str, str, int]] = []
     listing: list[ShardListing] = []

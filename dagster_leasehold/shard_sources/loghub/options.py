@@ -1,4 +1,4 @@
-"""The options of a logstore, checked before anything connects."""
+"""The options of a logstore."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{1,62}", re.ASCII)
 
 
 class LogHubOptions(BaseModel):
-    """Options of a logstore. None of them is a secret: credentials are in the environment.
+    """Options of a logstore; credentials come from the environment or an address.
 
     Attributes:
-        endpoint: of the service, such as `cn-hangzhou.log.aliyuncs.com`; HTTPS unless it begins
-            with `http://`.
+        endpoint: the service's address, such as `cn-hangzhou.log.aliyuncs.com`; HTTPS unless it
+            starts with `http://`.
         project: the project.
-        logstore: by default the stream's name.
+        logstore: the logstore; by default the stream's name.
         value_field: the field whose bytes are a record's value; by default the value is JSON of
             all fields.
         key_field: the field whose bytes are a record's key; by default there is no key.
-        compression: of responses.
+        compression: the compression of responses.
         auth_version: how requests are signed; `v4` needs the region.
-        region: of the project, such as `cn-hangzhou`.
-        credentials_uri: where temporary credentials are found; by default the environment has
-            them.
+        region: the project's region, such as `cn-hangzhou`.
+        credentials_uri: the address of temporary credentials.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)

@@ -1,26 +1,32 @@
-"""Exact ranges of a logstore's shards over a service that sends whole LogGroups.
+"""Exact ranges of a logstore's shards, from a service that sends whole LogGroups.
 
-The service's cursors number LogGroups one by one: a pull of n groups moves the cursor by n. Each
-pull is checked for that. Where it does not hold, either retention has removed groups that were
-asked for (the service continues with the rest, and does not say so), or the numbers have
-holes; then groups are pulled one at a time, so that each one's cursor is known.
+The service's cursors number LogGroups one by one, so a pull of n groups should move the cursor by
+n. Each pull is checked for that. If it fails, either retention has removed some of the groups (the
+service silently continues with the rest), or the numbers have holes. Then groups are pulled one at
+a time, so that the cursor of each is known.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from dagster_leasehold.lease_store.errors import CursorInvalid, LogCorrupt, UnknownShard, shown
+from dagster_leasehold.lease_store.errors import CursorInvalid, LogCorrupt, UnknownShard
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.loghub.credentials import CredentialsProvider
 from dagster_leasehold.shard_sources.loghub.cursors import GroupCursor
 from dagster_leasehold.shard_sources.loghub.lineage import ListedShard
 from dagster_leasehold.shard_sources.loghub.options import LogHubOptions
-from dagster_leasehold.shard_sources.loghub.record_columns import Fields, LogColumns
-from dagster_leasehold.shard_sources.positions import GONE, check_within, removed_error, was_removed
+from dagster_leasehold.shard_sources.loghub.record_columns import Fields, PlacedGroup, add_logs
+from dagster_leasehold.shard_sources.positions import (
+    GONE,
+    check_within,
+    removed_error,
+    shard_number,
+    was_removed,
+)
+from dagster_leasehold.shard_sources.record_columns import RecordColumns, batches_of
 from dagster_leasehold.shard_sources.source import Position, ReadRange
 
 if TYPE_CHECKING:
@@ -29,26 +35,12 @@ if TYPE_CHECKING:
     from dagster_leasehold.shard_sources.loghub.client import LogHubClient, Pulled
 
 Answer = TypeVar("Answer")
-_SHARD_DIGITS_MAX = 9
 GROUPS_MAX = 1000
 """The most LogGroups that the service sends at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedGroup:
-    """A LogGroup, the number of the cursor before it, and of the one after it."""
-
-    number: int
-    group: Any
-    following: int
-
-
 class LogHubReader:
-    """Reads ranges of a logstore, on a Spark worker.
-
-    Args:
-        options: which logstore, and how its records are made.
-    """
+    """Reads ranges of a logstore, on a Spark worker."""
 
     def __init__(self, options: LogHubOptions) -> None:
         self.options = options
@@ -61,7 +53,7 @@ class LogHubReader:
 
     @property
     def client(self) -> LogHubClient:
-        """The client of this thread: the SDK's session is not for several."""
+        """The client of this thread, because the SDK's session cannot be shared."""
         from dagster_leasehold.shard_sources.loghub.client import LogHubClient
 
         client: LogHubClient | None = getattr(self._of_thread, "client", None)
@@ -70,61 +62,59 @@ class LogHubReader:
         return client
 
     def number_of(self, shard: ShardId) -> str:
-        """Return the number that is the service's name of a shard; raise UnknownShard if none."""
-        if shard.isdecimal() and len(shard) <= _SHARD_DIGITS_MAX and str(int(shard)) == shard:
-            return str(shard)
-        raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
+        """Return the service's number of a shard; raise UnknownShard if the id is no number."""
+        return str(shard_number(shard, f"Logstore {self.options.logstore}"))
 
     def removed(self, shard: ShardId, listed: Sequence[ListedShard]) -> bool:
         """Return True if retention has removed a shard as a whole."""
         return was_removed(int(self.number_of(shard)), (each.number for each in listed))
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order, in batches of `record_schema()`."""
+        """Yield the records of a range in order, in batches of `record_schema()`."""
         self.number_of(range_.shard)
         if range_.start == range_.end == GONE:
             return
         start = GroupCursor.parse(range_.shard, range_.start)
         end = GroupCursor.parse(range_.shard, range_.end)
-        columns = LogColumns(range_.shard, self._fields)
-        for placed in self._range(range_.shard, start, end):
+
+        def add(columns: RecordColumns, placed: PlacedGroup) -> None:
             first = start.index if placed.number == start.group else 0
             stop = end.index if placed.number == end.group else None
             self._check_index(range_.shard, placed, max(first, stop or 0))
-            columns.add(placed.group, placed.number, first, stop)
-            if columns.full:
-                yield columns.batch()
-                columns = LogColumns(range_.shard, self._fields)
-        if len(columns):
-            yield columns.batch()
+            add_logs(columns, self._fields, placed, first, stop)
+
+        yield from batches_of(range_.shard, self._range(range_.shard, start, end), add)
 
     def _range(self, shard: ShardId, start: GroupCursor, end: GroupCursor) -> Iterator[PlacedGroup]:
-        """All groups that hold records of a range; raise CursorInvalid if it ends after the log."""
+        """Yield all groups with records of a range; raise CursorInvalid if it exceeds the log."""
         if start >= end:
-            # Nothing to read, but a place that the shard never had is still a mistake.
+            # Nothing is read, but a position that the shard never had is still an error.
             self._check_within(shard, start.group)
             return
         reached = start.group
         for placed in self.groups(shard, start.group, end.group):
             reached = placed.following
             yield placed
-        if reached < end.group:
-            raise self._ends_early(shard, end)
-        if end.index:
-            for placed in self.groups(shard, end.group, None, count=1):
-                yield placed
-                return
-            raise self._ends_early(shard, end)
+        last = None
+        if reached >= end.group and end.index:
+            last = next(self.groups(shard, end.group, None, count=1), None)
+            if last is not None:
+                yield last
+        if reached < end.group or (end.index and last is None):
+            raise CursorInvalid(
+                f"Shard {shard} of {self.options.logstore} ends before {end}: use a range within "
+                "the shard."
+            )
 
     def groups(
         self, shard: ShardId, start: int, end: int | None, count: int | None = None
     ) -> Iterator[PlacedGroup]:
-        """The LogGroups from a cursor's number up to another, or as far as the log goes.
+        """Yield the LogGroups between two cursors' numbers.
 
         Args:
-            shard: of the logstore.
-            start: the number in the first cursor.
-            end: the number in the cursor to stop at; None goes to the end of the log.
+            shard: the shard.
+            start: the number of the first cursor.
+            end: the number of the cursor to stop at; None reads to the end of the log.
             count: the most groups of one pull.
         """
         count = min(count or GROUPS_MAX, GROUPS_MAX)
@@ -163,27 +153,22 @@ class LogHubReader:
                 shard, lambda: self.client.pull(number, cursor, stop, count)
             )
         except CursorInvalid:
-            # The service has one answer for removed records and for records that never were.
+            # The service gives one answer for removed records and for records that never existed.
             self._check_within(shard, at)
             raise
 
     def _unless_removed(self, shard: ShardId, ask: Callable[[], Answer]) -> Answer:
-        """Return the answer of a request about a shard.
-
-        Raises:
-            CursorExpired: retention has removed the shard as a whole.
-        """
+        """Return the answer to a request about a shard; raise CursorExpired if it was removed."""
         try:
             return ask()
         except UnknownShard:
-            # The service has one answer for a shard that it has forgotten and for one that never
-            # was.
+            # The service gives one answer for removed shards and for shards that never existed.
             if self.removed(shard, self.client.shards()):
                 raise removed_error(shard) from None
             raise
 
     def _check_within(self, shard: ShardId, at: int) -> None:
-        """Prove, after a read, that its place is in the shard, so that no record was left out."""
+        """Check, after a read, that its position is in the shard, so that it skipped no record."""
         begin, end = self._cursor(shard, Position.BEGIN), self._cursor(shard, Position.END)
         check_within(f"Shard {shard} of {self.options.logstore}", GroupCursor(at), begin, end)
 
@@ -199,8 +184,3 @@ class LogHubReader:
                 f"The LogGroup at {GroupCursor(placed.number)} of shard {shard} has "
                 f"{len(placed.group.Logs)} records: there is no record {index}."
             )
-
-    def _ends_early(self, shard: ShardId, end: GroupCursor) -> CursorInvalid:
-        return CursorInvalid(
-            f"Shard {shard} of {self.options.logstore} ends before {end}: the range lies outside."
-        )

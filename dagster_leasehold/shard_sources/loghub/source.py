@@ -28,45 +28,42 @@ from dagster_leasehold.shard_sources.source import (
 SOURCE_NAME = "loghub"
 SDK = "aliyun-log-python-sdk==0.9.52"
 INSTALL = f"pip install 'dagster-leasehold[loghub]' && pip install --no-deps {SDK}"
-"""Two steps: the SDK asks for an older protobuf than Dagster and Spark Connect allow."""
+"""Two steps, because the SDK requires an older protobuf than Dagster and Spark Connect allow."""
 _AT_ONCE = 8
 
 
 class LogHub(LogHubReader):
-    """A logstore of LogHub (the Simple Log Service of Alibaba Cloud).
-
-    Args:
-        options: the logstore, and how its records are made.
-    """
+    """A logstore of LogHub (the Simple Log Service of Alibaba Cloud)."""
 
     def list_shards(self) -> list[ShardListing]:
-        """All shards that the service lists, in order of creation, with their parents."""
+        """Return all shards that the service lists, in order of creation, with their parents."""
         return with_parents(self.client.shards())
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """The bounds of these shards: one request for all, and two for each, some at a time."""
+        """Return the bounds of shards: one request for all, and two for each in parallel."""
         if not shards:
             return {}
-        # The list first: a shard that it calls read-only had its last record before that.
-        answer = self.client.shards()
-        listed = {str(each.number): each for each in answer}
-        removed_shards = {shard for shard in shards if self.removed(shard, answer)}
-        present = [shard for shard in shards if shard not in removed_shards]
-        for shard in present:
-            self._listed(listed, shard)
+        # The list is read first: a shard that it calls read-only had its last record before that.
+        listed = self.client.shards()
+        read_only = {
+            shard: None if self.removed(shard, listed) else self._read_only(shard, listed)
+            for shard in shards
+        }
+
+        def bounds(shard: ShardId) -> ShardBounds:
+            finished = read_only[shard]
+            if finished is None:
+                return positions.removed_bounds(str(GroupCursor(0)))
+            begin = self._cursor(shard, Position.BEGIN)
+            return ShardBounds(str(begin), str(self._end(shard)), finished)
+
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            extents = pool.map(
-                lambda shard: (self._cursor(shard, Position.BEGIN), self._end(shard)), present
-            )
-            return dict.fromkeys(removed_shards, positions.removed_bounds(str(GroupCursor(0)))) | {
-                shard: ShardBounds(str(begin), str(end), listed[shard].read_only)
-                for shard, (begin, end) in zip(present, extents, strict=True)
-            }
+            return dict(zip(shards, pool.map(bounds, shards), strict=True))
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """The cursor at a position; a time means when the service received a LogGroup.
+        """Return the cursor at a position; a time means when the service received a LogGroup.
 
-        The service knows whole seconds: a time within one means all that came in it.
+        The service stores whole seconds, so a time within a second includes that whole second.
         """
         at = position
         if isinstance(at, datetime):
@@ -77,10 +74,7 @@ class LogHub(LogHubReader):
             return positions.GONE
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """The times when the service received the LogGroups at these cursors: a request each.
-
-        The service knows whole seconds.
-        """
+        """Return the seconds when the service received the LogGroups, by a request for each."""
         places = {
             shard: GroupCursor.parse(shard, cursor).service
             for shard, cursor in cursors.items()
@@ -97,21 +91,22 @@ class LogHub(LogHubReader):
         return {shard: moment for shard, moment in moments.items() if moment is not None}
 
     def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
-        """Where a batch ends: at least one record; bytes are the messages'.
+        """Return the end of a batch of at least one record; bytes are counted in the messages.
 
-        It ends between LogGroups where it holds the whole rest of one, because the service sends
-        whole groups and its consumer groups cannot point into one. Otherwise it ends within one.
+        The batch ends between two LogGroups if it can, because the service sends whole groups and
+        its consumer groups cannot point into one. It ends within the first group if that is too
+        large.
         """
         self.number_of(shard)
         if start == positions.GONE and self.removed(shard, self.client.shards()):
             return positions.removed_plan(shard, start)
         first = GroupCursor.parse(shard, start)
         end, whole, records, bytes_ = first, 0, 0, 0
-        # Asked for once, so that the last page of groups need not be an empty one.
+        # With a known end, no empty page must be read to find it.
         stop = self._end(shard).group
         if first.group >= stop:
             self._check_within(shard, first.group)
-        # Each group holds a record: no more groups are asked for than records are wanted.
+        # Every group has a record, so a pull needs at most as many groups as records.
         for placed in self.groups(shard, first.group, stop, count=limits.records_max):
             begin = first.index if placed.number == first.group else 0
             self._check_index(shard, placed, begin)
@@ -133,13 +128,12 @@ class LogHub(LogHubReader):
         return PlannedRange(str(end), records, last=self._is_last(shard, end))
 
     def _is_last(self, shard: ShardId, cursor: GroupCursor) -> bool:
-        # 1. nothing more was there to read; 2. a writer appends; 3. the shard is split. Only an
-        # end that is asked for after the shard was found read-only no longer moves.
-        listed = {str(each.number): each for each in self.client.shards()}
-        return self._listed(listed, shard).read_only and cursor >= self._end(shard)
+        # 1. The plan reads to the end; 2. a writer appends; 3. the shard is split. Only an end that
+        # is requested after the shard was listed as read-only is final.
+        return self._read_only(shard, self.client.shards()) and cursor >= self._end(shard)
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """0 at the end; None before it, because the service counts LogGroups, not records."""
+        """Return 0 at the end, otherwise None: the service counts LogGroups, not records."""
         if bounds.removed:
             return positions.removed_lag(cursor)
         end = GroupCursor.parse(shard, bounds.end)
@@ -147,17 +141,17 @@ class LogHub(LogHubReader):
 
     def spark_options(self) -> Mapping[str, str]:
         """Return the options of the reader in a Spark worker."""
-        given = self.options.model_dump(exclude_defaults=True)
-        return {"source": SOURCE_NAME, **{name: str(value) for name, value in given.items()}}
+        options = self.options.model_dump(exclude_defaults=True)
+        return {"source": SOURCE_NAME, **{name: str(value) for name, value in options.items()}}
 
     def _end(self, shard: ShardId) -> GroupCursor:
         return self._cursor(shard, Position.END)
 
-    def _listed(self, listed: Mapping[str, ListedShard], shard: ShardId) -> ListedShard:
-        entry = listed.get(self.number_of(shard))
-        if entry is None:
-            raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
-        return entry
+    def _read_only(self, shard: ShardId, listed: Sequence[ListedShard]) -> bool:
+        for entry in listed:
+            if str(entry.number) == self.number_of(shard):
+                return entry.read_only
+        raise UnknownShard(f"Logstore {self.options.logstore} has no shard {shown(shard)}.")
 
 
 def _open(options: LogHubOptions, place: StreamPlace) -> ShardSource:
@@ -165,8 +159,8 @@ def _open(options: LogHubOptions, place: StreamPlace) -> ShardSource:
 
 
 def _reader(options: Mapping[str, str]) -> ShardReader:
-    given = {name: text for name, text in options.items() if name in LogHubOptions.model_fields}
-    return LogHubReader(LogHubOptions(**given))  # pyright: ignore[reportArgumentType]
+    own = {name: text for name, text in options.items() if name in LogHubOptions.model_fields}
+    return LogHubReader(LogHubOptions.model_validate(own))
 
 
 KIND = SourceKind(LogHubOptions, _open, _reader, library="aliyun", install=INSTALL)

@@ -1,4 +1,4 @@
-"""A host where no source's client library is installed: each is told with what installs it."""
+"""A host without the sources' client libraries: each error names the command that installs one."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_nothing_starts_and_the_sentence_says_what_to_install(
     assert done.returncode != 0
     assert done.stderr.strip() == (
         f"The source '{source}' needs the library {kind.library}, which is not installed here: run "
-        f"`{kind.install}`, and let Spark's workers have it, too."
+        f"`{kind.install}` here and on Spark's workers."
     )
     assert done.stdout == ""
     assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {

@@ -14,9 +14,9 @@ from dagster_leasehold.lease_store.errors import (
     SourceUnavailable,
     UnknownShard,
 )
-from dagster_leasehold.shard_sources.loghub.failures import RequestSubject, ServiceRefusal, failure
+from dagster_leasehold.shard_sources.loghub.failures import ServiceRefusal, failure
 
-SUBJECT = RequestSubject("project/logstore", "https://sls", "3", "MTIz")
+SUBJECT = ("project/logstore", "https://sls", "3", "MTIz")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ SUBJECT = RequestSubject("project/logstore", "https://sls", "3", "MTIz")
     ],
 )
 def test_types(code: str, status: int, kind: type[LeaseholdError]) -> None:
-    error = failure(ServiceRefusal(code, status, "said\nby the service"), SUBJECT)
+    error = failure(ServiceRefusal(code, status, "said\nby the service"), *SUBJECT)
     assert type(error) is kind
     assert code in str(error) or kind in (UnknownShard, CursorInvalid)
     assert "\n" not in str(error)
@@ -51,5 +51,5 @@ def test_types(code: str, status: int, kind: type[LeaseholdError]) -> None:
 
 def test_what_the_service_says_of_a_key_is_not_repeated() -> None:
     refusal = ServiceRefusal("Unauthorized", 401, "AccessKeyId not found: LTAI1234")
-    assert "LTAI1234" not in str(failure(refusal, SUBJECT))
+    assert "LTAI1234" not in str(failure(refusal, *SUBJECT))
     assert "LTAI1234" not in repr(refusal)

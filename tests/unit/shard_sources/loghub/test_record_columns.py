@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.loghub.record_columns import Fields, LogColumns
+from dagster_leasehold.shard_sources.loghub.record_columns import Fields, PlacedGroup, add_logs
+from dagster_leasehold.shard_sources.record_columns import RecordColumns
 from dagster_leasehold.shard_sources.source import record_schema
 
 NUMBER = 1447299606896632356
@@ -29,8 +30,8 @@ def group(*logs: dict[str, bytes], nanoseconds: int = 0, tags: dict[str, str] | 
 
 
 def rows(made: Any, fields: Fields | None = None, first: int = 0, stop: int | None = None) -> Any:
-    columns = LogColumns(ShardId("3"), fields or Fields())
-    columns.add(made, NUMBER, first, stop)
+    columns = RecordColumns(ShardId("3"))
+    add_logs(columns, fields or Fields(), PlacedGroup(NUMBER, made, NUMBER + 1), first, stop)
     batch = columns.batch()
     assert batch.schema.equals(record_schema())
     return batch.to_pylist()
@@ -94,17 +95,13 @@ def test_a_part_of_a_group_has_the_cursors_of_the_whole() -> None:
 
 
 def test_the_same_logs_give_the_same_columns() -> None:
-    columns = LogColumns(ShardId("3"), Fields(key="user"))
-    columns.add(
-        group(
-            {"user": b"u", "text": 'ä "\\/\x00\x1f\x7f\u2028\r\n\t😀'.encode()},
-            {"z": b"", "A": b"1"},
-        ),
-        NUMBER,
-        0,
-        None,
+    columns, fields = RecordColumns(ShardId("3")), Fields(key="user")
+    made = group(
+        {"user": b"u", "text": 'ä "\\/\x00\x1f\x7f\u2028\r\n\t😀'.encode()}, {"z": b"", "A": b"1"}
     )
-    columns.add(group({"x": b"\xff"}, nanoseconds=1_002, tags={"t": "1"}), NUMBER + 1, 0, None)
+    add_logs(columns, fields, PlacedGroup(NUMBER, made, NUMBER + 1), 0, None)
+    made = group({"x": b"\xff"}, nanoseconds=1_002, tags={"t": "1"})
+    add_logs(columns, fields, PlacedGroup(NUMBER + 1, made, NUMBER + 2), 0, None)
     batch = columns.batch()
     batch.validate(full=True)
     common = [("__topic__", "nginx"), ("__source__", "10.0.0.7")]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_leasehold.lease_store.errors import PayloadDamaged, PayloadTooLarge
-from dagster_leasehold.shard_sources.decompression import Codec, decompress
+from dagster_leasehold.shard_sources.loghub.decompression import Codec, decompress
 
 TEXT = b"the quick brown fox " * 500
 LIMIT = 1_000_000
@@ -104,7 +104,7 @@ def test_a_declared_size_is_not_allocated() -> None:
 BOMB = """
 import resource, sys
 from dagster_leasehold.lease_store.errors import PayloadTooLarge
-from dagster_leasehold.shard_sources.decompression import Codec, decompress
+from dagster_leasehold.shard_sources.loghub.decompression import Codec, decompress
 payload = sys.stdin.buffer.read()
 codec = Codec(sys.argv[1])
 decompress(payload[:0], Codec.GZIP, 1)
