@@ -31,8 +31,8 @@ from dagster_leasehold.shard_sources.kinesis import (
     KinesisStream,
     paging,
 )
-from dagster_leasehold.shard_sources.kinesis.aggregation import Part
 from dagster_leasehold.shard_sources.kinesis.service import KinesisService
+from dagster_leasehold.shard_sources.kinesis.user_records import Part
 from dagster_leasehold.shard_sources.positions import clamped
 from dagster_leasehold.shard_sources.source import Limits, Position, ReadRange
 from tests import kinesis_servers

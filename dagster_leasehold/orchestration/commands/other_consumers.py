@@ -79,7 +79,7 @@ def other_consumers(words: ConsumersName, stream: ShardStream) -> OtherConsumers
         case Kind.SPARK_OFFSETS:
             return SparkQuery(source, words.name, stopped=words.stopped)
         case Kind.KCL:
-            from dagster_leasehold.shard_sources.kinesis.kcl_application import KclApplication
+            from dagster_leasehold.shard_sources.kinesis.kcl import KclApplication
 
             return KclApplication(source, words.name, words.failover_s)
         case Kind.LOGHUB_GROUP:

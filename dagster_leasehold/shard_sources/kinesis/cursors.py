@@ -1,16 +1,16 @@
-"""Cursors of a Kinesis shard: places that are exact, and that tell when they have become unsure.
+"""Cursors of a Kinesis shard: exact positions that show when they have become uncertain.
 
-| text | place |
+| text | position |
 |---|---|
 | `4959…` | at the record with this sequence number |
 | `4959….7` | at the eighth record that a producer packed into that one |
-| `4959…+1767225600` | after that record; nothing between it and that second was left out |
-| `start+1767225600` | before the shard's first record, none of which had come by that second |
-| `gone` | behind a shard that retention has removed as a whole |
+| `4959…+1767225600` | after that record; complete up to that second |
+| `start+1767225600` | before the shard's first record; none had arrived by that second |
+| `gone` | the only cursor of a shard that retention has removed as a whole |
 
-The seconds are of the service's clock. A record that comes after them is kept for the retention
-period from then on, so that for so long the place is sure even if its own record is removed; later
-it is sure only while that record is still there.
+The seconds are the service's. A record that arrives after them is kept for the retention period
+from then on. For that long the position is certain even if its own record is removed; afterwards it
+is certain only while that record exists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Self
 
 from dagster_leasehold.lease_store.errors import CursorInvalid, shown
 
-# The service's own pattern allows 129 digits.
+# The service allows 129 digits.
 _GRAMMAR = re.compile(
     r"(?P<number>0|[1-9][0-9]{0,128})(?:\.(?P<part>[1-9][0-9]{0,8})|\+(?P<sure>[0-9]{1,12}))?"
     r"|start\+(?P<start>[0-9]{1,12})|(?P<gone>gone)",
@@ -32,7 +32,7 @@ _PARTS_MAX = 10**9
 
 
 class Side(StrEnum):
-    """The side of a record, or of all records, where a place is."""
+    """Where a position is: before all records, at or after one, or in a removed shard."""
 
     START = "start"
     AT = "at"
@@ -42,13 +42,13 @@ class Side(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a shard.
+    """A position in a shard.
 
     Attributes:
-        side: before all records, at one, after one, or behind the removed shard.
-        number: the sequence number of that record.
-        part: the number of the record among those packed into it.
-        sure_s: no record after it was left out until this second of the service's clock.
+        side: where it is.
+        number: the sequence number of its record.
+        part: the index of the record within a packed one.
+        sure_s: the second of the service's clock up to which no record after it was removed.
     """
 
     side: Side
@@ -58,12 +58,12 @@ class Place:
 
     @classmethod
     def parse(cls, shard: str, text: str) -> Self:
-        """Return the place that a cursor names; raise CursorInvalid for other text."""
+        """Return the position of a cursor; raise CursorInvalid for other text."""
         match = _GRAMMAR.fullmatch(text)
         if match is None:
             raise CursorInvalid(
-                f"{shown(text)} is no cursor of shard {shown(shard)}: use begin, end, a time, or a "
-                "cursor that was shown for this shard."
+                f"{shown(text)} is not a cursor of shard {shown(shard)}: use begin, end, a time, "
+                "or a cursor that was shown for this shard."
             )
         if match["gone"]:
             return cls(Side.GONE)
@@ -87,7 +87,7 @@ class Place:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """The key that orders places of one shard, however sure they are."""
+        """The key that orders positions of one shard, regardless of their certainty."""
         match self.side:
             case Side.START:
                 return (0, 0, 0)
@@ -99,7 +99,7 @@ class Place:
                 return (1, self.number, self.part)
 
     def renewed(self, sure_s: int) -> Place:
-        """The same place, sure for longer; one at a record needs no renewal."""
+        """Return the same position, certain for longer; one at a record needs no renewal."""
         if self.side in (Side.AT, Side.GONE):
             return self
         return replace(self, sure_s=max(self.sure_s, sure_s))
@@ -109,29 +109,28 @@ GONE = Place(Side.GONE)
 
 
 def at(number: int, part: int = 0) -> Place:
-    """At a record."""
+    """Return the position at a record."""
     return Place(Side.AT, number, part)
 
 
 def after(number: int, arrived_s: int) -> Place:
-    """After a record that arrived in this second: what follows it arrived no earlier."""
+    """Return the position after a record that arrived in this second."""
     return Place(Side.AFTER, number, sure_s=arrived_s)
 
 
 def start(sure_s: int) -> Place:
-    """Before all records."""
+    """Return the position before all records."""
     return Place(Side.START, sure_s=sure_s)
 
 
 def created_s(starting_number: int) -> int | None:
-    """The second when a shard was created, which its starting sequence number tells.
+    """Return the second when a shard was created, from its starting sequence number.
 
-    Numbers of the present form have 186 bits: a 2, then 36 bits of seconds. The service does not
-    document it, so that it is only used to rule out that records were removed from a young shard.
-    None where the number has another form.
+    A number has 186 bits: a 2, then 36 bits of seconds. The service does not document this form, so
+    it only serves to prove that no record of a young shard was removed. Other forms give None.
     """
     if starting_number.bit_length() != 186 or starting_number >> 184 != 2:
         return None
     seconds = (starting_number >> 148) & ((1 << 36) - 1)
-    # From the service's first year to a time that no second of this form should reach.
+    # Between the service's first year and the year 2286.
     return seconds if 1_300_000_000 < seconds < 10_000_000_000 else None

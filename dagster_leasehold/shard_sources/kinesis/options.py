@@ -1,4 +1,4 @@
-"""The options of a Kinesis stream, checked before anything connects."""
+"""The options of a Kinesis stream."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from pydantic import BaseModel, ConfigDict, Field
 
 SHARD_CALLS_PER_S = 5.0
 SHARD_BYTES_PER_S = 2 * 1024 * 1024
-"""The bytes that a shard gives to all its readers with GetRecords, as the service documents."""
+"""The documented limit of GetRecords for all readers of a shard."""
 
 
 class KinesisOptions(BaseModel):
-    """Options of a Kinesis stream; credentials are found by boto3's own chain alone.
+    """Options of a Kinesis stream; boto3 finds the credentials.
 
     Attributes:
         stream: its name, or its ARN for a stream of another account; by default the stream's
             name in Leasehold.
-        region: by default what boto3 finds.
+        region: the region; by default boto3's.
         profile: a profile of boto3's configuration files.
         endpoint_url: an interface endpoint, or a local server; by default the region's.
-        shard_calls_per_s: reads of one shard that this host can make in a second; lower it where
-            other applications read the stream too.
-        shard_bytes_per_s: bytes of one shard that this host can read in a second.
+        shard_calls_per_s: the most reads of one shard by this host in a second; lower it if other
+            applications read the stream.
+        shard_bytes_per_s: the most bytes of one shard for this host in a second.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,13 +1,12 @@
-"""The pace of one host's reads of a shard, shared by all of its processes.
+"""The pace of reads of a shard, shared by all processes of one host.
 
-A shard answers five reads and two megabytes a second, to all who ask together. Sensors, runs and
-Spark's workers of one host are processes of their own: for each shard they share a small file that
-says when the next read can be made, and take turns by its lock. The time in it is the monotonic
-clock's, which is one for all processes of a host; a value that a reboot has left is seen by being
-far ahead.
+A shard answers five reads and two megabytes a second to all its readers together. The sensors, runs
+and Spark workers of a host share a small file for each shard. It holds the time when the next read
+is allowed, and a lock gives the processes turns. The time is the monotonic clock's, which all
+processes of a host share. A time from before a reboot is recognized because it is far ahead.
 
-The reads of other hosts and applications are unknown here: the service's refusals tell of them,
-and are waited out (`shard_sources.retrying`).
+Readers on other hosts are unknown here. The service refuses reads because of them, and the refused
+reads are retried (`shard_sources.retrying`).
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _LOCK_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Lets reads of a shard through one after the other.
+    """Delays the reads of a shard.
 
     Attributes:
-        folder: where the files are; made when it is first needed.
+        folder: the folder of the files, created on use.
         calls_per_s: reads of one shard in a second.
         bytes_per_s: bytes of one shard in a second.
-        clock: monotonic seconds, the same for all processes of the host.
+        clock: monotonic seconds of the host.
         sleep: waits.
     """
 
@@ -43,33 +42,30 @@ class Pace:
     sleep: Callable[[float], None] = time.sleep
 
     def before_read(self, shard: str) -> None:
-        """Wait for this process's turn to read the shard."""
-        turn_s = self._move(shard, lambda next_s, now_s: max(next_s, now_s) + 1 / self.calls_per_s)
-        wait_s = turn_s - 1 / self.calls_per_s - self.clock()
-        if wait_s > 0:
+        """Wait until this process can read the shard."""
+        turn_s = self._delay(shard, 1 / self.calls_per_s) - 1 / self.calls_per_s
+        if (wait_s := turn_s - self.clock()) > 0:
             self.sleep(wait_s)
 
     def after_read(self, shard: str, bytes_read: int) -> None:
-        """Account for a read's records: the next one waits until it has been paid for."""
-        cost_s = bytes_read / self.bytes_per_s
-        # What one read costs beyond the pause that every read makes.
-        if cost_s > 1 / self.calls_per_s:
-            more_s = cost_s - 1 / self.calls_per_s
-            self._move(shard, lambda next_s, now_s: max(next_s, now_s) + more_s)
+        """Delay the next read by the cost of this one's bytes."""
+        excess_s = bytes_read / self.bytes_per_s - 1 / self.calls_per_s
+        if excess_s > 0:
+            self._delay(shard, excess_s)
 
-    def _move(self, shard: str, to: Callable[[float, float], float]) -> float:
-        """Move the time of the shard's next read; returns the new one."""
+    def _delay(self, shard: str, seconds: float) -> float:
+        """Move the shard's next read, and return its time."""
         file = self.folder / f"{hashlib.sha256(shard.encode()).hexdigest()[:32]}.pace"
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(f"{file}.lock", timeout=_LOCK_WAIT_S):
                 now_s = self.clock()
-                moved_s = to(_stored(file, now_s), now_s)
-                file.write_text(repr(moved_s), encoding="ascii")
+                next_s = max(_stored(file, now_s), now_s) + seconds
+                file.write_text(repr(next_s), encoding="ascii")
         except (OSError, Timeout):
-            # A host without the folder still reads, and the service's refusals slow it down.
+            # Without the file the read is not delayed, and the service's refusals slow it down.
             return self.clock() + 1 / self.calls_per_s
-        return moved_s
+        return next_s
 
 
 def _stored(file: Path, now_s: float) -> float:

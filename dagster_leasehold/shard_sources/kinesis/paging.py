@@ -1,15 +1,15 @@
-"""Pages of a shard from a place on: in order, with nothing jumped over in silence.
+"""Pages of a shard from a position on, in order, with no record skipped silently.
 
-The service does some things without a word, and this is how each is noticed:
+The service reports some losses only indirectly:
 
 1. Retention removes the record of a cursor. A request for it is answered with the oldest record
-   that is left, as if nothing had been between.
-2. So a place at a record must begin with that record, or it has expired.
-3. A place after a record is sure for the retention period, counted from the second that the cursor
-   carries: records that came later are still kept. Then the service is asked for what follows.
-4. Later than that it is sure only while its record is still there: the service is asked for the
-   record itself, which is left out again.
-5. A reader that is paused for so long between two pages stands where 3 and 4 apply as well.
+   that is left, as if no record had been between.
+2. So a position at a record must begin with that record, or the cursor has expired.
+3. A position after a record is certain for the retention period, counted from the second in the
+   cursor, because all later records are still kept. The service is asked for the records after it.
+4. After that period it is certain only while its record exists. The service is asked for the record
+   itself, which is then omitted.
+5. If a reader pauses for that long between two pages, rules 3 and 4 apply again.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ VISIBLE_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record as the service stores it, which can hold many of a producer's.
+    """A record as the service stores it; it can contain many of a producer's records.
 
     Attributes:
         number: its sequence number.
-        arrived: when the service took it, approximately.
+        arrived: about when the service received it.
     """
 
     number: int
@@ -50,7 +50,7 @@ class StoredRecord:
 
     @property
     def following(self) -> Place:
-        """The place after it."""
+        """The position after it."""
         return after(self.number, int(self.arrived.timestamp()))
 
 
@@ -59,11 +59,11 @@ class Page:
     """The answer to one read of a shard.
 
     Attributes:
-        records: in order; there can be none although more follow.
-        at_tip: nothing followed it when it was read.
-        closed: the shard is read-only and ends here.
-        asked: the service's clock at the answer; None where it gave none.
-        behind_s: how much before that the page ends, in seconds.
+        records: the records in order; an empty page can be followed by others.
+        at_tip: True if no record followed the page when it was read.
+        closed: True if the shard is read-only and ends here.
+        asked: the service's clock at the answer, if it was sent.
+        behind_s: how many seconds before that the page ends.
     """
 
     records: list[StoredRecord]
@@ -73,11 +73,15 @@ class Page:
     behind_s: float = 0.0
 
     @property
-    def searched_s(self) -> int:
-        """The second until which all records of the shard were delivered; 0 if unknown.
+    def end(self) -> Place | None:
+        """The position after the last record; None for an empty page."""
+        return self.records[-1].following if self.records else None
 
-        A little less than the service says: a record that was put just then can be visible a moment
-        later.
+    @property
+    def searched_s(self) -> int:
+        """The second up to which an empty page proves that there is no record; 0 if unknown.
+
+        It is earlier than the service says, because a new record becomes visible with a delay.
         """
         if self.asked is None or self.records:
             return 0
@@ -86,7 +90,10 @@ class Page:
 
 @dataclass
 class _Position:
-    """The place that paging has come to: the next iterator, and the way to another one."""
+    """The next iterator, and the position to make another one from.
+
+    With `demanded`, the next page must begin with the record of the position.
+    """
 
     place: Place
     iterator: str = ""
@@ -97,9 +104,9 @@ class ShardPages:
     """Pages of the shards of one stream.
 
     Args:
-        service: answers.
-        pace: lets reads through.
-        retention_s: how long the stream keeps records, in seconds; asked when it matters.
+        service: the service.
+        pace: delays reads.
+        retention_s: returns how many seconds the stream keeps records.
     """
 
     def __init__(
@@ -110,27 +117,27 @@ class ShardPages:
         self._retention_s = retention_s
 
     def service_now(self, shard: str) -> datetime | None:
-        """The service's clock; None where its answers do not tell."""
+        """Return the service's clock, if its answers have it."""
         return self._iterator(shard, ShardIteratorType="LATEST")[1]
 
     def oldest(self, shard: str, *, limit: int = RECORDS_PER_CALL_MAX) -> Iterator[Page]:
-        """Pages from the oldest record that is left; `limit` is the most records of one page."""
+        """Yield pages from the oldest record on, with at most `limit` records each."""
         iterator, _ = self._iterator(shard, ShardIteratorType="TRIM_HORIZON")
         return self._pages(shard, iterator, limit)
 
     def since(self, shard: str, time: datetime) -> Iterator[Page]:
-        """Pages from a time on, which is not after the service's; it can be rounded down."""
+        """Yield pages from a time on, which is possibly rounded down and not in the future."""
         arguments = {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": time}
         return self._pages(shard, self._iterator(shard, **arguments)[0])
 
     def from_place(
         self, shard: str, place: Place, *, limit: int = RECORDS_PER_CALL_MAX
     ) -> Iterator[Page]:
-        """Pages from a place on; `limit` is the most records of one page.
+        """Yield pages from a position on, with at most `limit` records each.
 
         Raises:
-            CursorExpired: records that follow the place might have been removed.
-            CursorInvalid, LogNotFound: the service knows no such record, or no such shard.
+            CursorExpired: records after the position are possibly removed.
+            CursorInvalid, LogNotFound: the record or the shard does not exist.
         """
         if place.side is Side.GONE:
             yield Page([], True, True, None)
@@ -149,17 +156,17 @@ class ShardPages:
                     position.iterator = following
                     continue
             elif answer.asked is not None and not self._sure(position.place, answer.asked):
-                # The machine slept, or reading takes longer than retention: look again, strictly.
+                # The machine slept, or reading takes longer than retention: begin again, strictly.
                 position = self._begin(shard, position.place)
                 continue
             yield page
             if page.closed:
                 return
-            place = page.records[-1].following if page.records else position.place
+            place = page.end or position.place
             position = _Position(place.renewed(page.searched_s), following)
 
     def _begin(self, shard: str, place: Place) -> _Position:
-        """The iterator for a place, and whether the place's own record must come first."""
+        """Return the iterator for a position."""
         number = str(place.number)
         match place.side:
             case Side.START:
@@ -181,7 +188,7 @@ class ShardPages:
         return _Position(place, iterator, demanded=True)
 
     def _without_demanded(self, shard: str, position: _Position, page: Page) -> Page | None:
-        """The page from its place on; None while the record that must come first has not come."""
+        """Return the page after the demanded record; None if that is not delivered yet."""
         place = position.place
         if not page.records:
             if page.at_tip or page.closed:
@@ -194,7 +201,7 @@ class ShardPages:
         return replace(page, records=records, at_tip=at_tip, behind_s=float("inf"))
 
     def _sure(self, place: Place, asked: datetime) -> bool:
-        """Return True if no record that follows a place can have been removed."""
+        """Return True if no record after a position can have been removed."""
         return place.side is Side.AT or asked.timestamp() - place.sure_s < self._retention_s()
 
     def _expired(self, shard: str, place: Place) -> CursorExpired:
@@ -206,7 +213,7 @@ class ShardPages:
     def _pages(
         self, shard: str, iterator: str, limit: int = RECORDS_PER_CALL_MAX
     ) -> Iterator[Page]:
-        """Pages from an iterator that was just made, for a short look."""
+        """Yield pages from a new iterator, which must be read before it expires."""
         while True:
             page, iterator = self._read(shard, iterator, limit)
             yield page

@@ -1,12 +1,11 @@
-"""Ranges that a plan has read, kept on the host until Spark's workers there have read them.
+"""Ranges that a plan has read, kept on the host for Spark's workers there.
 
-A plan reads a shard to find where a batch ends, and Spark would read the same pages once more: half
-of the two megabytes a second that a shard gives. So a plan writes its records into a file, from
-which a worker on the same host takes them. There is one file a shard at most: the next plan of the
-shard replaces it. A file is nothing but saved work: where it is missing or damaged, or on another
-host, the service is read.
+A plan reads a shard to find the end of a batch. Without these files, Spark would read the same
+records again, out of the two megabytes a second that a shard gives. Each shard has at most one
+file: the next plan replaces it. If a file is missing, damaged, or on another host, the worker reads
+the service instead.
 
-Files hold records as they are. They lie in the stream's folder of the home, for its user alone.
+The files contain records. They are in the stream's folder of the home, readable by its user alone.
 """
 
 from __future__ import annotations
@@ -20,95 +19,95 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.process_identity import current_boot
+from dagster_leasehold.shard_sources.kinesis.user_records import UserRecord, add_record
+from dagster_leasehold.shard_sources.record_columns import RecordColumns
 from dagster_leasehold.shard_sources.source import record_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_SUFFIX = ".arrow"
-
 
 class PlannedRanges:
-    """Planned ranges of one stream in a folder.
-
-    Args:
-        folder: made when the first range is kept.
-    """
+    """The planned ranges of one stream; the folder is created when the first one is kept."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def writer(self, shard: str) -> RangeWriter:
-        """Begin a range of a shard; the one that was kept before is removed."""
-        folder = self._of(shard)
+        """Remove the shard's range and begin another one."""
+        folder = self._folder / shard
         shutil.rmtree(folder, ignore_errors=True)
-        return RangeWriter(folder)
+        return RangeWriter(ShardId(shard), folder)
 
     def read(self, shard: str, start: str, end: str) -> Iterator[pa.RecordBatch] | None:
-        """The batches of exactly this range; None where it is not kept here."""
+        """Return the batches of exactly this range; None if it is not kept here."""
         import pyarrow as pa
 
-        file = self._of(shard) / _name(start, end)
         try:
-            reader = pa.ipc.open_file(pa.OSFile(str(file)))
+            reader = pa.ipc.open_file(pa.OSFile(str(self._folder / shard / _name(start, end))))
             if not reader.schema.equals(record_schema()):
                 return None
         except (OSError, pa.ArrowInvalid):
             return None
         return (reader.get_batch(number) for number in range(reader.num_record_batches))
 
-    def _of(self, shard: str) -> Path:
-        return self._folder / shard
-
 
 class RangeWriter:
-    """A range that is being planned; a disk that does not take it costs time only."""
+    """The range of a plan in progress; a disk error drops it and nothing else."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, shard: ShardId, folder: Path) -> None:
+        import pyarrow as pa
+
+        self._shard = shard
         self._folder = folder
-        self._sink: Any = None
+        self._columns = RecordColumns(shard)
+        self._draft: Path | None = None
         self._writer: Any = None
-        self._file = Path()
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             descriptor, name = tempfile.mkstemp(suffix=".part", dir=folder)
             os.close(descriptor)
-            self._file = Path(name)
+            self._draft = Path(name)
+            self._sink = pa.OSFile(name, "wb")
+            self._writer = pa.ipc.new_file(self._sink, record_schema())
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add a batch."""
-        import pyarrow as pa
-
-        if self._file == Path():
-            return
-        try:
-            if self._writer is None:
-                self._sink = pa.OSFile(str(self._file), "wb")
-                self._writer = pa.ipc.new_file(self._sink, record_schema())
-            self._writer.write_batch(batch)
-        except OSError:
-            self.drop()
+    def add(self, record: UserRecord) -> None:
+        """Append a record."""
+        if self._writer is not None:
+            add_record(self._columns, record)
+            if self._columns.full:
+                self._flush()
 
     def keep(self, start: str, end: str) -> None:
-        """Complete the range: from now on it can be read."""
-        if self._writer is None:
-            self.drop()
-            return
+        """Complete the range, so that it can be read."""
+        self._flush()
         try:
             self._close()
-            self._file.replace(self._folder / _name(start, end))
+            if self._draft is not None:
+                self._draft.replace(self._folder / _name(start, end))
+                self._draft = None
         except OSError:
             self.drop()
 
     def drop(self) -> None:
-        """Leave nothing of it."""
+        """Remove a range that is not complete."""
         with suppress(OSError):
             self._close()
-        if self._file != Path():
+        if self._draft is not None:
             with suppress(OSError):
-                self._file.unlink(missing_ok=True)
-        self._file = Path()
+                self._draft.unlink(missing_ok=True)
+        self._draft = None
+
+    def _flush(self) -> None:
+        if self._writer is None or not len(self._columns):
+            return
+        try:
+            self._writer.write_batch(self._columns.batch())
+        except OSError:
+            self.drop()
+        self._columns = RecordColumns(self._shard)
 
     def _close(self) -> None:
         if self._writer is not None:
@@ -118,6 +117,6 @@ class RangeWriter:
 
 
 def _name(start: str, end: str) -> str:
-    # After a reboot a file can hold less than was written: its name no longer fits then.
+    # A file that a reboot left incomplete has the name of another boot, so it is not found.
     text = f"{current_boot()} {start} {end}"
-    return hashlib.sha256(text.encode()).hexdigest()[:32] + _SUFFIX
+    return hashlib.sha256(text.encode()).hexdigest()[:32] + ".arrow"

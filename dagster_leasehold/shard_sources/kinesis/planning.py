@@ -1,46 +1,40 @@
-"""The ends of batches and of shards, which no call of the service tells: found by reading."""
+"""The ends of batches and of shards, found by reading because no request returns them."""
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, at
 from dagster_leasehold.shard_sources.kinesis.paging import Page, ShardPages, StoredRecord
 from dagster_leasehold.shard_sources.kinesis.planned_ranges import RangeWriter
-from dagster_leasehold.shard_sources.kinesis.user_records import (
-    ROWS_PER_BATCH,
-    UserRecord,
-    batch_of,
-)
+from dagster_leasehold.shard_sources.kinesis.user_records import UserRecord
 from dagster_leasehold.shard_sources.source import Limits, PlannedRange
 
-AHEAD_MAX = 16
 RENEWALS_PER_RETENTION = 4
 KEPT_FROM_RECORDS = 2
-"""A plan of a single record only asks whether the cursor is one: it is not read."""
+"""The smallest limit of a plan that is read; a plan of one record only checks its cursor."""
 FIRST_WINDOW = timedelta(seconds=10)
 WINDOW_GROWTH = 8
 CLOCK_STEP = timedelta(seconds=1)
-"""The service's answers tell its clock in whole seconds."""
+"""The service's answers have its clock in whole seconds."""
 WINDOWS = 6
-"""The last one looks back almost four days; after it, the whole shard is read."""
+"""The last window begins almost four days ago; after it, the whole shard is read."""
 
 
 class NewestRecords:
-    """A search for the newest records of shards."""
+    """Searches for the newest records of shards."""
 
     def __init__(self, pages: ShardPages) -> None:
         self._pages = pages
 
     def end(self, shard: str) -> Place | None:
-        """The place after the newest record; None for a shard that holds none.
+        """Return the position after the newest record; None for an empty shard.
 
-        Windows that reach back further and further are read until one holds records: an idle
-        shard costs a few empty reads, a busy one its last seconds.
+        Growing windows before now are read until one has records. An idle shard costs a few empty
+        reads, and a busy one the reads of its last seconds.
         """
         now = self._now(shard)
         window = FIRST_WINDOW
@@ -53,14 +47,14 @@ class NewestRecords:
         return newest.following if newest is not None else None
 
     def first_since(self, shard: str, time: datetime) -> Place | None:
-        """At the first record that the service took at a time or later; None if there is none."""
+        """Return the position of the first record that arrived at a time or later, if any."""
         now = self._now(shard)
         if time > now + CLOCK_STEP:
             return None
-        # A time after its own clock's is refused by the service.
+        # The service refuses a time after its own clock's.
         for page in self._pages.since(shard, min(time, now)):
             for record in page.records:
-                # The service can round the time that it is asked for.
+                # The service can round the requested time down.
                 if record.arrived >= time:
                     return at(record.number)
             if page.at_tip and not page.records:
@@ -68,13 +62,12 @@ class NewestRecords:
         return None
 
     def _now(self, shard: str) -> datetime:
-        """The service's clock."""
         now = self._pages.service_now(shard)
         return now if now is not None else datetime.now(UTC)
 
 
 def _newest(pages: Iterator[Page], now: datetime) -> StoredRecord | None:
-    """The last record up to the tip, or up to a time."""
+    """Return the last record up to the tip, or up to a time."""
     newest: StoredRecord | None = None
     for page in pages:
         newest = page.records[-1] if page.records else newest
@@ -85,67 +78,34 @@ def _newest(pages: Iterator[Page], now: datetime) -> StoredRecord | None:
     return newest
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One record that a plan came to, or the end of a page.
-
-    Attributes:
-        reached: the place after it.
-        record: the record; None at the end of a page.
-        page: the page that ends here; None within one.
-    """
-
-    reached: Place
-    record: UserRecord | None = None
-    page: Page | None = None
-
-
 @dataclass(slots=True)
 class Unread:
-    """The rest of a reading that a plan has begun: the shard's next plan continues with it.
+    """A read that a plan did not finish, so that the shard's next plan continues it.
 
     Attributes:
-        steps: the steps that follow.
-        pushed_back: the record that was too much for the batch before.
+        items: the next records; each page follows its last record.
         page: the last page that was read to its end.
     """
 
-    steps: Iterator[Step]
-    pushed_back: Step | None = None
+    items: Iterator[UserRecord | Page]
     page: Page | None = None
 
-    def __next__(self) -> Step | None:
-        step, self.pushed_back = self.pushed_back, None
-        return step if step is not None else next(self.steps, None)
-
-
-class ReadAhead:
-    """Records that plans have read beyond the ends of their batches, for a few shards."""
-
-    def __init__(self) -> None:
-        self._rests: dict[tuple[ShardId, str], Unread] = {}
-        self._lock = threading.Lock()
-
-    def take(self, shard: ShardId, start: str) -> Unread | None:
-        """The rest that begins at this cursor, once."""
-        with self._lock:
-            return self._rests.pop((shard, start), None)
-
-    def keep(self, shard: ShardId, end: str, rest: Unread) -> None:
-        """Keep a rest; the oldest are forgotten."""
-        with self._lock:
-            for former in [key for key in self._rests if key[0] == shard]:
-                del self._rests[former]
-            self._rests[(shard, end)] = rest
-            while len(self._rests) > AHEAD_MAX:
-                del self._rests[next(iter(self._rests))]
+    def push_back(self, record: UserRecord) -> None:
+        """Return a record that does not fit the batch."""
+        self.items = itertools.chain((record,), self.items)
 
 
 @dataclass(slots=True)
 class Batch:
-    """A batch that is being planned."""
+    """A batch that is being planned.
 
-    shard: ShardId
+    Attributes:
+        limits: its size.
+        reached: the position after its last record.
+        writer: keeps its records for Spark's workers.
+        looks_again: read a shard again that seems to have no further record.
+    """
+
     limits: Limits
     reached: Place
     writer: RangeWriter | None
@@ -154,10 +114,9 @@ class Batch:
     size: int = 0
     last: bool = False
     first_arrived: datetime | None = None
-    _held: list[UserRecord] | None = None
 
     def fits(self, record: UserRecord) -> bool:
-        """Return True if the batch has room for one more record; one always fits."""
+        """Return True if the batch has room for a record; an empty batch always has."""
         if self.records == 0:
             return True
         return (
@@ -178,61 +137,49 @@ class Batch:
         self.size += record.size
         self.reached = record.following
         if self.writer is not None:
-            self._held = self._held or []
-            self._held.append(record)
-            if len(self._held) >= ROWS_PER_BATCH:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write the records held so far to the file for Spark's workers."""
-        if self._held and self.writer is not None:
-            self.writer.write(batch_of(self.shard, self._held))
-        self._held = None
+            self.writer.add(record)
 
     def planned(self) -> PlannedRange:
-        """The batch as it stands."""
+        """Return the batch as a plan."""
         return PlannedRange(str(self.reached), self.records, self.last)
 
 
 def fill(batch: Batch, rest: Unread) -> bool:
-    """Read on until the batch is full or the shard has no more now.
+    """Add records until the batch is full or the shard has no more now.
 
     Returns:
-        True if reading can continue with the rest from the batch's end.
+        True if `rest` can continue at the batch's end.
     """
     looked_again = False
-    while True:
-        step = next(rest)
-        if step is None:
-            return False
-        if step.record is not None:
-            if not batch.fits(step.record):
-                rest.pushed_back = step
+    for item in iter(lambda: next(rest.items, None), None):
+        if isinstance(item, UserRecord):
+            if not batch.fits(item):
+                rest.push_back(item)
                 return True
-            batch.add(step.record)
+            batch.add(item)
             continue
-        assert step.page is not None
-        rest.page = step.page
-        # Records of a page that were all left out (another shard's) are passed all the same.
-        if step.reached.order > batch.reached.order:
-            batch.reached = step.reached
-        if step.page.closed:
+        rest.page = item
+        # Records of another shard at the end of a page are passed too.
+        if item.end is not None and item.end.order > batch.reached.order:
+            batch.reached = item.end
+        if item.closed:
             batch.last = True
             return False
         if batch.full:
             return True
-        if step.page.at_tip:
-            # A read-only shard can say only at one more look that it ends.
+        if item.at_tip:
+            # Only a further read can report that a read-only shard ends here.
             if looked_again or not batch.looks_again:
                 return bool(batch.records)
             looked_again = True
+    return False
 
 
 def renewed(start: Place, page: Page | None, retention_s: float) -> Place:
-    """The start of an empty batch, or its renewal when a quarter of the retention has passed.
+    """Return the start of an empty batch, renewed after a quarter of the retention period.
 
-    A quiet shard would otherwise come to stand on a record that retention has
-    removed, and it would be unknown whether others were removed with it.
+    Otherwise the cursor of a quiet shard would name a record that retention has removed, and
+    nothing could tell whether other records were removed with it.
     """
     if page is None or page.searched_s - start.sure_s < retention_s / RENEWALS_PER_RETENTION:
         return start

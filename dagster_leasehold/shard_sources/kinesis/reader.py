@@ -1,4 +1,4 @@
-"""Exact reads of a Kinesis shard's ranges, as Spark's Python workers make them."""
+"""Exact ranges of Kinesis shards, for Spark's Python workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from dagster_leasehold.lease_store.errors import CursorExpired, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.kinesis.aggregation import MAGIC
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, Side
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.pace import Pace
@@ -17,10 +16,12 @@ from dagster_leasehold.shard_sources.kinesis.planned_ranges import PlannedRanges
 from dagster_leasehold.shard_sources.kinesis.service import KinesisService
 from dagster_leasehold.shard_sources.kinesis.shard_list import Shards
 from dagster_leasehold.shard_sources.kinesis.user_records import (
+    MAGIC,
     UserRecord,
-    batches_of,
+    add_record,
     user_records,
 )
+from dagster_leasehold.shard_sources.record_columns import batches_of
 from dagster_leasehold.shard_sources.source import ReadRange
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ SOURCE_NAME = "kinesis"
 
 
 class KinesisReader:
-    """Reads ranges of a Kinesis stream; picklable, and without any secret.
+    """Reads ranges of a Kinesis stream; picklable, and without secrets.
 
     Args:
-        options: which stream, where, how fast; boto3 finds the credentials by itself.
+        options: the options.
         stream: the stream's name or ARN.
-        folder: a folder of the stream's own on this host.
+        folder: the stream's folder on this host.
     """
 
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
@@ -58,18 +59,20 @@ class KinesisReader:
         return type(self), (self.options, self.stream, self._folder)
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in order, in batches of `record_schema()`."""
+        """Yield the records of a range in order, in batches of `record_schema()`."""
         start = Place.parse(range_.shard, range_.start)
         end = Place.parse(range_.shard, range_.end)
         batches = self._planned.read(range_.shard, range_.start, range_.end)
-        if batches is not None:
-            yield from batches
-            return
-        yield from batches_of(range_.shard, self._between(range_.shard, start, end))
+        if batches is None:
+            records = self._between(range_.shard, start, end)
+            batches = batches_of(range_.shard, records, add_record)
+        yield from batches
 
     def _between(self, shard: ShardId, start: Place, end: Place) -> Iterator[UserRecord]:
         if end.order <= start.order:
-            self._check(shard, start)
+            if start.side is Side.AT:
+                # Nothing is read, but a number that the shard never had is still an error.
+                next(self._pages.from_place(shard, start, limit=1))
             return
         for page in self._pages.from_place(shard, start):
             for user in self._users(shard, page):
@@ -77,7 +80,7 @@ class KinesisReader:
                     return
                 if user.place.order >= start.order:
                     yield user
-            if page.records and page.records[-1].following.order >= end.order:
+            if page.end is not None and page.end.order >= end.order:
                 return
             if page.closed or (page.at_tip and not page.records):
                 break
@@ -86,14 +89,8 @@ class KinesisReader:
             "been removed."
         )
 
-    def _check(self, shard: ShardId, start: Place) -> None:
-        """Refuse a text that is no cursor, though nothing is to be read from it."""
-        if start.side is Side.AT:
-            next(self._pages.from_place(shard, start, limit=1))
-
     def _users(self, shard: ShardId, page: Page) -> Iterator[UserRecord]:
-        """A page's records as producers sent them."""
-        # The shard's hashes are asked for only where a record can be packed.
+        # Only packed records need the shard's hashes, which take a request.
         packed = any(stored.data.startswith(MAGIC) for stored in page.records)
         hashes = self._shards.hashes(shard) if packed else None
         for stored in page.records:

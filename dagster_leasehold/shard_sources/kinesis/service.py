@@ -1,4 +1,4 @@
-"""Requests to the Kinesis service: boto3's client, its errors in our types, repetition."""
+"""Requests to the Kinesis service: boto3's client, with our errors and retries."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from dagster_leasehold.shard_sources.retrying import Refusal, ask, error_for
 
 ATTEMPTS = 6
 PAUSE_MAX_S = 5.0
-"""A read of ten megabytes makes the service refuse the shard's next ones for five seconds."""
+"""After a read of ten megabytes, the service refuses reads of the shard for five seconds."""
 CONNECT_TIMEOUT_S = 3
 READ_TIMEOUT_S = 8
 CONNECTIONS = 16
 
 
 class IteratorExpired(errors.SourceError):
-    """An iterator is older than five minutes: another one is made from the last cursor."""
+    """An iterator is older than five minutes; a new one is made from the last cursor."""
 
 
 class NumberRefused(errors.SourceError):
-    """The service takes a sequence number for none of this shard."""
+    """The service does not accept a sequence number of this shard."""
 
 
 class CredentialsRefused(errors.SourceRefused):
-    """The service does not accept the credentials, which might have been replaced since."""
+    """The service refuses the credentials, which are possibly replaced by now."""
 
 
 _REFUSALS = (
@@ -40,11 +40,10 @@ _REFUSALS = (
         "(ProvisionedThroughput|Limit|RequestLimit)Exceeded(Exception)?|TooManyRequestsException"
         "|(KMS)?ThrottlingException|Throttling",
         errors.SourceThrottled,
-        "{answer}, and again after pauses: other applications read the same shard, or too many "
-        "readers do.",
+        "{answer}, and retries did not help: too many readers read this shard.",
         (429,),
     ),
-    # Its text can repeat the request's signature, so that the code alone is shown.
+    # The service's text can repeat the request's signature, so only the code is shown.
     Refusal(
         "ExpiredToken(Exception)?|UnrecognizedClientException|InvalidClientTokenId"
         "|InvalidSignatureException|SignatureDoesNotMatch|IncompleteSignature(Exception)?"
@@ -73,10 +72,10 @@ _REFUSALS = (
 
 @dataclass
 class KinesisService:
-    """The service as one process asks it; safe to share among threads.
+    """Requests of one process about one stream; safe for several threads.
 
     Attributes:
-        kind: the service, by boto3's name.
+        kind: boto3's name of the service.
     """
 
     kind: ClassVar = "kinesis"
@@ -87,24 +86,24 @@ class KinesisService:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def call(self, operation: str, **arguments: object) -> dict[str, Any]:
-        """One request about the stream, repeated while the service is away or asks for patience.
+        """Return the answer to a request, which is retried while the service is away or throttles.
 
         Raises:
-            SourceThrottled, SourceUnavailable: repeating it did not help.
-            SourceRefused: the credentials are not accepted, or may not do this.
-            LogNotFound: there is no such stream or shard.
-            IteratorExpired, NumberRefused: an argument is no longer accepted, or never was.
+            SourceThrottled, SourceUnavailable: retries did not help.
+            SourceRefused: the credentials are wrong, or do not allow this.
+            LogNotFound: the stream or the shard does not exist.
+            IteratorExpired, NumberRefused: an argument is no longer valid, or never was.
             SourceError: the service answers with another error.
         """
-        # An iterator or a token names the stream itself, and a token takes no second name.
-        itself = "ShardIterator" in arguments or "NextToken" in arguments
-        named = arguments if itself else self.stream_argument() | arguments
+        # An iterator or a token names the stream, and a token allows no second name.
+        complete = "ShardIterator" in arguments or "NextToken" in arguments
+        named = arguments if complete else self.stream_argument() | arguments
 
         def attempt() -> dict[str, Any]:
             try:
                 return self._once(operation, named)
             except CredentialsRefused:
-                # They might have been rotated: a new session reads files and roles again.
+                # They were possibly rotated: a new session reads files and roles again.
                 with self._lock:
                     self._client = None
                 return self._once(operation, named)
@@ -112,7 +111,7 @@ class KinesisService:
         return ask(attempt, attempts=ATTEMPTS, pause_max_s=PAUSE_MAX_S, sleep=self.sleep)
 
     def stream_argument(self) -> dict[str, object]:
-        """Return the argument that names the stream in a request."""
+        """Return the request argument that names the stream."""
         name = "StreamARN" if self.stream.startswith("arn:") else "StreamName"
         return {name: self.stream}
 
@@ -130,7 +129,7 @@ class KinesisService:
         except BotoCoreError as error:
             raise self._typed_locally(error, operation) from None
         except ValueError as error:
-            # botocore's own, for an endpoint that is no URL.
+            # botocore raises it for an endpoint that is not a URL.
             raise errors.InvalidSetting(f"{_capital(self)} cannot be asked: {error}.") from None
 
     def _connected(self) -> Any:
@@ -149,14 +148,14 @@ class KinesisService:
                         connect_timeout=CONNECT_TIMEOUT_S,
                         read_timeout=READ_TIMEOUT_S,
                         max_pool_connections=CONNECTIONS,
-                        # Repetition is ours alone: two layers would multiply their attempts.
+                        # Two layers of retries would multiply their attempts.
                         retries={"mode": "standard", "total_max_attempts": 1},
                     ),
                 )
             return self._client
 
     def _typed(self, response: Mapping[str, Any], operation: str) -> errors.LeaseholdError:
-        """Return the typed error for one of the service's; never with request headers in it."""
+        """Return our error for an error answer, without request headers."""
         code = str(response.get("Error", {}).get("Code", ""))
         message = shown(" ".join(str(response.get("Error", {}).get("Message", "")).split()))
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -165,7 +164,7 @@ class KinesisService:
         return meant or errors.SourceError(f"{answer}: {message}.")
 
     def _typed_locally(self, error: Exception, operation: str) -> errors.LeaseholdError:
-        """Return the typed error for one that the client raises without an answer."""
+        """Return our error for an error of the client, raised without an answer."""
         from botocore import exceptions as boto
 
         asked = f"{_capital(self)} could not be asked for {operation}"
@@ -197,7 +196,7 @@ def _capital(service: KinesisService) -> str:
 
 
 def service_time(response: Mapping[str, Any]) -> datetime | None:
-    """The service's clock when it answered, from the answer's `Date`; None where it has none."""
+    """Return the service's clock from the `Date` of an answer, if it has one."""
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     try:
         return parsedate_to_datetime(headers["date"])

@@ -29,7 +29,7 @@ class KinesisShard:
     """A shard as the service lists it.
 
     Attributes:
-        created_s: the second when it was created; None where its numbers do not tell.
+        created_s: the second when it was created; None if its numbers do not contain it.
     """
 
     shard: ShardId
@@ -40,7 +40,7 @@ class KinesisShard:
 
     @classmethod
     def from_answer(cls, entry: Mapping[str, Any]) -> Self:
-        """Return the shard of an entry of ListShards."""
+        """Return the shard of a ListShards entry."""
         names = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
         hashes, numbers = entry["HashKeyRange"], entry["SequenceNumberRange"]
         return cls(
@@ -52,10 +52,9 @@ class KinesisShard:
         )
 
     def listing(self, listed: Collection[ShardId]) -> ShardListing:
-        """The shard in the form of all sources: hashes `[begin, end)` in hexadecimal digits.
+        """Return the shard as every source lists it, with hashes `[begin, end)` in hexadecimal.
 
-        Of the shards that are `listed`, which are all, a parent that is missing was removed: the
-        service made it before its child.
+        `listed` are all shards of the stream, so a parent that is missing there was removed.
         """
         end = self.hashes.last + 1 if self.hashes.last < _LAST_HASH else _LAST_HASH
         return ShardListing(
@@ -76,11 +75,11 @@ class _Summary:
 
 
 class Shards:
-    """The shards of a stream, with a memory for all that does not change.
+    """The shards of a stream; facts that do not change are cached.
 
     Args:
-        service: answers.
-        clock: monotonic seconds; decides only how long an answer is used again.
+        service: the service.
+        clock: monotonic seconds, for the age of cached answers.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Shards:
         self._summary: tuple[float, _Summary] | None = None
 
     def listed(self) -> dict[ShardId, KinesisShard]:
-        """All shards that the service still knows, in order of creation."""
+        """Return all shards that the service lists, in order of creation."""
         shards: dict[ShardId, KinesisShard] = {}
         arguments: dict[str, object] = {}
         while True:
@@ -108,17 +107,17 @@ class Shards:
             arguments = {"NextToken": token}
 
     def hashes(self, shard: ShardId) -> HashRange | None:
-        """The hashes of a shard; None for one that the service no longer knows."""
+        """Return the hashes of a shard; None if it was removed."""
         if shard not in self._hashes:
             self.listed()
         return self._hashes.get(shard)
 
     def retention_s(self) -> float:
-        """Return the time that the stream keeps records now, in seconds."""
+        """Return how many seconds the stream keeps records now."""
         return self._stream().retention_s
 
     def untrimmed(self, shard: KinesisShard) -> bool:
-        """Return True if no record of a shard can have been removed yet, by the service's clock."""
+        """Return True if no record of a shard is old enough to be removed."""
         summary = self._stream()
         if summary.asked is None:
             return False
@@ -141,7 +140,7 @@ class Shards:
 
 
 def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
-    """Return True if the shard existed and was removed; raise UnknownShard if it never existed."""
+    """Return True if a shard was removed; raise UnknownShard if it never existed."""
     if shard in listed:
         return False
     match = _NUMBERED.fullmatch(shard)

@@ -15,10 +15,11 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis import planning
 from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, after, at, start
 from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
-from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX
+from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX, Page
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
 from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS
 from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
+from dagster_leasehold.shard_sources.kinesis.user_records import UserRecord
 from dagster_leasehold.shard_sources.positions import removed_bounds, removed_error, removed_lag
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 from dagster_leasehold.shard_sources.source import (
@@ -31,31 +32,34 @@ from dagster_leasehold.shard_sources.source import (
 
 Answer = TypeVar("Answer")
 ONE_RECORD = Limits(records_max=1)
+UNREAD_MAX = 16
+"""The most shards whose last page stays in memory."""
 
 
 class KinesisStream(KinesisReader):
-    """A stream of Amazon Kinesis Data Streams; calls can come from many threads."""
+    """A stream of Amazon Kinesis Data Streams; safe for several threads."""
 
     def __init__(self, options: KinesisOptions, stream: str, folder: Path) -> None:
         super().__init__(options, stream, folder)
-        self._ahead = planning.ReadAhead()
+        # By shard: the end of its last plan, and the read that continues there.
+        self._unread: dict[ShardId, tuple[str, planning.Unread]] = {}
         self._newest = planning.NewestRecords(self._pages)
         self._arrived: dict[ShardId, tuple[str, datetime]] = {}
 
     def list_shards(self) -> list[ShardListing]:
-        """All shards that the stream still knows, with both parents of a merge."""
+        """Return all shards that the service lists, with both parents of a merge."""
         listed = self._shards.listed()
         return [shard.listing(listed.keys()) for shard in listed.values()]
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
-        """The bounds of these shards: the oldest record and the newest, which must be searched.
+        """Return the bounds of shards, by several reads of each in parallel.
 
-        Several calls a shard, for many shards at a time; `bounds_after` needs one.
+        `bounds_after` needs one read of each.
         """
         return self._of_each(shards, self._bounds)
 
     def bounds_after(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, ShardBounds]:
-        """Bounds as far as readers that stand at these cursors need them, by one read a shard."""
+        """Return the bounds that readers at these cursors need, by one read of each shard."""
 
         def look(shard: ShardId, entry: KinesisShard | None) -> ShardBounds:
             cursor = cursors[shard]
@@ -65,17 +69,16 @@ class KinesisStream(KinesisReader):
                 planned = self.plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
             except CursorExpired:
                 return _behind(Place.parse(shard, cursor), self._bounds(shard, entry))
-            # That a closed shard has been read to its end, only the service can say.
+            # The list calls a shard closed before its last records are read.
             finished = entry.closed and (planned.last or planned.end != cursor)
             return ShardBounds(cursor, planned.end, finished)
 
         return self._of_each(list(cursors), look)
 
     def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
-        """The times when the service took the first records at these cursors.
+        """Return the times when the service received the records at these cursors.
 
-        Each was read when the shard was last planned or looked at, as a rule: then nothing is asked
-        again. How far a page ends behind the tip tells less: 0 for the page of the last record.
+        The shard's last plan has usually read the record, so its time is known.
         """
 
         def look(shard: ShardId, entry: KinesisShard | None) -> None:
@@ -93,10 +96,9 @@ class KinesisStream(KinesisReader):
     def _of_each(
         self, shards: Sequence[ShardId], ask: Callable[[ShardId, KinesisShard | None], Answer]
     ) -> dict[ShardId, Answer]:
-        """Ask for each shard, several at a time."""
         if not shards:
             return {}
-        # The list first: a shard that it calls closed had its last record before that.
+        # The list is read first: a shard that it calls closed had its last record before that.
         listed = self._shards.listed()
         entries = [None if removed(shard, listed) else listed[shard] for shard in shards]
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="kinesis") as threads:
@@ -110,13 +112,13 @@ class KinesisStream(KinesisReader):
         untrimmed = self._shards.untrimmed(entry)
         if begin.side is Side.START or end is None:
             return ShardBounds(str(begin), str(begin), entry.closed, str(begin))
-        # Where records might have been removed, the first one that is left is not the first.
+        # If records are possibly removed, the oldest one left was not the shard's first.
         origin = begin if untrimmed else start(entry.created_s or 0)
         return ShardBounds(str(begin), str(end), entry.closed, str(origin))
 
     def _begin(self, shard: ShardId) -> Place:
-        """At the oldest record; before all records where there is none."""
-        # One record is enough, and each read counts against the shard's pace.
+        """Return the position of the oldest record, or before all records if there is none."""
+        # Each byte counts against the shard's limit, and one record is enough.
         for page in self._pages.oldest(shard, limit=1):
             if page.records:
                 return at(page.records[0].number)
@@ -125,9 +127,9 @@ class KinesisStream(KinesisReader):
         return start(0)
 
     def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
-        """The cursor of the first record at or after a position; the end if there is none.
+        """Return the cursor of the first record at or after a position, or the end.
 
-        Times mean when the service took the records.
+        A time means when the service received the records.
         """
         if removed(shard, listed := self._shards.listed()):
             return str(GONE)
@@ -141,18 +143,17 @@ class KinesisStream(KinesisReader):
         return str(end if end is not None else self._begin(listed[shard].shard))
 
     def cursor_after(self, shard: ShardId, number: int, part: int) -> str:
-        """Return the cursor of the record that follows one of those packed under a number.
+        """Return the cursor after a record, which can be part of a packed one.
 
-        Where the record itself was removed, it is that record's own cursor, which has expired.
+        If the record was removed, it is the record's own cursor, which has expired.
         """
         place = at(number, part)
         try:
-            for step in self._steps(shard, place, 1):
-                if step.record is None:
-                    return str(step.reached)
-                # Parts of other shards are left out: the one that was asked for can be none.
-                same = step.record.place == place
-                return str(step.record.following if same else step.record.place)
+            for item in self._items(shard, place, 1):
+                if not isinstance(item, UserRecord):
+                    return str(item.end or place)
+                # The requested part is omitted if it belongs to another shard.
+                return str(item.following if item.place == place else item.place)
         except CursorExpired:
             return str(place)
         return str(place)
@@ -160,51 +161,50 @@ class KinesisStream(KinesisReader):
     def plan(
         self, shard: ShardId, start: str, limits: Limits, *, looks_again: bool = True
     ) -> PlannedRange:
-        """Find the end of a batch that starts at `start`, by reading it.
+        """Return the end of a batch, which is found by reading it.
 
-        The records are kept for Spark's workers on this host, and for the next plan. With
-        `looks_again`, a shard that seems to hold no more is read once more.
+        The records are kept for Spark's workers on this host, and the next plan continues the read.
+        With `looks_again`, a shard that seems to have no further record is read again.
         """
         place = Place.parse(shard, start)
         keeps = limits.records_max >= planning.KEPT_FROM_RECORDS
-        rest = self._ahead.take(shard, start) if keeps else None
-        if rest is None:
-            rest = planning.Unread(
-                self._steps(shard, place, RECORDS_PER_CALL_MAX if keeps else limits.records_max)
-            )
+        before, rest = self._unread.pop(shard, ("", None)) if keeps else ("", None)
+        if rest is None or before != start:
+            limit = RECORDS_PER_CALL_MAX if keeps else limits.records_max
+            rest = planning.Unread(self._items(shard, place, limit))
         writer = self._planned.writer(shard) if keeps else None
-        batch = planning.Batch(shard, limits, place, writer, looks_again)
+        batch = planning.Batch(limits, place, writer, looks_again)
         try:
-            goes_on = planning.fill(batch, rest)
-            batch.flush()
+            continues = planning.fill(batch, rest)
+            if writer is not None and batch.records:
+                writer.keep(start, str(batch.reached))
         except LogNotFound:
             if removed(shard, self._shards.listed()):
                 raise removed_error(shard) from None
             raise
-        else:
-            if writer is not None and batch.records:
-                writer.keep(start, str(batch.reached))
         finally:
             if writer is not None:
                 writer.drop()
         if batch.first_arrived is not None:
             self._arrived[shard] = (start, batch.first_arrived)
-        if goes_on and keeps:
-            self._ahead.keep(shard, str(batch.reached), rest)
+        if continues and keeps:
+            self._unread[shard] = (str(batch.reached), rest)
+            for oldest in list(self._unread)[:-UNREAD_MAX]:
+                self._unread.pop(oldest, None)
         if batch.reached.order == place.order and not batch.last:
             batch.reached = planning.renewed(place, rest.page, self._shards.retention_s())
         return batch.planned()
 
-    def _steps(self, shard: ShardId, place: Place, limit: int) -> Iterator[planning.Step]:
+    def _items(self, shard: ShardId, place: Place, limit: int) -> Iterator[UserRecord | Page]:
+        """Yield the records from a position on, and each page after its last record."""
         for page in self._pages.from_place(shard, place, limit=limit):
-            for user in self._users(shard, page):
-                if user.place.order >= place.order:
-                    yield planning.Step(user.following, user)
-            reached = page.records[-1].following if page.records else place
-            yield planning.Step(reached, page=page)
+            for record in self._users(shard, page):
+                if record.place.order >= place.order:
+                    yield record
+            yield page
 
     def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
-        """0 at the end, otherwise None: the service does not count records."""
+        """Return 0 at the end, otherwise None: the service does not count records."""
         if bounds.removed:
             return removed_lag(cursor)
         here, end = Place.parse(shard, cursor), Place.parse(shard, bounds.end)
@@ -214,8 +214,8 @@ class KinesisStream(KinesisReader):
 def _behind(lost: Place, bounds: ShardBounds) -> ShardBounds:
     """Return the bounds for a reader whose cursor has expired.
 
-    Where no record is left, the shard begins before all records: for a reader that was at one of
-    them, that is behind it.
+    An empty shard begins before all records. For a reader that was at a record, that would lie
+    behind it, so the bounds move to the end of that record.
     """
     begin = Place.parse("", bounds.begin)
     if begin.side is not Side.START or lost.side not in (Side.AT, Side.AFTER):
@@ -229,7 +229,6 @@ def _removed() -> ShardBounds:
 
 
 def _open(options: KinesisOptions, place: StreamPlace) -> KinesisStream:
-    """Return the stream; where there is none, the first call that needs it says so."""
     return KinesisStream(options, options.stream or place.stream, place.folder)
 
 

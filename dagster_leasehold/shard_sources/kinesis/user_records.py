@@ -1,14 +1,21 @@
-"""A shard's records as producers sent them, and as Arrow batches."""
+"""A shard's records as producers sent them, and how the Producer Library packs them.
+
+The format (awslabs/amazon-kinesis-producer, `aggregation-format.md`) is four magic bytes, a
+protocol buffers message, and the MD5 of that message. The message has two tables of keys, and for
+each record the indices of its keys, its data, and tags. As the format requires, data that begins
+with the magic bytes and fails the check is an ordinary record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from dagster_leasehold.lease_store.identifiers import ShardId
-from dagster_leasehold.shard_sources.kinesis.aggregation import Part, unpack
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, at
 from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
 from dagster_leasehold.shard_sources.record_columns import RecordColumns
@@ -16,7 +23,50 @@ from dagster_leasehold.shard_sources.record_columns import RecordColumns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS_PER_BATCH = 2_000
+MAGIC = b"\xf3\x89\x9a\xc2"
+_DIGEST_BYTES = 16
+_TYPES = {"uint64": 4, "bytes": 12, "string": 9, "message": 11}
+_OPTIONAL, _REPEATED = 1, 3
+# The fields of each message: name, number, repeated, and a type or the name of a message.
+_MESSAGES: dict[str, list[tuple[str, int, bool, str]]] = {
+    "Tag": [("key", 1, False, "string"), ("value", 2, False, "string")],
+    "Record": [
+        ("partition_key_index", 1, False, "uint64"),
+        ("explicit_hash_key_index", 2, False, "uint64"),
+        ("data", 3, False, "bytes"),
+        ("tags", 4, True, "Tag"),
+    ],
+    "AggregatedRecord": [
+        ("partition_key_table", 1, True, "string"),
+        ("explicit_hash_key_table", 2, True, "string"),
+        ("records", 3, True, "Record"),
+    ],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One record of a producer.
+
+    Attributes:
+        partition_key: its hash selects the shard.
+        data: the producer's data.
+        explicit_hash_key: the hash that the producer chose instead, if it did.
+        tags: the tags of the producer's library.
+    """
+
+    partition_key: str
+    data: bytes
+    explicit_hash_key: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def hash_key(self) -> int:
+        """The 128-bit hash that selects the shard."""
+        if self.explicit_hash_key is not None:
+            return int(self.explicit_hash_key)
+        digest = hashlib.md5(self.partition_key.encode(), usedforsecurity=False).digest()
+        return int.from_bytes(digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +83,7 @@ class HashRange:
 
 @dataclass(frozen=True, slots=True)
 class UserRecord:
-    """A record as its producer sent it, its place in the shard, and the place after it."""
+    """A record as its producer sent it, its position, and the position after it."""
 
     place: Place
     following: Place
@@ -44,11 +94,11 @@ class UserRecord:
 
     @property
     def size(self) -> int:
-        """Bytes of key and value."""
+        """The bytes of key and value."""
         return len(self.part.partition_key.encode()) + len(self.part.data)
 
     def attributes(self) -> dict[str, str]:
-        """Return all else that the record carries beside key, value and time."""
+        """Return everything but key, value and time."""
         own = {"partition_key": self.part.partition_key, "sequence_number": str(self.place.number)}
         if self.aggregated:
             own["sub_sequence_number"] = str(self.place.part)
@@ -59,11 +109,68 @@ class UserRecord:
         return {**self.part.tags, **own}
 
 
-def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRecord]:
-    """The records in one that the service stores; one that was not packed stands for itself.
+@cache
+def message_class() -> type[Any]:
+    """Return the class of the format's message, without generated code."""
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-    A packed record whose hash the shard does not have is left out: it was packed before a split or
-    merge, and its producer was told so and sends it again to where it belongs.
+    package = "leasehold.kinesis"
+    file = descriptor_pb2.FileDescriptorProto(name="leasehold_kpl.proto", package=package)
+    file.syntax = "proto2"
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field_name, number, repeated, kind in fields:
+            message.field.add(
+                name=field_name,
+                number=number,
+                label=_REPEATED if repeated else _OPTIONAL,
+                type=_TYPES.get(kind, _TYPES["message"]),
+                type_name=None if kind in _TYPES else f".{package}.{kind}",
+            )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    descriptor = pool.FindMessageTypeByName(f"{package}.AggregatedRecord")
+    return message_factory.GetMessageClass(descriptor)
+
+
+def unpack(data: bytes) -> list[Part] | None:
+    """Return the records packed into a record's data; None for an ordinary record."""
+    if not data.startswith(MAGIC) or len(data) < len(MAGIC) + _DIGEST_BYTES:
+        return None
+    body, digest = data[len(MAGIC) : -_DIGEST_BYTES], data[-_DIGEST_BYTES:]
+    if hashlib.md5(body, usedforsecurity=False).digest() != digest:
+        return None
+    from google.protobuf.message import DecodeError
+
+    message: Any = message_class()()
+    try:
+        message.ParseFromString(body)
+        return [_part(message, record) for record in message.records]
+    # The digest is right, but the body has another format.
+    except (DecodeError, UnicodeDecodeError, IndexError, ValueError):
+        return None
+
+
+def _part(message: Any, record: Any) -> Part:
+    explicit: str | None = None
+    if record.HasField("explicit_hash_key_index"):
+        explicit = message.explicit_hash_key_table[record.explicit_hash_key_index]
+    part = Part(
+        partition_key=message.partition_key_table[record.partition_key_index],
+        data=record.data,
+        explicit_hash_key=explicit,
+        tags={tag.key: tag.value for tag in record.tags},
+    )
+    if part.hash_key < 0:
+        raise ValueError("the hash is negative")
+    return part
+
+
+def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRecord]:
+    """Return the producers' records in a stored one.
+
+    A packed record whose hash belongs to another shard is omitted. It was packed before a split or
+    merge, and its producer was notified and sends it again.
     """
     parts = unpack(stored.data)
     if parts is None:
@@ -85,27 +192,18 @@ def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRec
     ]
 
 
+def add_record(columns: RecordColumns, record: UserRecord) -> None:
+    """Append a record to the columns of its shard."""
+    columns.cursors.append(str(record.place))
+    columns.times.append(record.arrived)
+    columns.keys.append(record.part.partition_key.encode())
+    columns.add_values([record.part.data])
+    columns.add_attributes(record.attributes())
+
+
 def batch_of(shard: str, records: Sequence[UserRecord]) -> pa.RecordBatch:
-    """Records as one batch of `record_schema()`."""
+    """Return records as one batch of `record_schema()`."""
     columns = RecordColumns(ShardId(shard))
-    columns.cursors += [str(record.place) for record in records]
-    columns.times += [record.arrived for record in records]
-    columns.keys += [record.part.partition_key.encode() for record in records]
-    columns.add_values([record.part.data for record in records])
     for record in records:
-        columns.add_attributes(record.attributes())
+        add_record(columns, record)
     return columns.batch()
-
-
-def batches_of(shard: str, records: Iterable[UserRecord]) -> Iterator[pa.RecordBatch]:
-    """Records in batches of a size that Spark's workers like."""
-    held: list[UserRecord] = []
-    size = 0
-    for record in records:
-        held.append(record)
-        size += record.size
-        if len(held) >= ROWS_PER_BATCH or size >= 8 * 1024 * 1024:
-            yield batch_of(shard, held)
-            held, size = [], 0
-    if held:
-        yield batch_of(shard, held)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisStream
-from dagster_leasehold.shard_sources.kinesis.aggregation import Part
+from dagster_leasehold.shard_sources.kinesis.user_records import Part
 from tests import kinesis_servers
 from tests.command_output import output_of
 from tests.integration.shard_sources.consuming_home import (
@@ -160,8 +160,8 @@ def test_leases_that_tell_no_place_are_named_or_refused(
     numbers = stream.put(1)
     output_of(capsys, "group", "create", stream.key.stream)
     for columns, reason in (
-        ({"pendingCheckpoint": numbers[first][1]}, "prepared and not made"),
-        ({"startingHashKey": "5"}, "is of another stream"),
+        ({"pendingCheckpoint": numbers[first][1]}, "did not store"),
+        ({"startingHashKey": "5"}, "belongs to another stream"),
     ):
         stream.put_lease(first, numbers[first][0], **columns)
         assert reason in output_of(capsys, *stream.importing, code=2)

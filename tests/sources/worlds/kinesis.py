@@ -12,7 +12,7 @@ import pytest
 
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis import KinesisOptions, KinesisStream
-from dagster_leasehold.shard_sources.kinesis.aggregation import Part
+from dagster_leasehold.shard_sources.kinesis.user_records import Part
 from tests import kinesis_servers
 from tests.kinesis_servers import ACCESS_KEY, REGION, SECRET_KEY, FaultProxy, ServerMissing
 from tests.sources.world import NewRecord, Notion, SourceWorld

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from dagster_leasehold.shard_sources.kinesis.aggregation import MAGIC, Part, message_class
+from dagster_leasehold.shard_sources.kinesis.user_records import MAGIC, Part, message_class
 
 
 def pack(parts: Sequence[Part]) -> bytes:

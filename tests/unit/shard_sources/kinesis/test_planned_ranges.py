@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dagster_leasehold.shard_sources.kinesis.aggregation import Part
 from dagster_leasehold.shard_sources.kinesis.cursors import after, at
 from dagster_leasehold.shard_sources.kinesis.planned_ranges import PlannedRanges
-from dagster_leasehold.shard_sources.kinesis.user_records import UserRecord, batch_of
+from dagster_leasehold.shard_sources.kinesis.user_records import Part, UserRecord
 
 SHARD = "shardId-000000000000"
 
@@ -21,7 +20,7 @@ def keep(ranges: PlannedRanges, start: str, end: str, values: list[bytes]) -> No
     ]
     writer = ranges.writer(SHARD)
     for record in records:
-        writer.write(batch_of(SHARD, [record]))
+        writer.add(record)
     writer.keep(start, end)
 
 

@@ -7,7 +7,7 @@ import pytest
 from dagster_leasehold.lease_store.errors import CheckpointRefused, UnknownGroup
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
-from dagster_leasehold.shard_sources.kinesis.kcl_leases import KclLease, finished_shards, leases_of
+from dagster_leasehold.shard_sources.kinesis.kcl import KclLease, finished_shards, leases_of
 
 NUMBER = "49647651890145783464903104513441812347286219475838410754"
 ROW_OF_2: dict[str, Any] = {

@@ -6,10 +6,16 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dagster_leasehold.shard_sources.kinesis.aggregation import MAGIC, Part, unpack
 from dagster_leasehold.shard_sources.kinesis.cursors import after, at
 from dagster_leasehold.shard_sources.kinesis.paging import StoredRecord
-from dagster_leasehold.shard_sources.kinesis.user_records import HashRange, batch_of, user_records
+from dagster_leasehold.shard_sources.kinesis.user_records import (
+    MAGIC,
+    HashRange,
+    Part,
+    batch_of,
+    unpack,
+    user_records,
+)
 from dagster_leasehold.shard_sources.source import record_schema
 from tests.unit.shard_sources.kinesis.packing import pack
 
