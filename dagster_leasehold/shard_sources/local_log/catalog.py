@@ -1,7 +1,7 @@
 """The catalog of a local log: its shards, replaced as a whole by one rename.
 
-A split or merge becomes visible at that rename and at no other moment: before it the parents are
-writable and the children unknown, after it the parents are read-only and the children listed.
+A split or merge becomes visible by that rename alone. Before it the parents are writable and the
+children unknown; after it the parents are read-only and the children listed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CatalogShard:
 
     @classmethod
     def parse(cls, row: object) -> Self:
-        """Return a shard from its stored form; raise ValueError if it has another."""
+        """Return a shard from its stored form; raise ValueError if that is invalid."""
         if not isinstance(row, dict) or set(row) != {
             "shard", "parents", "hash_begin", "hash_end", "read_only",
         }:  # fmt: skip
@@ -70,11 +70,7 @@ class CatalogShard:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All shards of a log, in order of creation.
-
-    Attributes:
-        log: the identity of the log.
-    """
+    """All shards of a log in order of creation, and the log's id."""
 
     shards: tuple[CatalogShard, ...] = ()
     log: str = ""
@@ -84,7 +80,7 @@ class Catalog:
         object.__setattr__(self, "_by_id", {entry.shard: entry for entry in self.shards})
 
     def find(self, shard: str) -> CatalogShard:
-        """Return the shard of this id; raise UnknownShard if the log has none."""
+        """Return the shard with this id; raise UnknownShard if it is not listed."""
         entry = self._by_id.get(shard)
         if entry is not None:
             return entry
@@ -93,50 +89,50 @@ class Catalog:
         raise UnknownShard(f"The log has no shard {shown(shard)}: it has {names}{more}.")
 
     def removed(self, shard: str) -> bool:
-        """Return True if the log once had a shard that is not listed: ids are rising numbers."""
-        # Asked for each shard of a tick: only one that is not listed is compared with all others.
+        """Return True if a shard existed and is no longer listed; ids are rising numbers."""
+        # Every tick calls this for every shard, so listed shards need no comparison with others.
         if shard in self._by_id or not shard.isdecimal():
             return False
         return was_removed(int(shard), (int(entry.shard) for entry in self.shards))
 
     @property
     def writable(self) -> list[CatalogShard]:
-        """The shards that take records."""
+        """The shards that accept records."""
         return [entry for entry in self.shards if not entry.read_only]
 
     def next_ids(self, count: int) -> list[ShardId]:
-        """`count` ids that no shard ever had."""
+        """Return `count` new ids."""
         last = max((int(entry.shard) for entry in self.shards), default=-1)
         return [ShardId(str(last + step)) for step in range(1, count + 1)]
 
     def resharded(self, parents: list[CatalogShard], children: list[CatalogShard]) -> Catalog:
-        """The catalog after `parents` became read-only and `children` were added."""
-        closed = {parent.shard for parent in parents}
+        """Return the catalog with read-only `parents` and new `children`."""
+        parent_ids = {parent.shard for parent in parents}
         shards = (
-            replace(entry, read_only=True) if entry.shard in closed else entry
+            replace(entry, read_only=True) if entry.shard in parent_ids else entry
             for entry in self.shards
         )
         return replace(self, shards=(*shards, *children))
 
 
 def catalog_lock(root: Path) -> FileLock:
-    """The lock for replacing the catalog; reading needs none."""
+    """Return the lock for replacing the catalog; reading needs none."""
     return FileLock(root / "catalog.lock", timeout=_LOCK_WAIT_S)
 
 
 def load_catalog(root: Path) -> Catalog:
-    """Read the catalog.
+    """Return the catalog of a log.
 
     Raises:
         LogNotFound: there is no log in `root`.
-        LogCorrupt: the catalog does not have its form, or is missing while there are records.
+        LogCorrupt: the catalog is damaged, or is missing although there are records.
         SourceUnavailable: the file cannot be read.
     """
     path = root / CATALOG_FILE
     try:
         status = path.stat()
-        # Every change is a new file that is longer than the one before, so these three tell
-        # all versions apart; a log of many shards is parsed once per version, not per call.
+        # Each change makes a new and longer file, so these three numbers identify a version. Each
+        # version is parsed once, because a log can have many shards.
         return _parsed(path, (status.st_ino, status.st_mtime_ns, status.st_size))
     except (FileNotFoundError, NotADirectoryError):
         refuse_remains(root)
@@ -158,7 +154,7 @@ def _parsed(path: Path, version: tuple[int, int, int]) -> Catalog:
     if (stored["format"], stored["version"]) != (_FORMAT, _VERSION):
         raise ValueError(f"it is of format {stored['format']!r} version {stored['version']!r}")
     if stored.get("checksum") != _checksum(stored["shards"]):
-        raise ValueError("its checksum is another")
+        raise ValueError("its checksum is wrong")
     shards = tuple(CatalogShard.parse(row) for row in stored["shards"])
     if len({entry.shard for entry in shards}) != len(shards):
         raise ValueError("a shard is listed twice")
@@ -172,7 +168,7 @@ def _checksum(shards: object) -> int:
 
 
 def refuse_remains(root: Path) -> None:
-    """Raise LogCorrupt for a folder that holds log files, but no catalog: a log has been there."""
+    """Raise LogCorrupt if a folder without a catalog contains the files of a log."""
     if next(root.glob("shards/*/*.arrow"), None):
         raise LogCorrupt(
             f"The catalog {root / CATALOG_FILE} is missing, and there are log files below "
@@ -181,10 +177,7 @@ def refuse_remains(root: Path) -> None:
 
 
 def save_catalog(root: Path, catalog: Catalog) -> None:
-    """Replace the catalog; call it under `catalog_lock`. Durable when it returns.
-
-    The file of heads is there by then, with a record for each shard.
-    """
+    """Replace the catalog durably; the caller holds `catalog_lock` and has written the heads."""
     shards = [asdict(entry) for entry in catalog.shards]
     document = {
         "format": _FORMAT,

@@ -1,15 +1,15 @@
 """The files of one shard.
 
-Each flush of a writer is a file of its own, named after the offsets that it holds. It gets this
-name when it is complete and on the disk, and never changes. Readers take no lock:
+Each flush of a writer is one file, named after its offsets. It gets this name when it is complete
+and on the disk, and never changes. Readers take no lock:
 
-1. the writer writes a draft, flushes it, gives it its name, and flushes the folder;
-2. a reader that looks now sees the old head, hence the old end of the shard;
-3. the writer writes the head;
-4. a reader that looks now sees the new end, and all that lies below it is complete.
+1. The writer writes a draft, flushes it, renames it, and flushes the folder.
+2. A reader sees the old head, and so the old end of the shard.
+3. The writer writes the head.
+4. A reader sees the new end, and every file below it is complete.
 
-Small files become one from time to time. Both are there for a moment: of two files that hold the
-same offsets, the larger one counts.
+Small files are sometimes compacted into one. Both exist for a moment: of two files with the same
+offsets, the larger one counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from dagster_leasehold.shard_sources.local_log.format import (
     END_MARK,
     FOOTER_END_BYTES,
     Entry,
-    Footer,
     damaged_file,
     decode,
     file_header,
@@ -47,7 +46,7 @@ _LISTINGS_MAX = 5
 
 
 class FileName(NamedTuple):
-    """A file by the offsets `[begin, end)` that it holds."""
+    """The name of a file with the offsets `[begin, end)`."""
 
     begin: int
     end: int
@@ -65,25 +64,25 @@ def shard_folder(root: Path, shard: ShardId) -> Path:
 
 
 def all_files(folder: Path, after: int = 0) -> Iterator[FileName]:
-    """The files that hold offsets from `after` on, by their first offset and then by their last."""
+    """Yield the files with offsets from `after` on, in order of first and last offset."""
     try:
         listed = sorted(filter(_NAME.fullmatch, os.listdir(folder)))
     except FileNotFoundError:
         return
     ended = f"{after:020d}"
     for name in listed:
-        # All numbers have the same width. Most files of a long shard lie before the wanted place.
+        # Numbers of equal width compare as texts, and most files of a long shard are skipped here.
         if name[21:41] > ended:
             yield FileName(int(name[:20]), int(name[21:41]), folder)
 
 
 def list_files(folder: Path, begin: int) -> Iterator[FileName]:
-    """The files that hold `begin` or what comes after it, each offset once."""
+    """Yield the files with offsets from `begin` on, each offset once."""
     return each_offset_once(all_files(folder, begin), begin)
 
 
 def each_offset_once(names: Iterable[FileName], begin: int) -> Iterator[FileName]:
-    """Leave out files whose offsets are in a larger one, or all lie before `begin`."""
+    """Omit files whose offsets are in a larger file, or all before `begin`."""
     for _, alike in groupby(names, key=attrgetter("begin")):
         *_, largest = alike
         if largest.end > begin:
@@ -92,7 +91,7 @@ def each_offset_once(names: Iterable[FileName], begin: int) -> Iterator[FileName
 
 
 def contiguous_end(names: Iterable[FileName], begin: int) -> int:
-    """The offset where the files' records from `begin` on end."""
+    """Return the end of the records that follow `begin` without a hole."""
     for name in names:
         if not name.begin <= begin < name.end:
             break
@@ -101,10 +100,10 @@ def contiguous_end(names: Iterable[FileName], begin: int) -> int:
 
 
 def files_between(folder: Path, begin: int, end: int) -> list[FileName]:
-    """The files that hold the offsets `[begin, end)`; raise LogCorrupt if one is missing."""
+    """Return the files with the offsets `[begin, end)`; raise LogCorrupt if one is missing."""
     names: list[FileName] = []
     for _ in range(_LISTINGS_MAX):
-        # Again: a listing during a compaction may have neither the small files nor the large one.
+        # A listing during a compaction can lack both the small files and the large one.
         names = [*list_files(folder, begin)]
         if contiguous_end(names, begin) >= end:
             return [name for name in names if name.begin < end]
@@ -112,17 +111,17 @@ def files_between(folder: Path, begin: int, end: int) -> list[FileName]:
 
 
 def write_file(name: FileName, messages: Iterable[bytes], entries: Iterable[Entry]) -> None:
-    """Write a file; it and its name are on the disk when this returns."""
+    """Write a file durably, with its name."""
     with replacing(name.path, durable=True) as file:
         file.writelines((file_header(), *messages, END_MARK, packed_footer(entries)))
 
 
 class LogFile:
-    """An open file: its entries, and their messages.
+    """An open file with its entries and their messages.
 
     Raises:
-        FileNotFoundError: retention has removed it, or a larger one has taken its place.
-        LogCorrupt: its footer is not the one that was written.
+        FileNotFoundError: retention or a compaction has removed it.
+        LogCorrupt: its footer is damaged.
     """
 
     def __init__(self, name: FileName) -> None:
@@ -144,11 +143,11 @@ class LogFile:
         """Close the file."""
         os.close(self._descriptor)
 
-    def _footer(self) -> Footer:
+    def _footer(self) -> list[Entry]:
         size = os.fstat(self._descriptor).st_size
         end = os.pread(self._descriptor, FOOTER_END_BYTES, max(0, size - FOOTER_END_BYTES))
         length = footer_bytes(end) if len(end) == FOOTER_END_BYTES else 0
-        # Check the length before reading: a damaged one can be gigabytes.
+        # A damaged length can be gigabytes, so it is checked before the read.
         if FOOTER_END_BYTES < length < size:
             entries = parse_footer(os.pread(self._descriptor, length, size - length))
             if entries is not None and entries[-1].position_end == size - length - len(END_MARK):
@@ -159,16 +158,16 @@ class LogFile:
 
     @property
     def time_max(self) -> int:
-        """The largest event time in the file, in microseconds since 1970."""
+        """The latest event time in the file, in microseconds since 1970."""
         return max(entry.time_max for entry in self.entries)
 
     @property
     def time_max_so_far(self) -> int:
-        """The largest event time in the shard up to the end of the file, in microseconds."""
+        """The latest event time in the shard up to the end of the file, in microseconds."""
         return self.entries[-1].time_max_so_far
 
     def entries_from(self, offset: int) -> Iterator[Entry]:
-        """The entries from the one that holds `offset` on; raise LogCorrupt at a hole."""
+        """Yield the entries from the one with `offset` on; raise LogCorrupt at a hole."""
         after = bisect_right(self.entries, offset, key=lambda entry: entry.offset)
         for number in range(max(0, after - 1), len(self.entries)):
             entry = self.entries[number]
@@ -178,12 +177,12 @@ class LogFile:
             offset = entry.end
 
     def message(self, entry: Entry) -> bytes:
-        """Return the bytes of one message; raise LogCorrupt if it is longer than any."""
+        """Return the bytes of a message; raise LogCorrupt if it is too long."""
         if entry.length > DECODED_BYTES_MAX:
             message = f"a message of {entry.length} bytes at {entry.position}, more than any has"
             raise damaged_file(self.name.path, f"names {message}")
         return os.pread(self._descriptor, entry.length, entry.position)
 
     def batch(self, entry: Entry) -> pa.RecordBatch:
-        """Return the records of one message; raise LogCorrupt if its bytes are others."""
+        """Return the records of a message; raise LogCorrupt if it is damaged."""
         return decode(self.message(entry), entry, self.name.path)

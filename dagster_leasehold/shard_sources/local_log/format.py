@@ -1,8 +1,8 @@
 """The bytes of a log file.
 
-A file is an Arrow IPC stream: one schema message, one message per record batch, compressed with
-LZ4, and the end mark. Behind it stands a footer that Arrow does not look at: an entry of fixed size
-per message, then their number and a checksum of them. Each entry carries a checksum of its message.
+A file is an Arrow IPC stream: a schema message, one message per record batch, compressed with LZ4,
+and the end mark. A footer follows, which Arrow ignores: an entry of fixed size per message, the
+number of entries, and a checksum. Each entry has a checksum of its message.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import pyarrow as pa
-from typing_extensions import override
 
 from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused
 from dagster_leasehold.lease_store.times import time_text
@@ -27,7 +26,7 @@ from dagster_leasehold.shard_sources.source import no_attributes
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_RECORDS_MAX = 8192
 MESSAGE_BYTES_MAX = 1024 * 1024
-# A message is closed when it reaches its size; offsets and flags take less than as much again.
+# A message ends when it reaches its size. Its offsets and flags take less than that size again.
 DECODED_BYTES_MAX = RECORD_BYTES_MAX + 2 * MESSAGE_BYTES_MAX
 
 END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
@@ -37,7 +36,7 @@ FOOTER_END_BYTES = 2 * _UINT32.size
 _ATTRIBUTE_OVERHEAD = 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# What a message says of itself: a flatbuffer of Arrow's `Message.fbs`.
+# The metadata of a message, a flatbuffer of Arrow's `Message.fbs`.
 _UINT16 = struct.Struct("<H")
 _INT32 = struct.Struct("<i")
 _INT64 = struct.Struct("<q")
@@ -54,9 +53,9 @@ class Record:
 
     Attributes:
         value: its bytes, at most 64 MiB.
-        key: its key, or None.
-        event_time: when it happened, with a time zone; None takes the time of the append.
-        attributes: names and texts that travel with it.
+        key: its key, if it has one.
+        event_time: its time, with a time zone; None means the time of the append.
+        attributes: texts by name.
 
     Examples:
         >>> Record(b"one", key=b"k").attributes
@@ -70,17 +69,17 @@ class Record:
 
 
 class Entry(NamedTuple):
-    """One message of a file, as its footer describes it.
+    """The footer's description of one message.
 
     Attributes:
-        offset: the offset of its first record within the shard.
-        position: where it begins in the file, in bytes.
-        length: how long it is, in bytes.
-        records: how many records it holds.
-        payload: bytes of keys and values before compression.
-        time_max: the largest event time in it, in microseconds since 1970.
-        time_max_so_far: the largest event time in the shard up to and including it.
-        checksum: CRC-32 of its bytes.
+        offset: the offset of its first record.
+        position: its first byte in the file.
+        length: its bytes.
+        records: its records.
+        payload: the bytes of keys and values before compression.
+        time_max: the latest event time in it, in microseconds since 1970.
+        time_max_so_far: the latest event time in the shard up to its end.
+        checksum: the CRC-32 of its bytes.
     """
 
     offset: int
@@ -99,54 +98,33 @@ class Entry(NamedTuple):
 
     @property
     def position_end(self) -> int:
-        """The place where it ends in the file, in bytes."""
+        """The first byte after it in the file."""
         return self.position + self.length
 
 
-class Footer(Sequence[Entry]):
-    """The entries of a file, each taken apart when it is asked for."""
-
-    def __init__(self, packed: bytes) -> None:
-        self._packed = packed
-
-    @override
-    def __len__(self) -> int:
-        return len(self._packed) // _ENTRY.size
-
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Entry]: ...
-    @override
-    def __getitem__(self, index: int | slice) -> Entry | Sequence[Entry]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        return Entry(*_ENTRY.unpack_from(self._packed, range(len(self))[index] * _ENTRY.size))
-
-
 def packed_footer(entries: Iterable[Entry]) -> bytes:
-    """Return the footer of a file in its stored form."""
+    """Return the bytes of a footer."""
     packed = b"".join(_ENTRY.pack(*entry) for entry in entries)
     counted = packed + _UINT32.pack(len(packed) // _ENTRY.size)
     return counted + _UINT32.pack(zlib.crc32(counted))
 
 
 def footer_bytes(stored_end: bytes) -> int:
-    """Return the size of a footer that ends in these `FOOTER_END_BYTES`."""
+    """Return the size of a footer from its last `FOOTER_END_BYTES`."""
     return _UINT32.unpack_from(stored_end)[0] * _ENTRY.size + FOOTER_END_BYTES
 
 
-def parse_footer(stored: bytes) -> Footer | None:
-    """Return the entries of a whole footer, or None where its checksum is another."""
+def parse_footer(stored: bytes) -> list[Entry] | None:
+    """Return the entries of a footer; None if its checksum is wrong."""
     counted = stored[: -_UINT32.size]
     if stored[-_UINT32.size :] != _UINT32.pack(zlib.crc32(counted)):
         return None
-    return Footer(counted[: -_UINT32.size])
+    return [Entry(*fields) for fields in _ENTRY.iter_unpack(counted[: -_UINT32.size])]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An encoded record batch, not yet placed in a file."""
+    """An encoded record batch without a place in a file."""
 
     encoded: bytes
     records: int
@@ -154,7 +132,7 @@ class Message:
     time_max: int
 
     def placed(self, offset: int, position: int, time_max_before: int) -> Entry:
-        """The entry of this message once it stands at `position` of a file."""
+        """Return the entry of this message at a position of a file."""
         return Entry(
             offset=offset,
             position=position,
@@ -168,16 +146,16 @@ class Message:
 
 
 def microseconds(moment: datetime) -> int:
-    """Return a time as microseconds since 1970; raise RecordRefused if it has no time zone."""
+    """Return microseconds since 1970; raise RecordRefused if the time has no time zone."""
     if moment.tzinfo is None:
         raise RecordRefused(f"The time {time_text(moment)} has no time zone: give it one.")
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def _event_us(moment: datetime) -> int:
-    """Return the time of a record as microseconds since 1970; raise RecordRefused if none can be.
+    """Return a record's time in microseconds since 1970; raise RecordRefused if it is unreadable.
 
-    Its own offset can put a time of the year 9999 into the year after, which cannot be read back.
+    The UTC offset can move a time of the year 9999 into the next year, which Python cannot read.
     """
     time_us = microseconds(moment)
     if moment_of(time_us) is None:
@@ -190,7 +168,7 @@ def _event_us(moment: datetime) -> int:
 
 @cache
 def file_schema() -> pa.Schema:
-    """The columns of a file: a record's, except what its place tells."""
+    """Return the columns of a file: a record's, without the shard and the cursor."""
     return pa.schema(
         [
             pa.field("event_time", pa.timestamp("us", tz="UTC")),
@@ -203,12 +181,12 @@ def file_schema() -> pa.Schema:
 
 @cache
 def file_header() -> bytes:
-    """The first bytes of every file: its schema message."""
+    """Return the first bytes of every file, its schema message."""
     return file_schema().serialize().to_pybytes()
 
 
 def in_messages(records: Iterable[bytes | Record]) -> Iterator[list[bytes | Record]]:
-    """Records in lists that become one message each."""
+    """Yield records in lists, one for each message."""
     chunk: list[bytes | Record] = []
     size = 0
     for record in records:
@@ -228,7 +206,7 @@ def _attribute_size(name: str, text: str) -> int:
 def _checked_size(record: object) -> int:
     value = record.value if isinstance(record, Record) else record
     if not isinstance(value, bytes):
-        raise RecordRefused(f"A record is of type {type(value).__name__}: give its bytes.")
+        raise RecordRefused(f"A record has the type {type(value).__name__}: use bytes.")
     size = len(value)
     if isinstance(record, Record):
         size += len(record.key or b"")
@@ -241,14 +219,14 @@ def _checked_size(record: object) -> int:
 
 
 def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
-    """Records as one message; `now` is the event time of records without one."""
+    """Return records as one message; `now` is the event time of records without one."""
     now_us = microseconds(now)
     count = len(records)
     time_type, _, _, attribute_type = file_schema().types
     times: pa.Array = pa.repeat(pa.scalar(now_us, time_type), count)
     time_max = now_us
     if not any(isinstance(record, Record) for record in records):
-        # Plain values, the bulk of every load: no object per record.
+        # Most loads append plain values, which need no object per record.
         values = pa.array(records, pa.binary())
         keys = pa.nulls(count, pa.binary())
         attributes = no_attributes(count)
@@ -270,15 +248,15 @@ def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
 
 
 def decode(encoded: bytes, entry: Entry, where: Path | str) -> pa.RecordBatch:
-    """The record batch of a message, after its checksum was found right.
+    """Return the record batch of a message.
 
     Raises:
-        LogCorrupt: the bytes were changed, or have no known form.
+        LogCorrupt: the checksum is wrong, or the bytes have an unknown form.
     """
     if zlib.crc32(encoded) != entry.checksum:
         raise _damaged(entry, where, "is damaged")
-    # A checksum does not keep anybody from writing a file of his own: nothing below may
-    # allocate more than a message can hold, or continue with other records than the footer counts.
+    # A forged file can have a right checksum. So nothing below allocates more than a message can
+    # hold, or accepts another number of records than the footer has.
     try:
         message = pa.ipc.read_message(pa.py_buffer(encoded))
         size = decoded_size(memoryview(message.metadata), memoryview(message.body or b""))
@@ -287,7 +265,7 @@ def decode(encoded: bytes, entry: Entry, where: Path | str) -> pa.RecordBatch:
         rows = pa.ipc.read_record_batch(message, file_schema())
         rows.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, MessageMalformed):
-        raise _damaged(entry, where, "is no message") from None
+        raise _damaged(entry, where, "is not a message") from None
     if rows.num_rows != entry.records:
         raise _damaged(entry, where, f"holds {rows.num_rows} records, not {entry.records},")
     return rows
@@ -299,12 +277,12 @@ def _damaged(entry: Entry, where: Path | str, what: str) -> LogCorrupt:
 
 
 def damaged_file(file: Path | str, what: str) -> LogCorrupt:
-    """Return the error for a log file that is not as it was written; `what` is wrong with it."""
+    """Return the error for a damaged log file; `what` is the damage."""
     return LogCorrupt(f"The log file {file} {what}: restore it from a backup.")
 
 
 def missing_offset(folder: Path, offset: int) -> LogCorrupt:
-    """Return the error for a shard's folder that lacks an offset below the head."""
+    """Return the error for a shard without the file of an acknowledged offset."""
     return LogCorrupt(
         f"The log files in {folder} do not hold offset {offset}, which was written: restore them "
         "from a backup."
@@ -312,18 +290,18 @@ def missing_offset(folder: Path, offset: int) -> LogCorrupt:
 
 
 class MessageMalformed(Exception):
-    """The metadata does not describe a record batch, or points outside of its message."""
+    """The metadata does not describe a record batch, or points outside of the message."""
 
 
 def decoded_size(metadata: bytes | memoryview, body: bytes | memoryview) -> int:
-    """Return the bytes that the buffers of a record batch message declare to expand to.
+    """Return the declared size of the expanded buffers of a record batch message.
 
-    Arrow allocates what each compressed buffer declares before it looks at the buffer, so a damaged
-    or hostile file of a few kilobytes could ask for any amount of memory. Each buffer begins with
-    its expanded length, a little-endian 64-bit integer that is -1 where it is stored as it is.
+    Arrow allocates the declared size of a compressed buffer before it reads the buffer, so a forged
+    file of a few kilobytes could allocate any amount of memory. Each buffer begins with its
+    expanded length, a little-endian 64-bit integer that is -1 if the buffer is not compressed.
 
     Raises:
-        MessageMalformed: the message is not one of a record batch.
+        MessageMalformed: the message does not contain a record batch.
     """
     try:
         return sum(_sizes(memoryview(metadata), memoryview(body)))
@@ -336,7 +314,7 @@ def _sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
     kind = _field(metadata, message, _HEADER_TYPE)
     header = _field(metadata, message, _HEADER)
     if kind is None or header is None or metadata[kind] != _RECORD_BATCH:
-        raise MessageMalformed("it is no record batch")
+        raise MessageMalformed("it is not a record batch")
     batch = _follow(metadata, header)
     compressed = _field(metadata, batch, _COMPRESSION) is not None
     buffers = _field(metadata, batch, _BUFFERS)
@@ -360,13 +338,13 @@ def _sizes(metadata: memoryview, body: memoryview) -> Iterator[int]:
 
 
 def _follow(metadata: memoryview, at: int) -> int:
-    """Return the place that an offset names."""
+    """Return the position that an offset refers to."""
     (offset,) = _UINT32.unpack_from(metadata, at)
     return at + offset
 
 
 def _field(metadata: memoryview, table: int, number: int) -> int | None:
-    """Return the place of a field of a table, or None where the table leaves it out."""
+    """Return the position of a table's field; None if the table omits it."""
     (back,) = _INT32.unpack_from(metadata, table)
     names = table - back
     if names < 0:

@@ -1,7 +1,4 @@
-"""The local log as a kind of source, with its options.
-
-Apart from what reads it, because Spark's workers can lack pydantic.
-"""
+"""The local log as a kind of source, apart from its reader: Spark's workers can lack pydantic."""
 
 from __future__ import annotations
 
@@ -27,7 +24,6 @@ class LocalLogOptions(BaseModel):
 
 
 def _open(options: LocalLogOptions, place: StreamPlace) -> LocalLog:
-    """Return the log; where there is none yet, the first call that needs it says so."""
     return LocalLog(options.root or place.folder)
 
 

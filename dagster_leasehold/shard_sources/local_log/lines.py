@@ -1,6 +1,6 @@
 """Loading files into a log: one record per line, without its line feed.
 
-A carriage return stays, an empty line is a record, and so is a last line without a line feed.
+A carriage return, an empty line, and a last line without a line feed are kept.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ def append_lines(
     open_writer: Callable[[CatalogShard], ShardWriter],
     progress: Callable[[int], None],
 ) -> dict[CatalogShard, AppendedRange]:
-    """Append all lines of `files`, in this order, to `shards`; see `LocalLog.append_lines`."""
+    """Append the lines of `files` to `shards`; see `LocalLog.append_lines`."""
     if not shards:
-        raise LogCorrupt("The log has no shard that takes records: its catalog is damaged.")
+        raise LogCorrupt(
+            "The log has no shard that accepts records: restore its catalog from a backup."
+        )
     check_readable(files)
     ordered = sorted(shards, key=lambda shard: shard.hash_begin)
     divide = _by_turns(len(ordered))
     ranges: dict[CatalogShard, AppendedRange] = {}
     with ExitStack() as stack:
-        # Each open writer has two files open, and a process may have about a thousand.
+        # Each writer has two files open, and a process can open about a thousand.
         writers = {
             shard: stack.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_OPEN_MAX]
         }
@@ -55,14 +57,10 @@ def append_lines(
 
 
 def check_readable(files: Iterable[Path]) -> None:
-    """Refuse unreadable files before anything is begun.
-
-    Raises:
-        UserMistake: a file is missing, is a folder, or may not be read.
-    """
+    """Raise UserMistake if a file is missing, is a folder, or cannot be read."""
     for file in files:
         try:
-            # A pipe can be read once only, so that opening it here would lose its content.
+            # A pipe can be opened only once.
             if not file.is_fifo():
                 file.open("rb").close()
         except OSError as error:
@@ -70,7 +68,7 @@ def check_readable(files: Iterable[Path]) -> None:
 
 
 def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
-    """The lines of a file in lists of bounded size."""
+    """Yield the lines of a file in lists of bounded size."""
     rest = b""
     count = 0
     try:
@@ -82,7 +80,7 @@ def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
                 if lines:
                     count += len(lines)
                     yield lines
-                # Noticed before the line ends, so that it never has to fit into memory.
+                # Checked before the line ends, because it might not fit into memory.
                 if len(rest) > RECORD_BYTES_MAX:
                     raise _too_long(file, count, loaded_before)
     except OSError as error:
@@ -93,12 +91,13 @@ def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
 
 def _too_long(file: Path, lines_before: int, loaded_before: int) -> RecordRefused:
     return RecordRefused(
-        f"Line {lines_before + 1} of {file} has more than {RECORD_BYTES_MAX} bytes, the most that "
-        f"a record may have; the {loaded_before + lines_before} lines before it were loaded."
+        f"Line {lines_before + 1} of {file} is longer than {RECORD_BYTES_MAX} bytes, the limit of "
+        f"a record; the {loaded_before + lines_before} lines before it were loaded."
     )
 
 
 def _by_turns(count: int) -> Callable[[list[bytes]], list[list[bytes]]]:
+    """Return a function that divides lists of lines among shards, each line to the next shard."""
     turn = 0
 
     def divide(lines: list[bytes]) -> list[list[bytes]]:

@@ -1,4 +1,4 @@
-"""The local log: a sharded log in a folder, the embedded default among the sources."""
+"""The local log: a sharded log in a folder, the default source."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _RESHARD_WAIT_S = 30.0
 
 
 class LocalLog(LocalLogSource):
-    """A sharded log in a folder: a source that can be written to, split, merged and retained.
+    """A sharded log in a folder: a source that accepts records, splits, merges and retention.
 
-    Opening it touches nothing: a folder without a log is reported by the first call that needs
-    it. Many processes can read at once; each shard takes one writer at a time.
+    Opening it reads nothing, so the first call that needs the log reports a missing one. Many
+    processes can read a shard, and one at a time can write to it.
 
     Args:
         root: the log's folder.
-        clock: gives the event time of records that have none; returns an aware time.
+        clock: returns the event time of records without one, with a time zone.
 
     Examples:
         >>> log = LocalLog.create("visits-log", shards=2)
@@ -61,14 +61,14 @@ class LocalLog(LocalLogSource):
         exist_ok: bool = False,
         clock: Callable[[], datetime] = utc_now,
     ) -> Self:
-        """A new log of `shards` shards, named "0", "1", …, which divide all hashes evenly.
+        """Create a log of `shards` shards, named "0", "1", …, which divide all hashes evenly.
 
-        With `exist_ok`, a log that the folder holds already is returned as it is.
+        With `exist_ok`, a log that exists in the folder is returned unchanged.
 
         Raises:
-            LogExists: the folder holds a log already, without `exist_ok`; it is left as it is.
-            LogCorrupt: it holds a log whose catalog is missing; it is left as it is.
-            UserMistake: the number is out of range, or the folder cannot be made.
+            LogExists: the folder has a log, and `exist_ok` is not set.
+            LogCorrupt: the folder has a log without a catalog.
+            UserMistake: the number is out of range, or the folder cannot be created.
         """
         if not 1 <= shards <= SHARDS_MAX:
             raise UserMistake(f"A log of {shards} shards cannot be made: use 1 to {SHARDS_MAX}.")
@@ -98,28 +98,28 @@ class LocalLog(LocalLogSource):
 
     @classmethod
     def open(cls, root: Path | str, *, clock: Callable[[], datetime] = utc_now) -> Self:
-        """Return the log in a folder; raise LogNotFound or LogCorrupt if it cannot be read."""
+        """Return the log in a folder; raise LogNotFound or LogCorrupt if it is unusable."""
         log = cls(root, clock=clock)
         catalog.load_catalog(log.root)
         return log
 
     @property
     def exists(self) -> bool:
-        """True if the folder holds a log."""
+        """True if the folder has a log."""
         return (self.root / catalog.CATALOG_FILE).exists()
 
     # --- Writing ---
 
     def writer(self, shard: str, *, wait_s: float = 0.0) -> ShardWriter:
-        """The one writer of a shard, to be entered with `with`; see `ShardWriter`."""
+        """Return the only writer of a shard, a context manager; see `ShardWriter`."""
         entry = catalog.load_catalog(self.root).find(shard)
         return ShardWriter(self.root, entry.shard, clock=self._clock, wait_s=wait_s)
 
     def append(self, shard: str, records: Iterable[bytes | Record]) -> AppendedRange:
-        """Append records to a shard in order; they are on the disk when this returns.
+        """Append records to a shard, in order and durably.
 
         Raises:
-            UnknownShard, ShardReadOnly, ShardBusy: the shard takes no records now.
+            UnknownShard, ShardReadOnly, ShardBusy: the shard accepts no records now.
             RecordRefused, SourceUnavailable: see `ShardWriter.append`.
         """
         with self.writer(shard) as writer:
@@ -130,13 +130,18 @@ class LocalLog(LocalLogSource):
     ) -> dict[ShardId, AppendedRange]:
         """Append each line of each file, without its line feed, to the writable shards.
 
-        Lines of a file keep their order within each shard. `progress` is called with the
-        number of lines appended so far. Returned are the cursors of the lines that were appended,
-        for each shard that got any.
+        Lines of a file keep their order within each shard.
+
+        Args:
+            files: the files.
+            progress: called with the number of lines appended so far.
+
+        Returns:
+            The appended range of each shard that received lines.
 
         Raises:
-            UserMistake: a file cannot be read; nothing is appended when that shows at the start.
-            RecordRefused: a line has more than 64 MiB; the message names the appended records.
+            UserMistake: a file cannot be read; this is checked before the first append.
+            RecordRefused: a line exceeds 64 MiB; the message counts the appended lines.
             ShardBusy: another process is writing to a shard.
         """
         ranges = append_lines(
@@ -171,10 +176,10 @@ class LocalLog(LocalLogSource):
         return self.writer(shard, wait_s=_RESHARD_WAIT_S)
 
     def retain(self, shard: str, before: datetime | str) -> str:
-        """Remove whole files whose records all lie before a time or a cursor of the shard.
+        """Remove the files whose records all lie before a time or a cursor.
 
         Returns:
-            The cursor where the shard now begins.
+            The shard's new first cursor.
         """
         entry = catalog.load_catalog(self.root).find(shard)
         return retain(self._folder(entry.shard), before)

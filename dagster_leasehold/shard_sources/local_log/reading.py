@@ -1,4 +1,4 @@
-"""Reading one shard of a local log: bounds, plans, times and records, without any lock."""
+"""Reading one shard of a local log without a lock: bounds, plans, times and records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LOOKS_MAX = 5
 
 
 class Extent(NamedTuple):
-    """The offsets that a shard holds now: `[begin, end)`."""
+    """The offsets `[begin, end)` that a shard has now."""
 
     begin: int
     end: int
@@ -54,10 +54,12 @@ class ShardFolder:
 
     Attributes:
         root: the log's folder.
+        finished: True if the shard is read-only.
     """
 
     shard: ShardId
     root: Path
+    finished: bool = False
 
     @property
     def folder(self) -> Path:
@@ -70,11 +72,11 @@ class ShardFolder:
             return file.read(self.shard)
 
     def extent(self) -> Extent:
-        """Return the extent that the head tells of; missing records show when they are read."""
+        """Return the head's extent; missing files show only when they are read."""
         head = self.head()
         end = max(head.begin, head.end)
         if not head.certain:
-            # The slot that is torn might have acknowledged what lies above the other one.
+            # The torn slot possibly acknowledged the files above the other slot's end.
             end = contiguous_end(list_files(self.folder, end), end)
         return Extent(head.begin, end)
 
@@ -85,11 +87,11 @@ class ShardFolder:
         return offset
 
     def _messages(self, start: int, end: int) -> Iterator[tuple[LogFile, Entry]]:
-        """The messages that hold the offsets from `start` to `end`, each in its open file."""
+        """Yield the messages with offsets in `[start, end)`, each with its open file."""
         expected, looks = start, 0
         while expected < end:
             if looks == _LOOKS_MAX:
-                raise self._gone(expected)
+                raise self._missing(expected)
             looks += 1
             for file in _opened(list_files(self.folder, expected), expected):
                 for entry in file.entries_from(expected):
@@ -98,8 +100,8 @@ class ShardFolder:
                     if expected >= end:
                         return
 
-    def _gone(self, offset: int) -> CursorExpired | LogCorrupt:
-        """The error for an offset that was written and is not there: retention, or damage."""
+    def _missing(self, offset: int) -> CursorExpired | LogCorrupt:
+        """Return the error for a missing offset: expired by retention, or damage."""
         begin = self.head().begin
         if begin > offset:
             return CursorExpired(
@@ -109,13 +111,13 @@ class ShardFolder:
         return missing_offset(self.folder, offset)
 
     def at_time(self, moment: datetime) -> int:
-        """The first offset whose event time is at or after a time; the end if there is none."""
+        """Return the first offset with an event time at or after a time, or the end."""
         time_us = microseconds(moment)
         for _ in range(_LOOKS_MAX):
             try:
                 return self._at_time(time_us, self.extent())
             except (CursorExpired, FileNotFoundError):
-                continue  # files were removed or compacted meanwhile
+                continue  # retention or a compaction removed files
         raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
 
     def _at_time(self, time_us: int, extent: Extent) -> int:
@@ -133,15 +135,15 @@ class ShardFolder:
         return extent.end
 
     def files(self, extent: Extent) -> list[FileName]:
-        """The files of an extent; raise CursorExpired or LogCorrupt if one is not there."""
+        """Return the files of an extent; raise CursorExpired or LogCorrupt if one is missing."""
         try:
             return files_between(self.folder, *extent)
         except LogCorrupt as damage:
-            gone = self._gone(extent.begin)
-            raise (gone if isinstance(gone, CursorExpired) else damage) from None
+            error = self._missing(extent.begin)
+            raise (error if isinstance(error, CursorExpired) else damage) from None
 
     def time_at(self, cursor: str) -> datetime | None:
-        """The event time of the record at a cursor; None at the end, or where it has none."""
+        """Return the event time of the record at a cursor; None at the end or if it is unknown."""
         extent = self.extent()
         offset = self.offset(cursor, extent)
         for file, entry in self._messages(offset, extent.end):
@@ -149,7 +151,7 @@ class ShardFolder:
             return moment_of(times[offset - entry.offset].as_py())
         return None
 
-    def plan(self, start: str, limits: Limits, *, finished: bool) -> PlannedRange:
+    def plan(self, start: str, limits: Limits) -> PlannedRange:
         """Return the end of a batch: as many records as both limits allow, and at least one."""
         import numpy as np
 
@@ -161,7 +163,7 @@ class ShardFolder:
             until = min(entry.end, stop)
             part = entry.payload
             if end > entry.offset or until < entry.end or payload + part > limits.bytes_max:
-                # Only the first and the last message of a batch are looked into.
+                # Only the first and the last message of a batch are decoded.
                 rows = file.batch(entry).slice(end - entry.offset, until - end)
                 totals = np.cumsum(_payload_sizes(rows))
                 fitting = int(np.searchsorted(totals, limits.bytes_max - payload, side="right"))
@@ -172,10 +174,12 @@ class ShardFolder:
             if end < entry.end or end >= stop:
                 break
         end = max(end, min(first + 1, stop))
-        return PlannedRange(end=str(end), records=end - first, last=finished and end == extent.end)
+        return PlannedRange(
+            end=str(end), records=end - first, last=self.finished and end == extent.end
+        )
 
     def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
-        """The records of a range as `record_schema()`; small messages are put together."""
+        """Yield the records of a range as `record_schema()`, with small messages combined."""
         extent = self.extent()
         end = self.offset(range_.end, extent)
         start = self.offset(range_.start, extent)
@@ -189,9 +193,8 @@ class ShardFolder:
             yield self._with_place(file.batch(entry).slice(low - entry.offset, high - low), low)
 
     def _with_place(self, rows: pa.RecordBatch, offset: int) -> pa.RecordBatch:
-        """Stored columns with the shard and the cursors added."""
+        """Return stored rows with their shard and cursors, without numpy for Spark's workers."""
         count = rows.num_rows
-        # Without numpy, which Spark's workers can lack.
         numbers = _FUNCTIONS.cumulative_sum(pa.repeat(pa.scalar(1), count), start=offset - 1)
         cursors = numbers.cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
@@ -199,14 +202,14 @@ class ShardFolder:
 
 
 def _opened(names: Iterable[FileName], at: int) -> Iterator[LogFile]:
-    """The files from an offset on, each open until the next; up to one that is not there."""
+    """Yield the files from an offset on, each open until the next, up to a missing one."""
     for name in names:
         if name.begin > at:
             return
         try:
             file = LogFile(name)
         except FileNotFoundError:
-            return  # it was removed or compacted since the listing
+            return  # retention or a compaction removed it
         with file:
             yield file
         at = name.end

@@ -1,13 +1,13 @@
 """Split and merge: parents become read-only and children appear, in one step.
 
-1. the parents' writer locks are taken, so that no writer appends; their tails are repaired;
-2. the children's folders and heads are made; a crash here leaves both empty, and the next split
-   reuses them;
-3. the catalog is replaced: from now on the parents are read-only and the children exist;
-4. the locks are released; a writer that waited for one sees a read-only shard and stops.
+1. The parents' writer locks are taken, so that no writer appends. Their last files are repaired.
+2. The children's folders and heads are written. A crash here leaves both empty, and the next split
+   uses them.
+3. The catalog is replaced. From now on the parents are read-only and the children exist.
+4. The locks are released. A writer that waited for one finds a read-only shard and stops.
 
-A shard has a range of hashes, `[begin, end)` over 128 bits, written as 32 hexadecimal digits. The
-last range of a log ends at thirty-two `f`, and includes that last value itself.
+A shard has a range `[begin, end)` of 128-bit hashes, written as 32 hexadecimal digits. The last
+range of a log ends at thirty-two `f`, and includes that last value.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ Writers = Callable[[ShardId], ShardWriter]
 def reshard(
     root: Path, parents: Sequence[str], open_writer: Writers, children_of: Children
 ) -> list[CatalogShard]:
-    """Replace parents by the children that `children_of` makes of them.
+    """Replace parents by the children that `children_of` returns.
 
     Raises:
         UnknownShard, ShardReadOnly, ReshardingRefused: these parents cannot be replaced.
-        ShardBusy: another process is writing to a parent, or resharding the same log.
+        ShardBusy: another process is writing to a parent, or resharding the log.
     """
-    load_catalog(root)  # without a log, no folder is made for the lock
+    load_catalog(root)  # raises if there is no log, before a folder is made for the lock
     try:
         with catalog_lock(root), ExitStack() as locked:
             catalog = load_catalog(root)
             entries = [catalog.find(parent) for parent in parents]
-            # In one order for everybody, so that two of these cannot wait for each other.
+            # All processes lock in the same order, so that no two wait for each other.
             for entry in sorted(entries, key=lambda entry: int(entry.shard)):
                 locked.enter_context(open_writer(entry.shard))
             children = children_of(catalog, entries)
@@ -73,7 +73,7 @@ def reshard(
 
 
 def split_children(at: str | None) -> Children:
-    """Two children, divided at a hash or in the middle."""
+    """Return a function that divides a shard at a hash or in the middle."""
 
     def children(catalog: Catalog, parents: Sequence[CatalogShard]) -> list[CatalogShard]:
         (parent,) = parents
@@ -89,10 +89,8 @@ def split_children(at: str | None) -> Children:
 
 
 def merge_children(catalog: Catalog, parents: Sequence[CatalogShard]) -> list[CatalogShard]:
-    """Return one child of two neighbours; raise ReshardingRefused for any other two."""
+    """Return the child of two neighbours; raise ReshardingRefused for other shards."""
     low, high = sorted(parents, key=lambda parent: parent.hash_begin)
-    if low.shard == high.shard:
-        raise ReshardingRefused(f"Shard {low.shard} cannot be merged with itself: name two shards.")
     if low.hash_end != high.hash_begin:
         raise ReshardingRefused(
             f"Shards {parents[0].shard} and {parents[1].shard} cannot be merged: their hash ranges "
@@ -104,31 +102,26 @@ def merge_children(catalog: Catalog, parents: Sequence[CatalogShard]) -> list[Ca
 
 
 def hash_text(value: int) -> str:
-    """A hash as 32 hexadecimal digits."""
+    """Return a hash as 32 hexadecimal digits."""
     return f"{value:032x}"
 
 
 def even_ranges(count: int) -> list[tuple[str, str]]:
-    """`count` ranges that cover all hashes and differ in size by at most one."""
+    """Return `count` ranges that cover all hashes and differ in size by at most one."""
     edges = [(number << HASH_BITS) // count for number in range(count)] + [_LAST]
     return [(hash_text(edges[n]), hash_text(edges[n + 1])) for n in range(count)]
 
 
-def parse_hash(text: str) -> int:
-    """Return the hash that a person wrote; raise ReshardingRefused if it is none."""
-    if not _HEX.fullmatch(text):
-        raise ReshardingRefused(f"{shown(text)} is not a hash: use 1 to 32 hexadecimal digits.")
-    return int(text, 16)
-
-
 def split_point(begin: str, end: str, at: str | None) -> str:
-    """Return the hash that splits `[begin, end)`: a given one, or the middle.
+    """Return the hash at which to split `[begin, end)`, by default the middle.
 
     Raises:
-        ReshardingRefused: the range is too small, or the hash is not strictly inside it.
+        ReshardingRefused: the range is too small, or the hash is invalid or not inside it.
     """
+    if at is not None and not _HEX.fullmatch(at):
+        raise ReshardingRefused(f"{shown(at)} is not a hash: use 1 to 32 hexadecimal digits.")
     first, last = int(begin, 16), int(end, 16)
-    middle = (first + last) // 2 if at is None else parse_hash(at)
+    middle = (first + last) // 2 if at is None else int(at, 16)
     if not first < middle < last:
         raise ReshardingRefused(
             f"A range from {begin} to {end} cannot be split at {hash_text(middle)}: use a hash "

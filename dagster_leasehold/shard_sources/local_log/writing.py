@@ -1,21 +1,18 @@
-"""Writing to one shard: appends by one writer at a time, and retention beside it.
+"""Writing to one shard: appends by one writer at a time, and concurrent retention.
 
-An append takes three steps:
+An append has three steps:
 
-1. It writes a draft and flushes it to the disk. A crash leaves a file without readers, which the
-   next writer removes.
-2. It gives the draft its name and flushes that. A crash leaves a whole file, which the next writer
-   takes over; readers look no further than the head.
-3. It writes and flushes the head, and only then returns. After a crash the records are still there;
-   a missing one is damage.
+1. It writes a draft and flushes it to the disk. A crash leaves a file that the next writer removes.
+2. It renames the draft and flushes the folder. A crash leaves a complete file above the head, which
+   readers ignore and the next writer keeps.
+3. It writes and flushes the head, and returns. From now on a missing record is damage.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -52,8 +49,8 @@ from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
 from dagster_leasehold.shard_sources.local_log.reading import ShardFolder
 
 _FLUSH_BYTES = 16 * 1024 * 1024
-# So many small files become one, so that a shard of single records is not a million files; it
-# takes part in the next one until it has grown to a size.
+# This number of small files is compacted into one, so that a shard of single records does not have
+# a million files. The new file takes part in further compactions until it is large enough.
 SMALL_FILES_MAX = 32
 _SMALL_BYTES_MAX = 16 * 1024
 _GROWN_BYTES_MAX = 1024 * 1024
@@ -69,20 +66,20 @@ class AppendedRange(NamedTuple):
 
 
 class ShardWriter:
-    """The one writer of a shard; a context manager that holds the shard's lock.
+    """The only writer of a shard; a context manager that holds the shard's lock.
 
     Args:
         root: the log's folder.
-        shard: the shard to append to.
-        clock: the event time of records that have none.
-        wait_s: how long to wait for another writer to finish.
+        shard: the shard.
+        clock: returns the event time of records without one.
+        wait_s: how long to wait for another writer.
 
     Raises:
-        LogNotFound, UnknownShard: on entry: there is no such log or shard.
-        ShardReadOnly: on entry: the shard was split or merged.
-        ShardBusy: on entry: another process is writing to the shard.
-        LogCorrupt: on entry: acknowledged records are missing, or the last ones are damaged.
-        SourceUnavailable: on entry: the folder cannot be written to.
+        LogNotFound, UnknownShard: on entry, if the log or the shard does not exist.
+        ShardReadOnly: on entry, if the shard was split or merged.
+        ShardBusy: on entry, if another process is writing to the shard.
+        LogCorrupt: on entry, if acknowledged records are missing or the last ones are damaged.
+        SourceUnavailable: on entry, if the folder cannot be written.
     """
 
     def __init__(
@@ -98,57 +95,50 @@ class ShardWriter:
         self._time_max = _NO_TIME
         self._small: list[FileName] = []
         self._broken = False
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
         load_catalog(self._root).find(self._shard)
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._lock.acquire()
-        except Timeout:
-            raise self._busy("written to") from None
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            # Looked at under the lock: a split takes it too before it makes the shard read-only.
-            if load_catalog(self._root).find(self._shard).read_only:
-                raise ShardReadOnly(
-                    f"Shard {self._shard} of {self._root} is read-only since it was split or "
-                    "merged: append to its children."
-                )
-            self._heads.open()
-            with _retention_lock(self._folder):
-                self._take_over()
-        except Timeout:
-            self._close()
-            raise self._busy("retained") from None
-        except OSError as error:
-            self._close()
-            raise self._unwritable(error) from error
-        except BaseException:
-            self._close()
-            raise
+        with ExitStack() as stack:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(self._lock)
+                # Read under the lock, which a split also takes before it closes the shard.
+                if load_catalog(self._root).find(self._shard).read_only:
+                    raise ShardReadOnly(
+                        f"Shard {self._shard} of {self._root} is read-only since it was split or "
+                        "merged: append to its children."
+                    )
+                stack.enter_context(self._heads)
+                with _retention_lock(self._folder):
+                    self._recover()
+            except Timeout as timeout:
+                work = "written to" if timeout.lock_file == self._lock.lock_file else "retained"
+                raise ShardBusy(
+                    f"Shard {self._shard} of {self._root} is being {work} by another process: "
+                    "try again when it has finished."
+                ) from None
+            except OSError as error:
+                raise self._unwritable(error) from error
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._heads.close()
-        self._lock.release()
+        self._open.close()
 
     @property
     def end(self) -> str:
-        """The cursor after the last record appended."""
+        """The cursor after the last appended record."""
         return str(self._head.end)
 
     def append(self, records: Iterable[bytes | Record]) -> AppendedRange:
-        """Append records in order; memory stays bounded however many there are.
+        """Append records in order, with bounded memory.
 
-        When this raises, the records before the failure that fill whole flushes stay appended.
+        After an error, the records of completed flushes remain appended.
 
         Raises:
-            RecordRefused: a record is too large or of another type.
-            SourceUnavailable: the disk did not take them.
+            RecordRefused: a record is too large or has the wrong type.
+            SourceUnavailable: the disk cannot be written.
         """
         begin = self._head.end
         messages: list[Message] = []
@@ -166,7 +156,7 @@ class ShardWriter:
     def _flush(self, messages: list[Message]) -> None:
         if self._broken:
             raise SourceUnavailable(
-                f"The writer of shard {self._shard} stopped at an earlier error: open it again."
+                f"The writer of shard {self._shard} stopped at an earlier error: open another one."
             )
         offset, position, time_max = self._head.end, len(file_header()), self._time_max
         entries: list[Entry] = []
@@ -179,7 +169,7 @@ class ShardWriter:
             write_file(name, (message.encoded for message in messages), entries)
             self._acknowledge(offset)
         except OSError as error:
-            # The file can be there: another one from the same offset must not stand beside it.
+            # The file possibly exists, and a second one must not begin at the same offset.
             self._broken = True
             raise self._unwritable(error) from error
         self._time_max = time_max
@@ -188,20 +178,20 @@ class ShardWriter:
             self._compact()
 
     def _acknowledge(self, end: int) -> None:
-        """Write the head: from now on all that lies before an offset must be there."""
-        head = replace(self._head, sequence=self._head.sequence + 1, end=end)
-        self._heads.write(self._shard, head)
+        """Write the head. From now on a missing record before `end` is damage."""
+        head = self._head._replace(sequence=self._head.sequence + 1, end=end)
+        self._heads.write_end(self._shard, head)
         self._head = head
 
     def _count_small(self, name: FileName, size: int) -> None:
-        """Add the newest file to the ones that will be merged, or start over after a large one."""
+        """Count the newest file towards the next compaction, or start over after a large one."""
         if size < _SMALL_BYTES_MAX:
             self._small.append(name)
         else:
             self._small = [name] if size < _GROWN_BYTES_MAX else []
 
     def _compact(self) -> None:
-        """Replace the small files at the end by one; if that fails, they stay."""
+        """Replace the small files at the end by one file; after an error, keep them."""
         names, self._small = self._small, []
         name = FileName(names[0].begin, names[-1].end, self._folder)
         messages: list[bytes] = []
@@ -218,24 +208,18 @@ class ShardWriter:
             for each in names:
                 each.path.unlink(missing_ok=True)
         except (OSError, LogCorrupt):
-            # The append has succeeded: retention removes files at any time, a full disk takes
-            # none, and damage shows when it is read.
+            # The append itself has succeeded. Retention can remove files at any time, the disk can
+            # be full, and damage shows when it is read.
             return
         self._count_small(name, position)
-
-    def _busy(self, done: str) -> ShardBusy:
-        return ShardBusy(
-            f"Shard {self._shard} of {self._root} is being {done} by another process: "
-            "try again when it has finished."
-        )
 
     def _unwritable(self, error: OSError) -> SourceUnavailable:
         return SourceUnavailable(
             f"Shard {self._shard} of {self._root} cannot be written: {error.strerror}."
         )
 
-    def _take_over(self) -> None:
-        """Prove that nothing acknowledged is missing, and keep whole records above it."""
+    def _recover(self) -> None:
+        """Check that no acknowledged record is missing, and keep complete files above the head."""
         for name in os.listdir(self._folder):
             if name.endswith(".draft"):
                 (self._folder / name).unlink()
@@ -245,29 +229,26 @@ class ShardWriter:
         names: list[FileName] = []
         for name in each_offset_once(listed, end):
             above = end >= head.end
-            if name.begin > end or (above and not self._is_whole(name)):
+            if name.begin > end or (above and not self._is_complete(name)):
                 break
             names.append(name)
             end = name.end
             if not above and end >= head.end:
-                self._check_last(name)
+                # New records must not hide damage of the last one.
+                with LogFile(name) as file:
+                    file.batch(file.entries[-1])
+                    self._time_max = file.time_max_so_far
         if end < head.end:
             raise missing_offset(self._folder, end)
         for name in set(listed).difference(names):
             name.path.unlink()
-        self._head = replace(head, end=end)
+        self._head = head._replace(end=end)
         if not head.certain or end != head.end:
             self._acknowledge(end)
         for name in names[-SMALL_FILES_MAX:]:
             self._count_small(name, name.path.stat().st_size)
 
-    def _check_last(self, name: FileName) -> None:
-        """Raise LogCorrupt if the last message is damaged: it must not be buried under new ones."""
-        with LogFile(name) as file:
-            file.batch(file.entries[-1])
-            self._time_max = file.time_max_so_far
-
-    def _is_whole(self, name: FileName) -> bool:
+    def _is_complete(self, name: FileName) -> bool:
         try:
             with LogFile(name) as file:
                 for entry in file.entries:
@@ -281,17 +262,17 @@ class ShardWriter:
 def retain(folder: ShardFolder, before: datetime | str) -> str:
     """Remove the files whose records all lie before a time or a cursor.
 
-    The beginning moves first, and only then what lies before it is removed: a crash in between
-    leaves files without readers, which the next retention removes.
+    The head's beginning moves before files are removed. A crash in between leaves files without
+    readers, which the next retention removes.
 
     Returns:
-        The cursor where the shard now begins.
+        The new beginning of the shard.
     """
     extent = folder.extent()
     limit_us = microseconds(before) if isinstance(before, datetime) else None
     limit = extent.end if isinstance(before, datetime) else folder.offset(before, extent)
     begin = extent.begin
-    with suppress(FileNotFoundError):  # another process removed or compacted it meanwhile
+    with suppress(FileNotFoundError):  # retention or a compaction removed it
         for name in folder.files(extent):
             with LogFile(name) as file:
                 late = limit_us is not None and file.time_max >= limit_us
@@ -310,5 +291,4 @@ def retain(folder: ShardFolder, before: datetime | str) -> str:
 
 
 def _retention_lock(folder: Path) -> FileLock:
-    """The lock for removing files before the beginning."""
     return FileLock(folder / "retain.lock", timeout=_RETENTION_WAIT_S)

@@ -231,7 +231,7 @@ class TestDisk:
             with pytest.raises(SourceUnavailable, match="No space left on device"):
                 writer.append([b"lost"])
             monkeypatch.undo()
-            with pytest.raises(SourceUnavailable, match="open it again"):
+            with pytest.raises(SourceUnavailable, match="open another one"):
                 writer.append([b"refused"])
         rest = [] if call == "fsync" else [b"lost"]
         assert log.append("0", []).end == str(4 + len(rest))
