@@ -111,8 +111,8 @@ class KafkaConsumerGroup:
     def _states(self) -> dict[str, str]:
         """Return the states of Kafka's groups by name."""
         with self._client.admin("the consumer groups") as admin:
-            listed = admin.list_consumer_groups(request_timeout=self._client.options.timeout_s)
-            groups = listed.result().valid or []
+            answer = admin.list_consumer_groups(request_timeout=self._client.options.timeout_s)
+            groups = answer.result().valid or []
         return {group.group_id: group.state.name for group in groups}
 
     def _at_work(self, listed_state: str) -> str:
@@ -122,11 +122,11 @@ class KafkaConsumerGroup:
             answers = admin.describe_consumer_groups(
                 [self._name], request_timeout=self._client.options.timeout_s
             )
-            described = answers[self._name].result()
-        states = {described.state.name, listed_state.replace("UNKNOWN", "EMPTY")} - {*IDLE_STATES}
+            description = answers[self._name].result()
+        states = {description.state.name, listed_state.replace("UNKNOWN", "EMPTY")} - {*IDLE_STATES}
         if not states:
             return ""
-        members = len(described.members)
+        members = len(description.members)
         return (
             f"Kafka's group {shown(self._name)} is {' and '.join(sorted(states)).lower()}"
             f"{f' with {members} members' if members else ''}: stop its consumers first, or add "

@@ -30,7 +30,7 @@ class QueryBatches:
 
     Attributes:
         committed: the newest batch that is done.
-        open_batch: a newer batch that has begun, if there is one.
+        open_batch: a newer batch that has batches, if there is one.
     """
 
     committed: int
@@ -39,15 +39,15 @@ class QueryBatches:
 
 def query_batches(offsets: Iterable[str], commits: Iterable[str]) -> QueryBatches:
     """Return the batches of a checkpoint location; raise UnknownGroup if none is done."""
-    planned = {int(name) for name in offsets if name.isascii() and name.isdecimal()}
-    done = {int(name) for name in commits if name.isascii() and name.isdecimal()} & planned
-    if not done:
+    batches = {int(name) for name in offsets if name.isascii() and name.isdecimal()}
+    committed = {int(name) for name in commits if name.isascii() and name.isdecimal()} & batches
+    if not committed:
         raise UnknownGroup(
             "The checkpoint location has no batch with both of its files, offsets/N and commits/N: "
             "name the folder that the query was given as checkpointLocation."
         )
-    newest = max(planned)
-    return QueryBatches(max(done), newest if newest > max(done) else None)
+    newest = max(batches)
+    return QueryBatches(max(committed), newest if newest > max(committed) else None)
 
 
 def offsets_of(content: str, topic: str) -> dict[ShardId, str]:

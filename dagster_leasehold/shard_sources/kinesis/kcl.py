@@ -120,7 +120,7 @@ def leases_of(leases: Iterable[KclLease], table: str, stream: str) -> dict[Shard
 
 
 def finished_shards(
-    leases: Mapping[ShardId, KclLease], listed: Mapping[ShardId, ShardListing]
+    leases: Mapping[ShardId, KclLease], listings: Mapping[ShardId, ShardListing]
 ) -> set[ShardId]:
     """Return the shards that KCL has read to their end.
 
@@ -132,7 +132,7 @@ def finished_shards(
     descendants = [*leases]
     for shard in descendants:
         parents = {*(leases[shard].parents if shard in leases else ())}
-        parents |= {*(listed[shard].parents if shard in listed else ())}
+        parents |= {*(listings[shard].parents if shard in listings else ())}
         ancestors = parents - leases.keys() - finished
         finished |= ancestors
         descendants += ancestors
@@ -194,12 +194,12 @@ class KclApplication:
     def progress(self) -> GroupProgress:
         """Return the positions after the processed records; see `OtherConsumers`."""
         leases, at_work = self._settled_leases()
-        listed = {listing.shard: listing for listing in self._source.list_shards()}
-        self._check(leases, listed)
-        finished = finished_shards(leases, listed)
+        listings = {listing.shard: listing for listing in self._source.list_shards()}
+        self._check(leases, listings)
+        finished = finished_shards(leases, listings)
         unstored = [each.shard for each in leases.values() if each.checkpoint in UNSTORED]
         cursors = {
-            shard: self._cursor(shard, leases.get(shard), listed)
+            shard: self._cursor(shard, leases.get(shard), listings)
             for shard in sorted({*leases, *finished} - {*unstored})
         }
         return GroupProgress(cursors, unstored, at_work)
@@ -229,7 +229,7 @@ class KclApplication:
         return leases_of(self._table.leases(), self._table.stream, self._source.stream)
 
     def _check(
-        self, leases: Mapping[ShardId, KclLease], listed: Mapping[ShardId, ShardListing]
+        self, leases: Mapping[ShardId, KclLease], listings: Mapping[ShardId, ShardListing]
     ) -> None:
         """Refuse leases of another stream, and leases with a pending checkpoint."""
         for shard, lease in leases.items():
@@ -238,7 +238,7 @@ class KclApplication:
                     f"The lease of {shard} has a pending checkpoint that the application did not "
                     "store: start the application again, and stop it after its next checkpoint."
                 )
-            listing = listed.get(shard)
+            listing = listings.get(shard)
             if listing is None:
                 continue
             if lease.hash_begin not in (None, int(listing.hash_begin or "0", 16)):
@@ -253,9 +253,9 @@ class KclApplication:
                 )
 
     def _cursor(
-        self, shard: ShardId, lease: KclLease | None, listed: Mapping[ShardId, ShardListing]
+        self, shard: ShardId, lease: KclLease | None, listings: Mapping[ShardId, ShardListing]
     ) -> str:
-        if shard not in listed:
+        if shard not in listings:
             return str(GONE)
         if lease is None or lease.checkpoint == SHARD_END:
             return self._source.cursor_at(shard, Position.END)

@@ -60,7 +60,7 @@ class Pace:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with FileLock(f"{file}.lock", timeout=_LOCK_WAIT_S):
                 now_s = self.clock()
-                next_s = max(_stored(file, now_s), now_s) + seconds
+                next_s = max(_next_read_s(file, now_s), now_s) + seconds
                 file.write_text(repr(next_s), encoding="ascii")
         except (OSError, Timeout):
             # Without the file the read is not delayed, and the service's refusals slow it down.
@@ -68,9 +68,9 @@ class Pace:
         return next_s
 
 
-def _stored(file: Path, now_s: float) -> float:
+def _next_read_s(file: Path, now_s: float) -> float:
     try:
-        stored_s = float(file.read_text(encoding="ascii"))
+        next_s = float(file.read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0.0
-    return stored_s if stored_s - now_s < AHEAD_MAX_S else 0.0
+    return next_s if next_s - now_s < AHEAD_MAX_S else 0.0

@@ -49,7 +49,7 @@ class StoredRecord:
     encryption: str = ""
 
     @property
-    def following(self) -> Place:
+    def next_place(self) -> Place:
         """The position after it."""
         return after(self.number, int(self.arrived.timestamp()))
 
@@ -62,20 +62,20 @@ class Page:
         records: the records in order; an empty page can be followed by others.
         at_tip: True if no record followed the page when it was read.
         closed: True if the shard is read-only and ends here.
-        asked: the service's clock at the answer, if it was sent.
-        behind_s: how many seconds before that the page ends.
+        moment: the service's clock at the answer, if it was sent.
+        lag_s: how many seconds before that the page ends.
     """
 
     records: list[StoredRecord]
     at_tip: bool
     closed: bool
-    asked: datetime | None
-    behind_s: float = 0.0
+    moment: datetime | None
+    lag_s: float = 0.0
 
     @property
     def end(self) -> Place | None:
         """The position after the last record; None for an empty page."""
-        return self.records[-1].following if self.records else None
+        return self.records[-1].next_place if self.records else None
 
     @property
     def searched_s(self) -> int:
@@ -83,9 +83,9 @@ class Page:
 
         It is earlier than the service says, because a new record becomes visible with a delay.
         """
-        if self.asked is None or self.records:
+        if self.moment is None or self.records:
             return 0
-        return int(max(0.0, self.asked.timestamp() - self.behind_s - VISIBLE_AFTER_S))
+        return int(max(0.0, self.moment.timestamp() - self.lag_s - VISIBLE_AFTER_S))
 
 
 @dataclass
@@ -145,7 +145,7 @@ class ShardPages:
         position = self._begin(shard, place)
         while True:
             try:
-                answer, following = self._read(shard, position.iterator, limit)
+                answer, next_iterator = self._read(shard, position.iterator, limit)
             except IteratorExpired:
                 position = self._begin(shard, position.place)
                 continue
@@ -153,9 +153,9 @@ class ShardPages:
             if position.demanded:
                 page = self._without_demanded(shard, position, answer)
                 if page is None:
-                    position.iterator = following
+                    position.iterator = next_iterator
                     continue
-            elif answer.asked is not None and not self._sure(position.place, answer.asked):
+            elif answer.moment is not None and not self._sure(position.place, answer.moment):
                 # The machine slept, or reading takes longer than retention: begin again, strictly.
                 position = self._begin(shard, position.place)
                 continue
@@ -163,22 +163,22 @@ class ShardPages:
             if page.closed:
                 return
             place = page.end or position.place
-            position = _Position(place.renewed(page.searched_s), following)
+            position = _Position(place.renewed(page.searched_s), next_iterator)
 
     def _begin(self, shard: str, place: Place) -> _Position:
         """Return the iterator for a position."""
         number = str(place.number)
         match place.side:
             case Side.START:
-                iterator, asked = self._iterator(shard, ShardIteratorType="TRIM_HORIZON")
-                if asked is None or not self._sure(place, asked):
+                iterator, moment = self._iterator(shard, ShardIteratorType="TRIM_HORIZON")
+                if moment is None or not self._sure(place, moment):
                     raise self._expired(shard, place)
                 return _Position(place, iterator)
             case Side.AFTER:
-                iterator, asked = self._iterator(
+                iterator, moment = self._iterator(
                     shard, ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber=number
                 )
-                if asked is not None and self._sure(place, asked):
+                if moment is not None and self._sure(place, moment):
                     return _Position(place, iterator)
             case _:
                 pass
@@ -198,11 +198,11 @@ class ShardPages:
             raise self._expired(shard, place)
         records = page.records[1:] if place.side is Side.AFTER else page.records
         at_tip = page.at_tip and bool(records)
-        return replace(page, records=records, at_tip=at_tip, behind_s=float("inf"))
+        return replace(page, records=records, at_tip=at_tip, lag_s=float("inf"))
 
-    def _sure(self, place: Place, asked: datetime) -> bool:
+    def _sure(self, place: Place, moment: datetime) -> bool:
         """Return True if no record after a position can have been removed."""
-        return place.side is Side.AT or asked.timestamp() - place.sure_s < self._retention_s()
+        return place.side is Side.AT or moment.timestamp() - place.sure_s < self._retention_s()
 
     def _expired(self, shard: str, place: Place) -> CursorExpired:
         return CursorExpired(
@@ -228,10 +228,10 @@ class ShardPages:
         records = [_record(entry) for entry in answer["Records"]]
         size = sum(len(record.data) + len(record.partition_key) for record in records)
         self._pace.after_read(shard, size)
-        following = answer.get("NextShardIterator") or ""
-        behind = answer.get("MillisBehindLatest") or 0
-        asked = service_time(answer)
-        return Page(records, behind == 0, not following, asked, behind / 1000), following
+        next_iterator = answer.get("NextShardIterator") or ""
+        lag_ms = answer.get("MillisBehindLatest") or 0
+        moment = service_time(answer)
+        return Page(records, lag_ms == 0, not next_iterator, moment, lag_ms / 1000), next_iterator
 
     def _iterator(self, shard: str, **arguments: Any) -> tuple[str, datetime | None]:
         try:

@@ -41,10 +41,10 @@ class NewestRecords:
         for _ in range(WINDOWS):
             newest = _newest(self._pages.since(shard, now - window), now)
             if newest is not None:
-                return newest.following
+                return newest.next_place
             window *= WINDOW_GROWTH
         newest = _newest(self._pages.oldest(shard), now)
-        return newest.following if newest is not None else None
+        return newest.next_place if newest is not None else None
 
     def first_since(self, shard: str, time: datetime) -> Place | None:
         """Return the position of the first record that arrived at a time or later, if any."""
@@ -101,13 +101,13 @@ class Batch:
 
     Attributes:
         limits: its size.
-        reached: the position after its last record.
+        end: the position after its last record.
         writer: keeps its records for Spark's workers.
         looks_again: read a shard again that seems to have no further record.
     """
 
     limits: Limits
-    reached: Place
+    end: Place
     writer: RangeWriter | None
     looks_again: bool = True
     records: int = 0
@@ -135,13 +135,13 @@ class Batch:
             self.first_arrived = record.arrived
         self.records += 1
         self.size += record.size
-        self.reached = record.following
+        self.end = record.next_place
         if self.writer is not None:
             self.writer.add(record)
 
-    def planned(self) -> PlannedRange:
+    def plan(self) -> PlannedRange:
         """Return the batch as a plan."""
-        return PlannedRange(str(self.reached), self.records, self.last)
+        return PlannedRange(str(self.end), self.records, self.last)
 
 
 def fill(batch: Batch, rest: Unread) -> bool:
@@ -160,8 +160,8 @@ def fill(batch: Batch, rest: Unread) -> bool:
             continue
         rest.page = item
         # Records of another shard at the end of a page are passed too.
-        if item.end is not None and item.end.order > batch.reached.order:
-            batch.reached = item.end
+        if item.end is not None and item.end.order > batch.end.order:
+            batch.end = item.end
         if item.closed:
             batch.last = True
             return False

@@ -45,7 +45,7 @@ class KinesisReader:
         self._folder = folder
         self._service = KinesisService(options, stream)
         self._shards = Shards(self._service)
-        self._planned = PlannedRanges(folder / "kept")
+        self._ranges = PlannedRanges(folder / "kept")
         self._pages = ShardPages(
             self._service,
             Pace(folder / "pace", options.shard_calls_per_s, options.shard_bytes_per_s),
@@ -62,7 +62,7 @@ class KinesisReader:
         """Yield the records of a range in order, in batches of `record_schema()`."""
         start = Place.parse(range_.shard, range_.start)
         end = Place.parse(range_.shard, range_.end)
-        batches = self._planned.read(range_.shard, range_.start, range_.end)
+        batches = self._ranges.read(range_.shard, range_.start, range_.end)
         if batches is None:
             records = self._between(range_.shard, start, end)
             batches = batches_of(range_.shard, records, add_record)
@@ -91,10 +91,10 @@ class KinesisReader:
 
     def _users(self, shard: ShardId, page: Page) -> Iterator[UserRecord]:
         # Only packed records need the shard's hashes, which take a request.
-        packed = any(stored.data.startswith(MAGIC) for stored in page.records)
-        hashes = self._shards.hashes(shard) if packed else None
-        for stored in page.records:
-            yield from user_records(stored, hashes)
+        has_packed = any(record.data.startswith(MAGIC) for record in page.records)
+        hashes = self._shards.hashes(shard) if has_packed else None
+        for record in page.records:
+            yield from user_records(record, hashes)
 
     def spark_options(self) -> Mapping[str, str]:
         """Return the options of the reader in a Spark worker."""

@@ -130,7 +130,7 @@ class KinesisService:
             raise self._typed_locally(error, operation) from None
         except ValueError as error:
             # botocore raises it for an endpoint that is not a URL.
-            raise errors.InvalidSetting(f"{_capital(self)} cannot be asked: {error}.") from None
+            raise errors.InvalidSetting(f"{_capital(self)} cannot be reached: {error}.") from None
 
     def _connected(self) -> Any:
         with self._lock:
@@ -167,27 +167,27 @@ class KinesisService:
         """Return our error for an error of the client, raised without an answer."""
         from botocore import exceptions as boto
 
-        asked = f"{_capital(self)} could not be asked for {operation}"
+        subject = f"{_capital(self)} cannot answer {operation}"
         kind = type(error).__name__
         if isinstance(error, boto.NoRegionError):
             return errors.InvalidSetting(
-                f"{asked}: no region is known; set the option 'region' or AWS_DEFAULT_REGION."
+                f"{subject}: no region is known; set the option 'region' or AWS_DEFAULT_REGION."
             )
         if isinstance(error, boto.ProfileNotFound):
             return errors.InvalidSetting(
-                f"{asked}: boto3 knows no profile {shown(self.options.profile)}."
+                f"{subject}: boto3 knows no profile {shown(self.options.profile)}."
             )
         if isinstance(error, boto.HTTPClientError | boto.EndpointConnectionError):
-            return errors.SourceUnavailable(f"{asked}: {kind}; try again later.")
+            return errors.SourceUnavailable(f"{subject}: {kind}; try again later.")
         if isinstance(error, boto.ParamValidationError):
-            return NumberRefused(f"{asked}: an argument is not of the service's form.")
+            return NumberRefused(f"{subject}: an argument is not of the service's form.")
         credentials = ("Credential", "Token", "SSO", "Login", "Signature", "Auth")
         if any(word in kind for word in credentials):
             return CredentialsRefused(
-                f"{asked}: {kind}; put credentials where boto3 finds them (environment, profile, "
+                f"{subject}: {kind}; put credentials where boto3 finds them (environment, profile, "
                 "role)."
             )
-        return errors.SourceError(f"{asked}: {kind}.")
+        return errors.SourceError(f"{subject}: {kind}.")
 
 
 def _capital(service: KinesisService) -> str:

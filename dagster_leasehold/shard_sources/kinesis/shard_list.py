@@ -71,7 +71,7 @@ class KinesisShard:
 class _Summary:
     retention_s: float
     created: datetime
-    asked: datetime | None
+    moment: datetime | None
 
 
 class Shards:
@@ -91,7 +91,7 @@ class Shards:
         self._hashes: dict[ShardId, HashRange] = {}
         self._summary: tuple[float, _Summary] | None = None
 
-    def listed(self) -> dict[ShardId, KinesisShard]:
+    def all(self) -> dict[ShardId, KinesisShard]:
         """Return all shards that the service lists, in order of creation."""
         shards: dict[ShardId, KinesisShard] = {}
         arguments: dict[str, object] = {}
@@ -109,7 +109,7 @@ class Shards:
     def hashes(self, shard: ShardId) -> HashRange | None:
         """Return the hashes of a shard; None if it was removed."""
         if shard not in self._hashes:
-            self.listed()
+            self.all()
         return self._hashes.get(shard)
 
     def retention_s(self) -> float:
@@ -119,10 +119,10 @@ class Shards:
     def untrimmed(self, shard: KinesisShard) -> bool:
         """Return True if no record of a shard is old enough to be removed."""
         summary = self._stream()
-        if summary.asked is None:
+        if summary.moment is None:
             return False
         youngest = max(summary.created.timestamp(), shard.created_s or 0)
-        age_s = summary.asked.timestamp() + SUMMARY_AGE_MAX_S - youngest
+        age_s = summary.moment.timestamp() + SUMMARY_AGE_MAX_S - youngest
         return age_s < summary.retention_s
 
     def _stream(self) -> _Summary:
@@ -133,7 +133,7 @@ class Shards:
                 summary = _Summary(
                     retention_s=stream["RetentionPeriodHours"] * 3600.0,
                     created=stream["StreamCreationTimestamp"],
-                    asked=service_time(answer),
+                    moment=service_time(answer),
                 )
                 self._summary = (self._clock(), summary)
             return self._summary[1]

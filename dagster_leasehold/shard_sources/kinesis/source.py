@@ -48,8 +48,8 @@ class KinesisStream(KinesisReader):
 
     def list_shards(self) -> list[ShardListing]:
         """Return all shards that the service lists, with both parents of a merge."""
-        listed = self._shards.listed()
-        return [shard.listing(listed.keys()) for shard in listed.values()]
+        shards_by_id = self._shards.all()
+        return [shard.listing(shards_by_id.keys()) for shard in shards_by_id.values()]
 
     def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
         """Return the bounds of shards, by several reads of each in parallel.
@@ -66,12 +66,12 @@ class KinesisStream(KinesisReader):
             if entry is None:
                 return _removed()
             try:
-                planned = self.plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
+                plan = self.plan(shard, cursor, ONE_RECORD, looks_again=entry.closed)
             except CursorExpired:
                 return _behind(Place.parse(shard, cursor), self._bounds(shard, entry))
             # The list calls a shard closed before its last records are read.
-            finished = entry.closed and (planned.last or planned.end != cursor)
-            return ShardBounds(cursor, planned.end, finished)
+            finished = entry.closed and (plan.last or plan.end != cursor)
+            return ShardBounds(cursor, plan.end, finished)
 
         return self._of_each(list(cursors), look)
 
@@ -99,8 +99,10 @@ class KinesisStream(KinesisReader):
         if not shards:
             return {}
         # The list is read first: a shard that it calls closed had its last record before that.
-        listed = self._shards.listed()
-        entries = [None if removed(shard, listed) else listed[shard] for shard in shards]
+        shards_by_id = self._shards.all()
+        entries = [
+            None if removed(shard, shards_by_id) else shards_by_id[shard] for shard in shards
+        ]
         with ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="kinesis") as threads:
             return dict(zip(shards, threads.map(ask, shards, entries), strict=True))
 
@@ -131,7 +133,7 @@ class KinesisStream(KinesisReader):
 
         A time means when the service received the records.
         """
-        if removed(shard, listed := self._shards.listed()):
+        if removed(shard, shards_by_id := self._shards.all()):
             return str(GONE)
         if position is Position.BEGIN:
             return str(self._begin(shard))
@@ -140,7 +142,7 @@ class KinesisStream(KinesisReader):
             if place is not None:
                 return str(place)
         end = self._newest.end(shard)
-        return str(end if end is not None else self._begin(listed[shard].shard))
+        return str(end if end is not None else self._begin(shards_by_id[shard].shard))
 
     def cursor_after(self, shard: ShardId, number: int, part: int) -> str:
         """Return the cursor after a record, which can be part of a packed one.
@@ -153,7 +155,7 @@ class KinesisStream(KinesisReader):
                 if not isinstance(item, UserRecord):
                     return str(item.end or place)
                 # The requested part is omitted if it belongs to another shard.
-                return str(item.following if item.place == place else item.place)
+                return str(item.next_place if item.place == place else item.place)
         except CursorExpired:
             return str(place)
         return str(place)
@@ -167,19 +169,19 @@ class KinesisStream(KinesisReader):
         With `looks_again`, a shard that seems to have no further record is read again.
         """
         place = Place.parse(shard, start)
-        keeps = limits.records_max >= planning.KEPT_FROM_RECORDS
-        before, rest = self._unread.pop(shard, ("", None)) if keeps else ("", None)
+        is_read = limits.records_max >= planning.KEPT_FROM_RECORDS
+        before, rest = self._unread.pop(shard, ("", None)) if is_read else ("", None)
         if rest is None or before != start:
-            limit = RECORDS_PER_CALL_MAX if keeps else limits.records_max
+            limit = RECORDS_PER_CALL_MAX if is_read else limits.records_max
             rest = planning.Unread(self._items(shard, place, limit))
-        writer = self._planned.writer(shard) if keeps else None
+        writer = self._ranges.writer(shard) if is_read else None
         batch = planning.Batch(limits, place, writer, looks_again)
         try:
             continues = planning.fill(batch, rest)
             if writer is not None and batch.records:
-                writer.keep(start, str(batch.reached))
+                writer.keep(start, str(batch.end))
         except LogNotFound:
-            if removed(shard, self._shards.listed()):
+            if removed(shard, self._shards.all()):
                 raise removed_error(shard) from None
             raise
         finally:
@@ -187,13 +189,13 @@ class KinesisStream(KinesisReader):
                 writer.drop()
         if batch.first_arrived is not None:
             self._arrived[shard] = (start, batch.first_arrived)
-        if continues and keeps:
-            self._unread[shard] = (str(batch.reached), rest)
+        if continues and is_read:
+            self._unread[shard] = (str(batch.end), rest)
             for oldest in list(self._unread)[:-UNREAD_MAX]:
                 self._unread.pop(oldest, None)
-        if batch.reached.order == place.order and not batch.last:
-            batch.reached = planning.renewed(place, rest.page, self._shards.retention_s())
-        return batch.planned()
+        if batch.end.order == place.order and not batch.last:
+            batch.end = planning.renewed(place, rest.page, self._shards.retention_s())
+        return batch.plan()
 
     def _items(self, shard: ShardId, place: Place, limit: int) -> Iterator[UserRecord | Page]:
         """Yield the records from a position on, and each page after its last record."""

@@ -86,7 +86,7 @@ class UserRecord:
     """A record as its producer sent it, its position, and the position after it."""
 
     place: Place
-    following: Place
+    next_place: Place
     arrived: datetime
     part: Part
     aggregated: bool = False
@@ -175,13 +175,13 @@ def user_records(stored: StoredRecord, hashes: HashRange | None) -> list[UserRec
     parts = unpack(stored.data)
     if parts is None:
         own = Part(stored.partition_key, stored.data)
-        place, following = at(stored.number), stored.following
-        return [UserRecord(place, following, stored.arrived, own, encryption=stored.encryption)]
+        place, next_place = at(stored.number), stored.next_place
+        return [UserRecord(place, next_place, stored.arrived, own, encryption=stored.encryption)]
     last = len(parts) - 1
     return [
         UserRecord(
             place=at(stored.number, index),
-            following=stored.following if index == last else at(stored.number, index + 1),
+            next_place=stored.next_place if index == last else at(stored.number, index + 1),
             arrived=stored.arrived,
             part=part,
             aggregated=True,

@@ -150,17 +150,17 @@ def load_catalog(root: Path) -> Catalog:
 @lru_cache(maxsize=64)
 def _parsed(path: Path, version: tuple[int, int, int]) -> Catalog:
     del version
-    stored = json.loads(path.read_bytes())
-    if (stored["format"], stored["version"]) != (_FORMAT, _VERSION):
-        raise ValueError(f"it is of format {stored['format']!r} version {stored['version']!r}")
-    if stored.get("checksum") != _checksum(stored["shards"]):
+    document = json.loads(path.read_bytes())
+    if (document["format"], document["version"]) != (_FORMAT, _VERSION):
+        raise ValueError(f"it is of format {document['format']!r} version {document['version']!r}")
+    if document.get("checksum") != _checksum(document["shards"]):
         raise ValueError("its checksum is wrong")
-    shards = tuple(CatalogShard.parse(row) for row in stored["shards"])
+    shards = tuple(CatalogShard.parse(row) for row in document["shards"])
     if len({entry.shard for entry in shards}) != len(shards):
         raise ValueError("a shard is listed twice")
     if not all(entry.shard.isdecimal() for entry in shards):
         raise ValueError("a shard's id is not a number")
-    return Catalog(shards, str(stored["log"]))
+    return Catalog(shards, str(document["log"]))
 
 
 def _checksum(shards: object) -> int:

@@ -109,15 +109,15 @@ def packed_footer(entries: Iterable[Entry]) -> bytes:
     return counted + _UINT32.pack(zlib.crc32(counted))
 
 
-def footer_bytes(stored_end: bytes) -> int:
+def footer_bytes(last_bytes: bytes) -> int:
     """Return the size of a footer from its last `FOOTER_END_BYTES`."""
-    return _UINT32.unpack_from(stored_end)[0] * _ENTRY.size + FOOTER_END_BYTES
+    return _UINT32.unpack_from(last_bytes)[0] * _ENTRY.size + FOOTER_END_BYTES
 
 
-def parse_footer(stored: bytes) -> list[Entry] | None:
+def parse_footer(footer: bytes) -> list[Entry] | None:
     """Return the entries of a footer; None if its checksum is wrong."""
-    counted = stored[: -_UINT32.size]
-    if stored[-_UINT32.size :] != _UINT32.pack(zlib.crc32(counted)):
+    counted = footer[: -_UINT32.size]
+    if footer[-_UINT32.size :] != _UINT32.pack(zlib.crc32(counted)):
         return None
     return [Entry(*fields) for fields in _ENTRY.iter_unpack(counted[: -_UINT32.size])]
 

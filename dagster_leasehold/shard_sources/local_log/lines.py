@@ -38,21 +38,21 @@ def append_lines(
         writers = {
             shard: stack.enter_context(open_writer(shard)) for shard in ordered[:WRITERS_OPEN_MAX]
         }
-        loaded = 0
+        count = 0
         for file in files:
-            for lines in _lines(file, loaded):
+            for lines in _lines(file, count):
                 for shard, part in zip(ordered, divide(lines), strict=True):
                     if not part:
                         continue
                     if shard in writers:
-                        appended = writers[shard].append(part)
+                        new_range = writers[shard].append(part)
                     else:
                         with open_writer(shard) as writer:
-                            appended = writer.append(part)
-                    begin = ranges.get(shard, appended).begin
-                    ranges[shard] = AppendedRange(begin, appended.end)
-                loaded += len(lines)
-                progress(loaded)
+                            new_range = writer.append(part)
+                    begin = ranges.get(shard, new_range).begin
+                    ranges[shard] = AppendedRange(begin, new_range.end)
+                count += len(lines)
+                progress(count)
     return ranges
 
 
@@ -69,24 +69,24 @@ def check_readable(files: Iterable[Path]) -> None:
 
 def _lines(file: Path, loaded_before: int) -> Iterator[list[bytes]]:
     """Yield the lines of a file in lists of bounded size."""
-    rest = b""
+    tail = b""
     count = 0
     try:
         with file.open("rb") as stream:
             while block := stream.read(_READ_BYTES):
-                *lines, rest = (rest + block).split(b"\n")
+                *lines, tail = (tail + block).split(b"\n")
                 if lines and len(lines[0]) > RECORD_BYTES_MAX:
                     raise _too_long(file, count, loaded_before)
                 if lines:
                     count += len(lines)
                     yield lines
                 # Checked before the line ends, because it might not fit into memory.
-                if len(rest) > RECORD_BYTES_MAX:
+                if len(tail) > RECORD_BYTES_MAX:
                     raise _too_long(file, count, loaded_before)
     except OSError as error:
         raise UserMistake(f"The file {file} cannot be read: {error.strerror}.") from None
-    if rest:
-        yield [rest]
+    if tail:
+        yield [tail]
 
 
 def _too_long(file: Path, lines_before: int, loaded_before: int) -> RecordRefused:

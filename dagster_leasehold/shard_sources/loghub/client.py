@@ -51,7 +51,7 @@ _SdkClient: Any = LogClient
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class Pull:
     """LogGroups in order, and the service's cursor after the last one."""
 
     groups: tuple[Any, ...]
@@ -80,13 +80,13 @@ class _Wire(_SdkClient):
             status, content, received = self._getHttpResponse(method, url, params, body, headers)
         except LogException as unreachable:
             raise ServiceRefusal(unreachable.get_error_code()) from None
-        answered = {str(name).lower(): str(value) for name, value in received.items()}
+        answer_headers = {str(name).lower(): str(value) for name, value in received.items()}
         if status != _OK:
             raise _refusal(status, content)
         if respons_body_type != "json":
-            return content, answered
+            return content, answer_headers
         try:
-            return json.loads(content) if content else None, answered
+            return json.loads(content) if content else None, answer_headers
         except ValueError:
             raise ServiceRefusal("BadResponse", status) from None
 
@@ -145,7 +145,7 @@ class LogHubClient:
         )
         return int(answer.get_cursor_time())
 
-    def pull(self, shard: str, cursor: str, end: str | None, count: int) -> Pulled:
+    def pull(self, shard: str, cursor: str, end: str | None, count: int) -> Pull:
         """Return up to `count` LogGroups from a cursor on, before `end`.
 
         Raises:
@@ -156,7 +156,7 @@ class LogHubClient:
         if end is not None:
             params["end_cursor"] = end
         headers = {"Accept": "application/x-protobuf", "Accept-Encoding": compression}
-        body, answered = self._ask(
+        body, answer_headers = self._ask(
             lambda wire: wire._send(  # pyright: ignore[reportPrivateUsage]
                 "GET",
                 self._options.project,
@@ -170,8 +170,8 @@ class LogHubClient:
             cursor=cursor,
         )
         try:
-            groups = _groups(body, answered)
-            return Pulled(groups, answered["x-log-cursor"])
+            groups = _groups(body, answer_headers)
+            return Pull(groups, answer_headers["x-log-cursor"])
         except (PayloadDamaged, PayloadTooLarge, DecodeError, KeyError, ValueError) as error:
             raise LogCorrupt(
                 f"The log service's records from {cursor} on of shard {shard} of "
@@ -225,17 +225,17 @@ class LogHubClient:
             return ask(once)
 
 
-def _groups(body: bytes, answered: Mapping[str, str]) -> tuple[Any, ...]:
+def _groups(body: bytes, answer_headers: Mapping[str, str]) -> tuple[Any, ...]:
     """Return the LogGroups of a body.
 
     Raises:
         PayloadDamaged, PayloadTooLarge, DecodeError, KeyError, ValueError: the body is incomplete.
     """
-    size = int(answered["x-log-bodyrawsize"])
-    count = int(answered["x-log-count"])
+    size = int(answer_headers["x-log-bodyrawsize"])
+    count = int(answer_headers["x-log-count"])
     if size == 0 and count == 0:
         return ()
-    codec = _CODECS[answered.get("x-log-compresstype", "").lower()]
+    codec = _CODECS[answer_headers.get("x-log-compresstype", "").lower()]
     # The raw form of the messages has bytes as values, because a log can contain any.
     message = _MESSAGES.LogGroupListRaw()
     message.ParseFromString(decompress(body, codec, BODY_BYTES_MAX, size=size))

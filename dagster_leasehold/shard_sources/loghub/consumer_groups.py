@@ -53,7 +53,7 @@ class ServiceConsumerGroup:
         rows = {
             ShardId(str(row["shard"])): row for row in self._source.client.checkpoints(self._name)
         }
-        stored = {shard: str(row.get("checkpoint") or "") for shard, row in rows.items()}
+        checkpoints = {shard: str(row.get("checkpoint") or "") for shard, row in rows.items()}
         busy_shards = sorted((shard for shard, row in rows.items() if row.get("consumer")), key=int)
         doubt = (
             f"The log service names consumers of {shown(self._name)} that hold shards "
@@ -62,10 +62,10 @@ class ServiceConsumerGroup:
         return GroupProgress(
             cursors={
                 shard: str(GroupCursor.from_service(shard, text))
-                for shard, text in stored.items()
+                for shard, text in checkpoints.items()
                 if text
             },
-            unstored=[shard for shard, text in stored.items() if not text],
+            unstored=[shard for shard, text in checkpoints.items() if not text],
             at_work=doubt if busy_shards and not self._stopped else "",
         )
 

@@ -26,21 +26,21 @@ def with_parents(shards: Sequence[ListedShard]) -> list[ShardListing]:
     parents of a new shard are the shards that had its range before: one at a split, two at a
     merge, none at first. Removed parents are not listed.
     """
-    owned: list[tuple[str, str, int]] = []
+    owners: list[tuple[str, str, int]] = []
     listing: list[ShardListing] = []
     for shard in sorted(shards, key=lambda each: each.number):
         parents: list[int] = []
-        rest: list[tuple[str, str, int]] = []
-        for begin, end, owner in owned:
+        remaining: list[tuple[str, str, int]] = []
+        for begin, end, owner in owners:
             if begin >= shard.end or end <= shard.begin:
-                rest.append((begin, end, owner))
+                remaining.append((begin, end, owner))
                 continue
             parents.append(owner)
             if begin < shard.begin:
-                rest.append((begin, shard.begin, owner))
+                remaining.append((begin, shard.begin, owner))
             if end > shard.end:
-                rest.append((shard.end, end, owner))
-        owned = [*rest, (shard.begin, shard.end, shard.number)]
+                remaining.append((shard.end, end, owner))
+        owners = [*remaining, (shard.begin, shard.end, shard.number)]
         listing.append(
             ShardListing(
                 shard=ShardId(str(shard.number)),

@@ -32,7 +32,7 @@ from dagster_leasehold.shard_sources.source import Position, ReadRange
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from dagster_leasehold.shard_sources.loghub.client import LogHubClient, Pulled
+    from dagster_leasehold.shard_sources.loghub.client import LogHubClient, Pull
 
 Answer = TypeVar("Answer")
 GROUPS_MAX = 1000
@@ -91,16 +91,16 @@ class LogHubReader:
             # Nothing is read, but a position that the shard never had is still an error.
             self._check_within(shard, start.group)
             return
-        reached = start.group
+        number = start.group
         for placed in self.groups(shard, start.group, end.group):
-            reached = placed.following
+            number = placed.next_number
             yield placed
         last = None
-        if reached >= end.group and end.index:
+        if number >= end.group and end.index:
             last = next(self.groups(shard, end.group, None, count=1), None)
             if last is not None:
                 yield last
-        if reached < end.group or (end.index and last is None):
+        if number < end.group or (end.index and last is None):
             raise CursorInvalid(
                 f"Shard {shard} of {self.options.logstore} ends before {end}: use a range within "
                 "the shard."
@@ -121,32 +121,32 @@ class LogHubReader:
         stop = None if end is None else GroupCursor(end).service
         at = start
         while end is None or at < end:
-            pulled = self._pull(shard, at, stop, count)
-            following = GroupCursor.from_service(shard, pulled.next_cursor).group
-            size = len(pulled.groups)
+            pull = self._pull(shard, at, stop, count)
+            next_number = GroupCursor.from_service(shard, pull.next_cursor).group
+            size = len(pull.groups)
             if not size:
                 self._check_within(shard, at)
-                if following <= at:
+                if next_number <= at:
                     return
-            elif following - at == size:
-                for number, group in enumerate(pulled.groups, at):
+            elif next_number - at == size:
+                for number, group in enumerate(pull.groups, at):
                     if end is not None and number >= end:
                         return
                     yield PlacedGroup(number, group, number + 1)
-            elif following <= at:
+            elif next_number <= at:
                 raise LogCorrupt(
                     f"The log service sent records of shard {shard} of {self.options.logstore} "
-                    f"from {GroupCursor(at)} on and went back to {GroupCursor(following)}."
+                    f"from {GroupCursor(at)} on and went back to {GroupCursor(next_number)}."
                 )
             else:
                 self._check_within(shard, at)
                 if size > 1:
                     count = 1
                     continue
-                yield PlacedGroup(at, pulled.groups[0], following)
-            at = following
+                yield PlacedGroup(at, pull.groups[0], next_number)
+            at = next_number
 
-    def _pull(self, shard: ShardId, at: int, stop: str | None, count: int) -> Pulled:
+    def _pull(self, shard: ShardId, at: int, stop: str | None, count: int) -> Pull:
         number, cursor = self.number_of(shard), GroupCursor(at).service
         try:
             return self._unless_removed(

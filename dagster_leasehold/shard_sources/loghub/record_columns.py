@@ -32,7 +32,7 @@ class PlacedGroup:
 
     number: int
     group: Any
-    following: int
+    next_number: int
 
 
 def add_logs(

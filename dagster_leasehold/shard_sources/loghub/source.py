@@ -122,7 +122,7 @@ class LogHub(LogHubReader):
                 if records and full:
                     return PlannedRange(str(GroupCursor(placed.number, index)), records, last=False)
                 records, bytes_ = records + 1, bytes_ + size
-            end, whole = GroupCursor(placed.following), records
+            end, whole = GroupCursor(placed.next_number), records
             if records >= limits.records_max or bytes_ >= limits.bytes_max:
                 break
         return PlannedRange(str(end), records, last=self._is_last(shard, end))

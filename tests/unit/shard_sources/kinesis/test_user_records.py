@@ -83,14 +83,14 @@ def test_what_is_not_of_the_format_is_an_ordinary_record(data: bytes) -> None:
     assert unpack(data) is None
     (record,) = user_records(stored(data), ALL_HASHES)
     assert (record.part.data, record.part.partition_key) == (data, "outer")
-    assert (record.place, record.following) == (at(5), after(5, int(ARRIVED.timestamp())))
+    assert (record.place, record.next_place) == (at(5), after(5, int(ARRIVED.timestamp())))
 
 
 def test_each_packed_record_has_a_place_of_its_own() -> None:
     records = user_records(stored(pack([Part("k", b"%d" % n) for n in range(3)])), ALL_HASHES)
     places = [at(5), at(5, 1), at(5, 2)]
     assert [record.place for record in records] == places
-    assert [record.following for record in records] == [*places[1:], after(5, 1767225600)]
+    assert [record.next_place for record in records] == [*places[1:], after(5, 1767225600)]
 
 
 def test_a_packed_record_of_another_shard_is_left_out_and_keeps_its_place() -> None:
