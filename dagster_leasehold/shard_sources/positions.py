@@ -34,6 +34,7 @@ from dagster_leasehold.shard_sources.source import (
 
 OFFSET_MAX = 2**63 - 1
 _DIGITS_MAX = len(str(OFFSET_MAX))
+_SHARD_DIGITS_MAX = 9
 GONE = "gone"
 """The only cursor of a removed shard."""
 
@@ -65,7 +66,8 @@ def shard_number(shard: ShardId, log: str) -> int:
     Raises:
         UnknownShard: the id is not such a number, written without leading zeros.
     """
-    if not (shard.isascii() and shard.isdecimal() and str(int(shard)) == shard):
+    canonical = shard.isascii() and shard.isdecimal() and str(int(shard)) == shard
+    if not canonical or len(shard) > _SHARD_DIGITS_MAX:
         raise UnknownShard(f"{log} has no shard {shown(shard)}: use the number of a shard.")
     return int(shard)
 

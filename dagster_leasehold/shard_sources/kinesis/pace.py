@@ -1,8 +1,9 @@
 """The pace of reads of a shard, shared by all processes of one host.
 
-A shard answers five reads and two megabytes a second to all its readers together. The sensors, runs
-and Spark workers of a host share a small file for each shard. It holds the time when the next read
-is allowed, and a lock gives the processes turns. The time is the monotonic clock's, which all
+A shard answers five reads and two megabytes a second to all its readers together. After a read of
+ten megabytes it refuses all reads for five seconds. So the sensors, runs and Spark workers of a
+host take turns. A small file for each shard has the time of the next read. A lock is held during
+the read, because its cost is known only afterwards. The time is the monotonic clock's, which all
 processes of a host share. A time from before a reboot is recognized because it is far ahead.
 
 Readers on other hosts are unknown here. The service refuses reads because of them, and the refused
@@ -13,7 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +27,7 @@ _LOCK_WAIT_S = 10.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Delays the reads of a shard.
+    """Gives the readers of a shard their turns.
 
     Attributes:
         folder: the folder of the files, created on use.
@@ -41,36 +43,41 @@ class Pace:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def before_read(self, shard: str) -> None:
-        """Wait until this process can read the shard."""
-        turn_s = self._delay(shard, 1 / self.calls_per_s) - 1 / self.calls_per_s
-        if (wait_s := turn_s - self.clock()) > 0:
-            self.sleep(wait_s)
-
-    def after_read(self, shard: str, bytes_read: int) -> None:
-        """Delay the next read by the cost of this one's bytes."""
-        excess_s = bytes_read / self.bytes_per_s - 1 / self.calls_per_s
-        if excess_s > 0:
-            self._delay(shard, excess_s)
-
-    def _delay(self, shard: str, seconds: float) -> float:
-        """Move the shard's next read, and return its time."""
+    @contextmanager
+    def turn(self, shard: str) -> Generator[Callable[[int], None]]:
+        """Wait for a turn to read a shard; the caller passes the bytes that it has read."""
         file = self.folder / f"{hashlib.sha256(shard.encode()).hexdigest()[:32]}.pace"
+        lock = FileLock(f"{file}.lock", timeout=_LOCK_WAIT_S)
+        locked = self._acquire(lock, file)
+        start_s, sizes = self.clock(), list[int]()
+        try:
+            yield sizes.append
+        finally:
+            if locked:
+                cost_s = max(1 / self.calls_per_s, sum(sizes) / self.bytes_per_s)
+                with suppress(OSError):
+                    file.write_text(repr(start_s + cost_s), encoding="ascii")
+                lock.release()
+
+    def _acquire(self, lock: FileLock, file: Path) -> bool:
+        """Take the lock when the next read is due; return False if that is impossible."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with FileLock(f"{file}.lock", timeout=_LOCK_WAIT_S):
-                now_s = self.clock()
-                next_s = max(_next_read_s(file, now_s), now_s) + seconds
-                file.write_text(repr(next_s), encoding="ascii")
+            lock.acquire()
+            if (wait_s := self._wait_s(file)) > 0:
+                lock.release()
+                self.sleep(wait_s)
+                lock.acquire()
+                # If another process took this turn, keep the lock until the next one.
+                self.sleep(max(0.0, self._wait_s(file)))
+            return True
         except (OSError, Timeout):
-            # Without the file the read is not delayed, and the service's refusals slow it down.
-            return self.clock() + 1 / self.calls_per_s
-        return next_s
+            # The read is not delayed, and the service's refusals slow it down.
+            return False
 
-
-def _next_read_s(file: Path, now_s: float) -> float:
-    try:
-        next_s = float(file.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0.0
-    return next_s if next_s - now_s < AHEAD_MAX_S else 0.0
+    def _wait_s(self, file: Path) -> float:
+        try:
+            wait_s = float(file.read_text(encoding="ascii")) - self.clock()
+        except (OSError, ValueError):
+            return 0.0
+        return wait_s if wait_s < AHEAD_MAX_S else 0.0

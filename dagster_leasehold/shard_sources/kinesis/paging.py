@@ -105,7 +105,7 @@ class ShardPages:
 
     Args:
         service: the service.
-        pace: delays reads.
+        pace: gives reads their turns.
         retention_s: returns how many seconds the stream keeps records.
     """
 
@@ -221,13 +221,12 @@ class ShardPages:
                 return
 
     def _read(self, shard: str, iterator: str, limit: int) -> tuple[Page, str]:
-        self._pace.before_read(shard)
-        answer = self._service.call(
-            "get_records", ShardIterator=iterator, Limit=min(limit, RECORDS_PER_CALL_MAX)
-        )
-        records = [_record(entry) for entry in answer["Records"]]
-        size = sum(len(record.data) + len(record.partition_key) for record in records)
-        self._pace.after_read(shard, size)
+        with self._pace.turn(shard) as charge:
+            answer = self._service.call(
+                "get_records", ShardIterator=iterator, Limit=min(limit, RECORDS_PER_CALL_MAX)
+            )
+            records = [_record(entry) for entry in answer["Records"]]
+            charge(sum(len(record.data) + len(record.partition_key) for record in records))
         next_iterator = answer.get("NextShardIterator") or ""
         lag_ms = answer.get("MillisBehindLatest") or 0
         moment = service_time(answer)

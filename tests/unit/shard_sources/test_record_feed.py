@@ -83,7 +83,7 @@ def test_positions_are_begin_end_and_times(log: LocalLog):
     assert feed.cursor_at(S0, "end") == "10"
     assert feed.cursor_at(S0, "2026-03-01T12:04:30Z") == "5"
     assert feed.cursor_at(S0, "2026-03-01T12:04:00") == "4", "a time without a zone is UTC"
-    with pytest.raises(InvalidSetting, match="no position"):
+    with pytest.raises(InvalidSetting, match="not a position"):
         feed.cursor_at(S0, "tomorrow")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from pathlib import Path
 
@@ -18,12 +19,17 @@ def pace(
     return Pace(folder, calls_per_s, bytes_per_s, clock=clock, sleep=clock.pass_s)
 
 
-def test_reads_of_a_shard_keep_their_distance_whoever_makes_them(tmp_path: Path) -> None:
+def read(pace: Pace, size: int = 0, *, shard: str = SHARD) -> None:
+    with pace.turn(shard) as charge:
+        charge(size)
+
+
+def test_reads_of_a_shard_by_several_processes_keep_their_distance(tmp_path: Path) -> None:
     clock = ManualClock()
     sensor, worker = pace(tmp_path / "new", clock), pace(tmp_path / "new", clock)
     for _ in range(5):
-        sensor.before_read(SHARD)
-        worker.before_read(SHARD)
+        read(sensor)
+        read(worker)
     assert clock.now_s == pytest.approx(1_000 + 9 / 5)
 
 
@@ -31,60 +37,76 @@ def test_shards_do_not_wait_for_each_other(tmp_path: Path) -> None:
     clock = ManualClock()
     each = pace(tmp_path, clock)
     for shard in ("a", "b", "c"):
-        each.before_read(shard)
+        read(each, shard=shard)
     assert clock.now_s == 1_000
 
 
 def test_a_large_read_is_paid_for_before_the_next_one(tmp_path: Path) -> None:
     clock = ManualClock()
     each = pace(tmp_path, clock)
-    each.before_read(SHARD)
-    each.after_read(SHARD, 5_000)
-    each.before_read(SHARD)
+    read(each, 5_000)
+    read(each)
     assert clock.now_s == pytest.approx(1_005)
-    each.after_read(SHARD, 10)
-    each.before_read(SHARD)
+    read(each)
     assert clock.now_s == pytest.approx(1_005.2)
+
+
+def test_a_reader_waits_for_the_cost_of_a_read_that_is_under_way(tmp_path: Path) -> None:
+    """Goal: the second read is not refused. Method: it asks for its turn before the first ends."""
+    pace = Pace(tmp_path, calls_per_s=50, bytes_per_s=1_000)
+    starts: list[float] = []
+
+    def second() -> None:
+        with pace.turn(SHARD):
+            starts.append(time.monotonic())
+
+    waiting = threading.Thread(target=second)
+    with pace.turn(SHARD) as charge:
+        starts.append(time.monotonic())
+        waiting.start()
+        time.sleep(0.1)
+        charge(400)
+    waiting.join(10)
+    assert starts[1] - starts[0] >= 0.39
 
 
 def test_idle_time_is_not_saved_up(tmp_path: Path) -> None:
     clock = ManualClock()
     each = pace(tmp_path, clock)
-    each.before_read(SHARD)
+    read(each)
     clock.now_s += 100
     for _ in range(3):
-        each.before_read(SHARD)
+        read(each)
     assert clock.now_s == pytest.approx(1_100.4)
 
 
 @pytest.mark.parametrize("left", ["99999.0", "not a number", ""])
-def test_what_a_reboot_or_a_full_disk_has_left_holds_nobody_up(tmp_path: Path, left: str) -> None:
+def test_a_file_damaged_or_from_before_a_reboot_delays_no_read(tmp_path: Path, left: str) -> None:
     clock = ManualClock()
     each = pace(tmp_path, clock)
-    each.before_read(SHARD)
+    read(each)
     (file,) = tmp_path.glob("*.pace")
     file.write_text(left)
-    each.before_read(SHARD)
+    read(each)
     assert clock.now_s <= 1_000.2
 
 
-def test_a_host_without_the_folder_reads_all_the_same(tmp_path: Path) -> None:
+def test_a_host_without_the_folder_reads_without_delay(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     clock = ManualClock()
     each = pace(tmp_path / "file", clock)
-    each.before_read(SHARD)
-    each.after_read(SHARD, 5_000)
+    read(each, 5_000)
     assert clock.now_s == 1_000
 
 
 def read_some(folder: Path, times: int) -> None:
     each = Pace(folder, calls_per_s=40, bytes_per_s=1 << 30)
     for _ in range(times):
-        each.before_read(SHARD)
+        read(each)
 
 
 def test_processes_of_one_host_share_the_pace(tmp_path: Path) -> None:
-    """Method: real processes, whose reads together may not be faster than one's."""
+    """Method: real processes, whose reads together are not faster than the reads of one."""
     spawning = multiprocessing.get_context("spawn")
     read_some(tmp_path, 1)
     began = time.monotonic()
