@@ -74,13 +74,9 @@ def without(times: Any, mask: Any) -> Any:
 
 
 def storable(times: Sequence[Any]) -> tuple[Sequence[Any], list[str]]:
-    """Separate the times outside the years 1 to 9999 from all others.
+    """Return times with None for those outside the years 1 to 9999, and their texts.
 
-    Args:
-        times: datetimes, or microseconds since 1970 of any size.
-
-    Returns:
-        The times, with None for each one outside; and the texts of those, empty for all others.
+    Times are datetimes, or microseconds since 1970 of any size. Other times have empty texts.
     """
     mask = [isinstance(time, int) and not _in_calendar(time) for time in times]
     inside = [None if outside else time for time, outside in zip(times, mask, strict=True)]

@@ -159,12 +159,9 @@ def bounds_step(shard: ShardId) -> str:
 def bounds_of(
     source: ShardSource, cursors: Mapping[ShardId, str | None], steps: FailingSteps
 ) -> dict[ShardId, ShardBounds]:
-    """Return the bounds of shards; an error of one shard is recorded in `steps` and omits only it.
+    """Return the bounds of shards at their readers' cursors; None for a reader not started.
 
-    Args:
-        source: the log.
-        cursors: the reader's cursor by shard; None for a reader not started.
-        steps: the caller's steps; a shard that failed is omitted until its retry is due.
+    An error of one shard is recorded in `steps`, and omits that shard until its retry is due.
 
     Raises:
         SourceUnavailable, SourceRefused: the source does not answer for any shard.

@@ -94,7 +94,7 @@ def divide_offsets(range_: ReadRange, parts: int) -> list[ReadRange]:
 
 
 def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".") -> None:
-    """Check that a position lies within a shard.
+    """Raise CursorExpired for a position before a shard, and CursorInvalid for one after its end.
 
     Args:
         log: the shard and its log, as the subject of the message.
@@ -102,10 +102,6 @@ def check_within(log: str, place: Any, begin: Any, end: Any, *, hint: str = ".")
         begin: the shard's first position.
         end: the shard's end, which is allowed.
         hint: ends the message about a position after the end.
-
-    Raises:
-        CursorExpired: the position lies before the beginning.
-        CursorInvalid: it lies after the end.
     """
     if place < begin:
         raise CursorExpired(
@@ -141,12 +137,7 @@ def clamped(source: ShardSource, shard: ShardId, cursor: str) -> str:
 
 
 def was_removed(number: int, listed: Iterable[int]) -> bool:
-    """Return True if a shard existed and is no longer listed.
-
-    Args:
-        number: the shard's number; the service numbers shards in order of creation.
-        listed: the numbers of the listed shards.
-    """
+    """Return True if a shard existed and is no longer listed; numbers rise with creation."""
     numbers = set(listed)
     return number not in numbers and number < max(numbers, default=-1)
 

@@ -183,7 +183,7 @@ def reader_from_options(options: Mapping[str, str]) -> ShardReader:
 
 def _reader_function(name: str) -> Callable[[Mapping[str, str]], ShardReader]:
     if name == LOCAL_LOG:
-        from dagster_leasehold.shard_sources.local_log.source import reader_of
+        from dagster_leasehold.shard_sources.local_log.reading import reader_of
 
         # Its kind imports pydantic, which workers of a cluster can lack.
         return reader_of

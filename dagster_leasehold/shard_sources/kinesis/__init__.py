@@ -14,8 +14,8 @@ retention period, and only returns them in pages. This has four consequences:
   cursor can lie between two of them.
 """
 
-from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
+from dagster_leasehold.shard_sources.kinesis.service import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.source import KinesisStream
 
 __all__ = ["KinesisOptions", "KinesisReader", "KinesisStream"]

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from dagster_leasehold.lease_store.errors import CursorExpired, shown
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.kinesis.cursors import Place, Side
-from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.pace import Pace
 from dagster_leasehold.shard_sources.kinesis.paging import Page, ShardPages
 from dagster_leasehold.shard_sources.kinesis.planned_ranges import PlannedRanges
-from dagster_leasehold.shard_sources.kinesis.service import KinesisService
+from dagster_leasehold.shard_sources.kinesis.service import KinesisOptions, KinesisService
 from dagster_leasehold.shard_sources.kinesis.shard_list import Shards
 from dagster_leasehold.shard_sources.kinesis.user_records import (
     MAGIC,

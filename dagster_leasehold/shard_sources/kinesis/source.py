@@ -14,10 +14,9 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.shard_sources.kinesis import planning
 from dagster_leasehold.shard_sources.kinesis.cursors import GONE, Place, Side, after, at, start
-from dagster_leasehold.shard_sources.kinesis.options import KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.paging import RECORDS_PER_CALL_MAX, Page
 from dagster_leasehold.shard_sources.kinesis.reader import KinesisReader
-from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS
+from dagster_leasehold.shard_sources.kinesis.service import CONNECTIONS, KinesisOptions
 from dagster_leasehold.shard_sources.kinesis.shard_list import KinesisShard, removed
 from dagster_leasehold.shard_sources.kinesis.user_records import UserRecord
 from dagster_leasehold.shard_sources.positions import removed_bounds, removed_error, removed_lag

@@ -2,6 +2,6 @@
 
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.local_log.log import LocalLog
-from dagster_leasehold.shard_sources.local_log.source import LocalLogReader
+from dagster_leasehold.shard_sources.local_log.reading import LocalLogReader
 
 __all__ = ["LocalLog", "LocalLogReader", "Record"]

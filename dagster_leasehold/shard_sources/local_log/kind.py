@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from dagster_leasehold.shard_sources.local_log.log import LocalLog
-from dagster_leasehold.shard_sources.local_log.source import reader_of
+from dagster_leasehold.shard_sources.local_log.reading import reader_of
 from dagster_leasehold.shard_sources.registry import SourceKind, StreamPlace
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Self
@@ -11,26 +11,37 @@ from typing import Self
 from dagster_leasehold.lease_store.durable_files import make_folder, sync_folder
 from dagster_leasehold.lease_store.errors import LogExists, ReshardingRefused, UserMistake
 from dagster_leasehold.lease_store.identifiers import ShardId
+from dagster_leasehold.lease_store.shard_rows import ShardListing
 from dagster_leasehold.lease_store.times import utc_now
+from dagster_leasehold.shard_sources import positions
 from dagster_leasehold.shard_sources.local_log import catalog
 from dagster_leasehold.shard_sources.local_log.files import shard_folder
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.local_log.heads import make_heads
 from dagster_leasehold.shard_sources.local_log.lines import append_lines
+from dagster_leasehold.shard_sources.local_log.reading import LocalLogReader
 from dagster_leasehold.shard_sources.local_log.resharding import (
     even_ranges,
     merge_children,
     reshard,
     split_children,
 )
-from dagster_leasehold.shard_sources.local_log.source import LocalLogSource
 from dagster_leasehold.shard_sources.local_log.writing import AppendedRange, ShardWriter, retain
+from dagster_leasehold.shard_sources.source import (
+    Limits,
+    PlannedRange,
+    Position,
+    ReadRange,
+    ShardBounds,
+)
 
 SHARDS_MAX = 100_000
+SOURCE_NAME = "local_log"
+ORIGIN = "0"
 _RESHARD_WAIT_S = 30.0
 
 
-class LocalLog(LocalLogSource):
+class LocalLog(LocalLogReader):
     """A sharded log in a folder: a source that accepts records, splits, merges and retention.
 
     Opening it reads nothing, so the first call that needs the log reports a missing one. Many
@@ -108,7 +119,79 @@ class LocalLog(LocalLogSource):
         """True if the folder has a log."""
         return (self.root / catalog.CATALOG_FILE).exists()
 
-    # --- Writing ---
+    def list_shards(self) -> list[ShardListing]:
+        """Return all shards of the log, in order of creation."""
+        snapshot = catalog.load_catalog(self.root)
+        return [
+            ShardListing(
+                shard=entry.shard,
+                parents=entry.parents,
+                hash_begin=entry.hash_begin,
+                hash_end=entry.hash_end,
+                read_only=entry.read_only,
+                gone_parents=tuple(each for each in entry.parents if snapshot.removed(each)),
+            )
+            for entry in snapshot.shards
+        ]
+
+    def log_identity(self) -> str | None:
+        """Return the id that the log was created with."""
+        return catalog.load_catalog(self.root).log or None
+
+    def bounds(self, shards: Sequence[ShardId]) -> dict[ShardId, ShardBounds]:
+        """Return the bounds of shards from their heads."""
+        # The catalog is read first: a shard that it calls read-only had its last append before.
+        snapshot = catalog.load_catalog(self.root)
+        bounds: dict[ShardId, ShardBounds] = {}
+        for shard in shards:
+            folder = self._open(shard, snapshot)
+            if folder is None:
+                bounds[shard] = positions.removed_bounds(ORIGIN)
+            else:
+                begin, end = folder.extent()
+                bounds[shard] = ShardBounds(str(begin), str(end), folder.finished, ORIGIN)
+        return bounds
+
+    def cursor_at(self, shard: ShardId, position: Position | datetime) -> str:
+        """Return the cursor of the first record at or after a position, or the end."""
+        folder = self._open(shard)
+        if folder is None:
+            return positions.GONE
+        if isinstance(position, datetime):
+            return str(folder.at_time(position))
+        extent = folder.extent()
+        return str(extent.begin if position is Position.BEGIN else extent.end)
+
+    def times_at(self, cursors: Mapping[ShardId, str]) -> dict[ShardId, datetime]:
+        """Return the event times of the records at these cursors, because others are not stored."""
+        snapshot = catalog.load_catalog(self.root)
+        return {
+            shard: time
+            for shard, cursor in cursors.items()
+            if (folder := self._open(shard, snapshot)) is not None
+            and (time := folder.time_at(cursor)) is not None
+        }
+
+    def plan(self, shard: ShardId, start: str, limits: Limits) -> PlannedRange:
+        """Return the end of a batch; both limits are exact."""
+        folder = self._open(shard)
+        return (
+            positions.removed_plan(shard, start) if folder is None else folder.plan(start, limits)
+        )
+
+    def divide(self, range_: ReadRange, parts: int) -> list[ReadRange]:
+        """Divide a range by its offsets, which have no holes."""
+        return positions.divide_offsets(range_, parts)
+
+    def lag(self, shard: ShardId, cursor: str, bounds: ShardBounds) -> int | None:
+        """Return the records from a cursor to the end; None if unknown in a removed shard."""
+        if bounds.removed:
+            return positions.removed_lag(cursor)
+        return positions.offsets_left(shard, cursor, bounds)
+
+    def spark_options(self) -> Mapping[str, str]:
+        """Return the options of the reader in a Spark worker."""
+        return {"source": SOURCE_NAME, "root": str(self.root)}
 
     def writer(self, shard: str, *, wait_s: float = 0.0) -> ShardWriter:
         """Return the only writer of a shard, a context manager; see `ShardWriter`."""

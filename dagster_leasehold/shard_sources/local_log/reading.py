@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from dagster_leasehold.lease_store.errors import CursorExpired, LogCorrupt
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.event_times import moment_of, readable
+from dagster_leasehold.shard_sources.local_log.catalog import Catalog, load_catalog
 from dagster_leasehold.shard_sources.local_log.files import (
     FileName,
     LogFile,
@@ -25,7 +26,12 @@ from dagster_leasehold.shard_sources.local_log.files import (
 )
 from dagster_leasehold.shard_sources.local_log.format import Entry, microseconds, missing_offset
 from dagster_leasehold.shard_sources.local_log.heads import Head, HeadsFile
-from dagster_leasehold.shard_sources.positions import check_within, parse_offset
+from dagster_leasehold.shard_sources.positions import (
+    GONE,
+    check_within,
+    parse_offset,
+    removed_error,
+)
 from dagster_leasehold.shard_sources.source import (
     Limits,
     PlannedRange,
@@ -199,6 +205,37 @@ class ShardFolder:
         cursors = numbers.cast(pa.string())
         columns = [pa.repeat(pa.scalar(str(self.shard)), count), cursors, *rows.columns]
         return readable(pa.record_batch(columns, schema=record_schema()))
+
+
+class LocalLogReader:
+    """Reads ranges of a local log, on a Spark worker; picklable."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).absolute()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.root)!r})"
+
+    def _open(self, shard: str, catalog: Catalog | None = None) -> ShardFolder | None:
+        """Return a shard's folder; None if retention has removed the shard."""
+        catalog = catalog or load_catalog(self.root)
+        if catalog.removed(shard):
+            return None
+        entry = catalog.find(shard)
+        return ShardFolder(entry.shard, self.root, entry.read_only)
+
+    def read(self, range_: ReadRange) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range in order, in batches of `record_schema()`."""
+        folder = self._open(range_.shard)
+        if folder is not None:
+            yield from folder.read(range_)
+        elif not range_.start == range_.end == GONE:
+            raise removed_error(range_.shard)
+
+
+def reader_of(options: Mapping[str, str]) -> LocalLogReader:
+    """Return the reader that `LocalLog.spark_options` describes."""
+    return LocalLogReader(options["root"])
 
 
 def _opened(names: Iterable[FileName], at: int) -> Iterator[LogFile]:
