@@ -1,4 +1,4 @@
-"""The sources that every case of this folder runs on."""
+"""The sources of every case in this folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORLDS = {
 
 @pytest.fixture(scope="session", autouse=True)
 def _packages(environment_of_workers: None) -> None:
-    """Every case runs on the source that the documentation shows, too: it is installed."""
+    """Install the source of the documentation, because every case runs on it too."""
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,7 +21,9 @@ def test_begin_and_end_are_the_bounds(world: SourceWorld, shard: ShardId) -> Non
     assert world.rest(shard, world.source.cursor_at(shard, Position.END)) == []
 
 
-def test_the_end_stays_where_it_was_when_records_come(world: SourceWorld, shard: ShardId) -> None:
+def test_the_former_end_is_the_cursor_of_the_next_record(
+    world: SourceWorld, shard: ShardId
+) -> None:
     end = world.source.cursor_at(shard, Position.END)
     world.fill(shard, VALUES[:3])
     assert [row["value"] for row in world.rest(shard, end)] == list(VALUES[:3])
@@ -50,14 +52,12 @@ def test_a_time_after_all_records_is_the_end(world: SourceWorld, shard: ShardId)
 
 
 @pytest.mark.needs(Notion.GIVEN_TIME)
-def test_times_are_those_that_the_writer_gave(world: SourceWorld, shard: ShardId) -> None:
+def test_event_times_are_the_writer_s(world: SourceWorld, shard: ShardId) -> None:
     times = [row["event_time"] for row in world.all_rows(shard)]
     assert times == [START + timedelta(seconds=number) for number in range(len(VALUES))]
 
 
-def test_each_record_s_cursor_is_where_reading_begins_with_it(
-    world: SourceWorld, shard: ShardId
-) -> None:
+def test_a_read_from_a_record_s_cursor_begins_with_it(world: SourceWorld, shard: ShardId) -> None:
     rows = world.all_rows(shard)
     assert len({row["cursor"] for row in rows}) == len(VALUES)
     for number in (0, 1, 7, len(VALUES) - 1):
@@ -87,8 +87,8 @@ def test_the_lease_store_knows_the_order_of_cursors(world: SourceWorld, shard: S
 
 
 @pytest.mark.needs(Notion.RETENTION)
-def test_reading_goes_on_behind_what_retention_has_removed(world: SourceWorld) -> None:
-    """A gap leads onwards, also where nothing is left: a store refuses one that leads back."""
+def test_reading_continues_after_removed_records(world: SourceWorld) -> None:
+    """A gap never leads backwards, also in an empty shard: the store would refuse it."""
     shard = world.source.list_shards()[0].shard
     world.fill(shard)
     lost = str(world.all_rows(shard)[2]["cursor"])
@@ -99,7 +99,7 @@ def test_reading_goes_on_behind_what_retention_has_removed(world: SourceWorld) -
 
 
 @pytest.mark.needs(Notion.RETENTION)
-def test_a_cursor_that_retention_has_passed_is_expired(world: SourceWorld) -> None:
+def test_the_cursor_of_a_removed_record_is_expired(world: SourceWorld) -> None:
     shard = world.source.list_shards()[0].shard
     begin = world.source.cursor_at(shard, Position.BEGIN)
     world.trim(shard)

@@ -1,4 +1,4 @@
-"""Each failure comes out as one sentence of the right type, and no record is left out."""
+"""Each failure is one sentence of the right type, and no record is skipped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TICK_S = 60.0
 
 
 def each_call(source: ShardSource, shard: ShardId, start: str, end: str) -> dict[str, object]:
-    """Call a source in each way that there is; return the errors by the call's name."""
+    """Call each method of a source, and return the errors by the method's name."""
     raised: dict[str, object] = {}
     calls = {
         "list_shards": source.list_shards,
@@ -55,7 +55,7 @@ def test_an_unknown_shard_is_one_sentence(world: SourceWorld, shard: ShardId) ->
 
 
 @pytest.mark.needs(Notion.DAMAGE)
-def test_damage_is_told_and_never_skipped(world: SourceWorld, shard: ShardId) -> None:
+def test_damage_is_an_error_and_never_skipped(world: SourceWorld, shard: ShardId) -> None:
     world.damage(shard)
     with pytest.raises(LogCorrupt) as damaged:
         world.all_rows(shard)
@@ -63,7 +63,7 @@ def test_damage_is_told_and_never_skipped(world: SourceWorld, shard: ShardId) ->
 
 
 @pytest.mark.needs(Notion.NETWORK)
-def test_a_service_that_is_away_is_told_in_time(world: SourceWorld, shard: ShardId) -> None:
+def test_an_unreachable_service_is_an_error_in_time(world: SourceWorld, shard: ShardId) -> None:
     bounds = world.source.bounds([shard])[shard]
     source = world.unreachable()
     for call in (
@@ -79,7 +79,7 @@ def test_a_service_that_is_away_is_told_in_time(world: SourceWorld, shard: Shard
 
 
 @pytest.mark.needs(Notion.THROTTLING)
-def test_a_throttled_request_is_repeated_until_it_is_answered(
+def test_a_throttled_request_is_retried_until_it_is_answered(
     world: SourceWorld, shard: ShardId
 ) -> None:
     world.throttle(2)
@@ -89,7 +89,7 @@ def test_a_throttled_request_is_repeated_until_it_is_answered(
 
 
 @pytest.mark.needs(Notion.THROTTLING)
-def test_throttling_without_end_is_told(world: SourceWorld, shard: ShardId) -> None:
+def test_endless_throttling_is_an_error(world: SourceWorld, shard: ShardId) -> None:
     bounds = world.source.bounds([shard])[shard]
     world.throttle(None)
     began = time.monotonic()
@@ -112,9 +112,7 @@ def test_wrong_credentials_are_refused_by_every_call(world: SourceWorld, shard: 
 
 
 @pytest.mark.needs(Notion.CREDENTIALS)
-def test_rotated_credentials_are_found_without_a_restart(
-    world: SourceWorld, shard: ShardId
-) -> None:
+def test_rotated_credentials_are_used_without_a_restart(world: SourceWorld, shard: ShardId) -> None:
     world.change_credentials()
     with pytest.raises(SourceError):
         world.all_rows(shard)
@@ -122,6 +120,6 @@ def test_rotated_credentials_are_found_without_a_restart(
     assert [row["value"] for row in world.all_rows(shard)] == list(VALUES)
 
 
-def test_no_secret_is_in_what_spark_shows(world: SourceWorld) -> None:
+def test_spark_s_options_contain_no_secret(world: SourceWorld) -> None:
     shown = f"{dict(world.source.spark_options())} {world.source!r}"
     assert not any(secret in shown for secret in world.secrets())

@@ -1,7 +1,7 @@
-"""The ways of Kinesis alone: silent jumps, packed records, closed and removed shards, its refusals.
+"""Features of Kinesis alone: silent jumps, packed records, closed and removed shards, refusals.
 
-The server is kinesalite, whose clock a case may move; what neither it nor moto ever answers (too
-many requests, wrong credentials) comes from a proxy before it.
+The server is kinesalite, whose clock a case can move. A proxy adds the answers that neither it nor
+moto gives (too many requests, wrong credentials).
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def first(kinesis: KinesaliteWorld) -> ShardId:
 
 
 def hours(kinesis: KinesaliteWorld, count: float, shard: ShardId) -> None:
-    """Let hours pass, and the server remove what is too old by then."""
+    """Move the clock by hours, and let the server remove expired records."""
     kinesis_servers.kinesalite().advance(count * HOUR_S)
     kinesis.read_plainly(shard)
 
 
 def fresh(kinesis: KinesaliteWorld) -> KinesisStream:
-    """The stream as a new process opens it: it remembers nothing."""
+    """Return the stream of a new process, without cached answers."""
     return kinesis.open(kinesis.proxy.url)
 
 
@@ -86,10 +86,10 @@ def put_packed(kinesis: KinesaliteWorld, shard: ShardId, groups: list[list[bytes
     return [value for group in groups for value in group]
 
 
-def test_a_range_may_begin_and_end_within_a_packed_record(
+def test_a_range_can_begin_and_end_within_a_packed_record(
     kinesis: KinesaliteWorld, first: ShardId, tmp_path: Path
 ) -> None:
-    """Goal: every cut is exact, read from the service and from what the plan has kept."""
+    """Goal: every cut is exact, from the service and from the plan's kept records."""
     sent = put_packed(kinesis, first, [[b"a0", b"a1", b"a2"], [b"b0"], [b"c0", b"c1"]])
     rows = kinesis.all_rows(first)
     cursors = [row["cursor"] for row in rows] + [kinesis.source.cursor_at(first, Position.END)]
@@ -111,8 +111,8 @@ def test_a_range_may_begin_and_end_within_a_packed_record(
         assert received == sent
 
 
-def test_a_packed_record_of_others_alone_is_passed(kinesis: KinesaliteWorld) -> None:
-    """After a split, a record may hold only what belongs to the other child."""
+def test_a_packed_record_of_another_shard_is_passed(kinesis: KinesaliteWorld) -> None:
+    """After a split, a packed record can belong to the other child as a whole."""
     shard, other = (row.shard for row in kinesis.source.list_shards()[:2])
     begin = kinesis.source.cursor_at(shard, Position.BEGIN)
     strangers = pack([Part("key", b"stranger", kinesis.hash_of(other))])
@@ -128,7 +128,7 @@ def test_a_packed_record_of_others_alone_is_passed(kinesis: KinesaliteWorld) -> 
 # --- Retention ---
 
 
-def test_what_is_removed_while_a_batch_waits_is_never_jumped_over(
+def test_records_removed_before_a_planned_range_is_read_are_never_skipped(
     kinesis: KinesaliteWorld, first: ShardId
 ) -> None:
     """Method: a range is planned, its records are removed, and another host reads it then."""
@@ -152,7 +152,7 @@ def _without_kept(reader: KinesisReader) -> KinesisReader:
 def test_an_idle_shard_s_cursor_outlives_its_record(
     kinesis: KinesaliteWorld, first: ShardId
 ) -> None:
-    """Goal: no false alarm where nothing happened for longer than retention.
+    """Goal: no false alarm in a shard that was idle for longer than the retention.
 
     Method: 30 h pass in steps, as runs and sensors see them; then a record comes and is read.
     """
@@ -176,8 +176,8 @@ def test_an_idle_shard_s_cursor_outlives_its_record(
     assert [row["value"] for row in kinesis.rest(first, cursor)] == [b"at last"]
 
 
-def test_a_cursor_that_nobody_renewed_has_expired(kinesis: KinesaliteWorld, first: ShardId) -> None:
-    """Nobody can say any more whether records came and went: that is told, and not passed over."""
+def test_a_cursor_without_renewal_has_expired(kinesis: KinesaliteWorld, first: ShardId) -> None:
+    """Records possibly came and expired, so the reader gets an error."""
     kinesis.fill(first, VALUES[:3])
     begin = kinesis.source.cursor_at(first, Position.BEGIN)
     cursor = kinesis.source.plan(first, begin, Limits()).end
@@ -190,10 +190,10 @@ def test_a_cursor_that_nobody_renewed_has_expired(kinesis: KinesaliteWorld, firs
     assert [row["value"] for row in kinesis.rest(first, bounds.begin)] == [b"later"]
 
 
-def test_where_nothing_is_left_reading_goes_on_behind_the_lost_record(
+def test_after_all_records_expired_reading_continues_after_the_lost_record(
     kinesis: KinesaliteWorld, first: ShardId
 ) -> None:
-    """The shard begins before all records then: for this reader that would lead back."""
+    """The shard begins before all records, which for this reader would lead backwards."""
     kinesis.fill(first, VALUES[:3])
     begin = kinesis.source.cursor_at(first, Position.BEGIN)
     end = kinesis.source.plan(first, begin, Limits()).end
@@ -207,7 +207,7 @@ def test_where_nothing_is_left_reading_goes_on_behind_the_lost_record(
     assert [row["value"] for row in kinesis.rest(first, behind)] == [b"later"]
 
 
-def test_a_reader_that_sleeps_between_two_pages_looks_again(
+def test_a_reader_that_sleeps_between_two_pages_checks_its_cursor_again(
     kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: pages of five records, and 25 h between the first and the second."""
@@ -226,7 +226,7 @@ def test_a_reader_that_sleeps_between_two_pages_looks_again(
     assert [record.part.data for record in read] == list(VALUES[:5])
 
 
-def test_a_child_s_first_record_is_known_to_be_the_first_while_that_is_sure(
+def test_a_child_s_first_record_is_its_origin_while_none_can_be_removed(
     kinesis: KinesaliteWorld, first: ShardId
 ) -> None:
     child, _ = kinesis.split(first)
@@ -242,7 +242,7 @@ def test_a_child_s_first_record_is_known_to_be_the_first_while_that_is_sure(
 def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
     kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kinesalite lists removed shards for ever: here they are left out of its answers."""
+    """Kinesalite lists removed shards forever, so the test removes them from its answers."""
     kinesis.fill(first)
     cursor = kinesis.source.plan(first, kinesis.source.cursor_at(first, Position.BEGIN), Limits(4))
     kinesis.split(first)
@@ -275,7 +275,7 @@ def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
 # --- Looking at bounds ---
 
 
-def test_what_follows_a_cursor_is_one_read_a_shard(kinesis: KinesaliteWorld) -> None:
+def test_bounds_after_a_cursor_take_one_read_a_shard(kinesis: KinesaliteWorld) -> None:
     source = kinesis.source
     first, second = (row.shard for row in source.list_shards()[:2])
     kinesis.fill(first, VALUES[:2])
@@ -296,7 +296,7 @@ def test_what_follows_a_cursor_is_one_read_a_shard(kinesis: KinesaliteWorld) -> 
 def test_the_beginning_is_found_by_reading_one_record(
     kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A whole page may be ten megabytes: the shard would answer nobody else for five seconds."""
+    """After a page of ten megabytes, the shard refuses all other reads for five seconds."""
     kinesis.fill(first)
     read: list[int] = []
     ask = KinesisService.call
@@ -313,7 +313,7 @@ def test_the_beginning_is_found_by_reading_one_record(
     assert begin == kinesis.all_rows(first)[0]["cursor"]
 
 
-def test_a_closed_shard_is_finished_when_it_was_read(
+def test_a_closed_shard_is_finished_once_it_is_read(
     kinesis: KinesaliteWorld, first: ShardId
 ) -> None:
     kinesis.fill(first, VALUES[:3])
@@ -327,7 +327,7 @@ def test_a_closed_shard_is_finished_when_it_was_read(
     assert (whole.end, whole.finished) == (end, True)
 
 
-def test_a_plan_reads_what_spark_needs_not_read_again(
+def test_spark_does_not_read_a_planned_range_again(
     kinesis: KinesaliteWorld, first: ShardId
 ) -> None:
     kinesis.fill(first)
@@ -378,9 +378,7 @@ def test_an_error_of_the_service_has_a_type(
         "ExpiredTokenException",
     ],
 )
-def test_an_error_that_passes_is_not_seen(
-    kinesis: KinesaliteWorld, first: ShardId, code: str
-) -> None:
+def test_a_temporary_error_is_retried(kinesis: KinesaliteWorld, first: ShardId, code: str) -> None:
     kinesis.fill(first, VALUES[:3])
     begin = kinesis.source.cursor_at(first, Position.BEGIN)
     source = fresh(kinesis)
@@ -388,7 +386,7 @@ def test_an_error_that_passes_is_not_seen(
     assert source.plan(first, begin, Limits()).records == 3
 
 
-def test_an_expired_iterator_is_replaced_where_reading_stands(
+def test_an_expired_iterator_is_replaced_at_the_reader_s_position(
     kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: six minutes between two pages, and another record meanwhile."""
@@ -406,7 +404,7 @@ def test_an_expired_iterator_is_replaced_where_reading_stands(
     assert read == [*VALUES, b"more"]
 
 
-def test_credentials_come_from_boto3_alone_and_are_told_to_nobody(
+def test_credentials_come_from_boto3_and_appear_nowhere(
     kinesis: KinesaliteWorld, first: ShardId, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     begin = kinesis.source.cursor_at(first, Position.BEGIN)
@@ -427,7 +425,7 @@ def test_credentials_come_from_boto3_alone_and_are_told_to_nobody(
         assert ACCESS_KEY not in text
 
 
-def test_what_cannot_be_reached_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_service_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kinesis_servers.write_credentials()
 
     def source(**options: Any) -> KinesisStream:
@@ -444,7 +442,7 @@ def test_what_cannot_be_reached_says_so(tmp_path: Path, monkeypatch: pytest.Monk
         source(region=REGION, endpoint_url="http://127.0.0.1:9").list_shards()
 
 
-def test_throttling_is_told_apart_from_absence(kinesis: KinesaliteWorld, first: ShardId) -> None:
+def test_throttling_has_its_own_error(kinesis: KinesaliteWorld, first: ShardId) -> None:
     begin = kinesis.source.cursor_at(first, Position.BEGIN)
     source = kinesis.open(kinesis.proxy.url)
     source._service.sleep = lambda _: None

@@ -1,4 +1,4 @@
-"""The age of the oldest unread record, as each service tells it, and what it costs to ask."""
+"""The age of the oldest unread record in each service, and the requests that it costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.mark.needs(Notion.TIMED)
 def test_the_oldest_unread_record_has_its_age(world: SourceWorld, shard: ShardId) -> None:
-    """Method: one reader stands at some record, the other has not begun."""
+    """Method: one reader is at some record, and the other has not started."""
     other = world.source.list_shards()[1].shard
     world.fill(other, VALUES[:2])
     rows, first = world.all_rows(shard), world.all_rows(other)[0]["event_time"]
@@ -42,9 +42,7 @@ def test_the_oldest_unread_record_has_its_age(world: SourceWorld, shard: ShardId
 
 
 @pytest.mark.parametrize("world", ["own_source"], indirect=True)
-def test_a_source_that_knows_no_times_leaves_every_age_unknown(
-    world: SourceWorld, shard: ShardId
-) -> None:
+def test_without_times_every_age_is_unknown(world: SourceWorld, shard: ShardId) -> None:
     assert not isinstance(world.source, TimedRecords)
     lags = lags_at(world.source, {shard: "0"})
     assert lags.records == {shard: len(VALUES)}
@@ -52,9 +50,7 @@ def test_a_source_that_knows_no_times_leaves_every_age_unknown(
 
 
 @pytest.mark.parametrize("world", ["loghub"], indirect=True)
-def test_a_log_service_is_asked_once_for_a_reader_that_stands_still(
-    world: SourceWorld, shard: ShardId
-) -> None:
+def test_a_stalled_reader_costs_one_request(world: SourceWorld, shard: ShardId) -> None:
     requests = cast("LogHubWorld", world).server.requests
     second, first = world.all_rows(shard)[1]["cursor"], world.all_rows(shard)[0]["cursor"]
     now_s = 0.0
@@ -73,7 +69,7 @@ def test_a_log_service_is_asked_once_for_a_reader_that_stands_still(
 
 
 @pytest.mark.parametrize("world", ["kinesis-kinesalite"], indirect=True)
-def test_kinesis_has_told_the_time_with_its_bounds(
+def test_kinesis_s_bounds_include_the_time(
     world: SourceWorld, shard: ShardId, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = cast("KinesaliteWorld", world).source

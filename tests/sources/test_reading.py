@@ -50,7 +50,7 @@ def test_every_batch_has_exactly_the_schema(world: SourceWorld, shard: ShardId) 
 
 
 def test_ranges_follow_each_other_within_their_limits(world: SourceWorld, shard: ShardId) -> None:
-    """Planning from end to end and reading each range gives the same as one read of all."""
+    """Planned ranges together yield the same records as one read of the whole shard."""
     end = world.source.bounds([shard])[shard].end
     cursor, read = world.source.cursor_at(shard, Position.BEGIN), []
     while (plan := world.source.plan(shard, cursor, Limits(7, 15_000))).end != cursor:
@@ -64,7 +64,7 @@ def test_ranges_follow_each_other_within_their_limits(world: SourceWorld, shard:
 
 
 def test_the_parts_of_a_range_are_the_range(world: SourceWorld, shard: ShardId) -> None:
-    """Goal: tasks may read them side by side, in other processes, and nothing is lost or twice."""
+    """Goal: tasks in other processes can read them in parallel, each record once."""
     source, bounds = world.source, world.source.bounds([shard])[shard]
     if not isinstance(source, DivisibleRanges):
         pytest.skip("its cursors are no numbers, so that its ranges stay whole")
@@ -89,8 +89,8 @@ def test_a_record_beyond_the_byte_limit_goes_alone(world: SourceWorld, shard: Sh
     assert [row["value"] for row in world.rows(shard, begin, plan.end)] == [VALUES[0]]
 
 
-def test_a_plan_is_the_same_when_it_is_made_again(world: SourceWorld, shard: ShardId) -> None:
-    """Goal: records that come between two plans move no end that lies before them."""
+def test_a_repeated_plan_is_the_same(world: SourceWorld, shard: ShardId) -> None:
+    """Goal: records that arrive between two plans change no end before them."""
     begin = world.source.cursor_at(shard, Position.BEGIN)
     limits = Limits(records_max=5)
     planned = world.source.plan(shard, begin, limits)
@@ -98,7 +98,7 @@ def test_a_plan_is_the_same_when_it_is_made_again(world: SourceWorld, shard: Sha
     assert world.source.plan(shard, begin, limits) == planned
 
 
-def test_reading_again_yields_the_same(world: SourceWorld, shard: ShardId) -> None:
+def test_a_repeated_read_yields_the_same(world: SourceWorld, shard: ShardId) -> None:
     bounds = world.source.bounds([shard])[shard]
     range_ = ReadRange(shard, bounds.begin, bounds.end)
     first = pa.Table.from_batches(world.source.read(range_))
@@ -107,7 +107,7 @@ def test_reading_again_yields_the_same(world: SourceWorld, shard: ShardId) -> No
 
 
 def test_a_range_ends_where_it_says(world: SourceWorld, shard: ShardId) -> None:
-    """Goal: neither fewer nor more, wherever the range lies in what the service sends at once."""
+    """Goal: neither fewer nor more records, wherever the range lies in the service's pages."""
     cursors = [row["cursor"] for row in world.all_rows(shard)]
     for start, stop in ((0, 1), (3, 5), (len(VALUES) - 2, len(VALUES) - 1)):
         rows = world.rows(shard, cursors[start], cursors[stop])
@@ -115,7 +115,7 @@ def test_a_range_ends_where_it_says(world: SourceWorld, shard: ShardId) -> None:
     assert world.rows(shard, cursors[4], cursors[4]) == []
 
 
-def test_shards_are_read_apart(world: SourceWorld, shard: ShardId) -> None:
+def test_shards_are_read_separately(world: SourceWorld, shard: ShardId) -> None:
     other = world.source.list_shards()[1].shard
     world.fill(other, [b"other"])
     assert [row["value"] for row in world.all_rows(other)] == [b"other"]
@@ -123,7 +123,7 @@ def test_shards_are_read_apart(world: SourceWorld, shard: ShardId) -> None:
 
 
 @pytest.mark.needs(Notion.KEY)
-def test_keys_come_back_and_none_is_not_an_empty_one(world: SourceWorld) -> None:
+def test_a_missing_key_differs_from_an_empty_one(world: SourceWorld) -> None:
     shard = world.source.list_shards()[0].shard
     keys = [b"\x00k\xff", None, b""]
     world.put(shard, [NewRecord(b"v", key=key, at=START) for key in keys])
@@ -131,7 +131,7 @@ def test_keys_come_back_and_none_is_not_an_empty_one(world: SourceWorld) -> None
 
 
 @pytest.mark.needs(Notion.ATTRIBUTES)
-def test_attributes_come_back(world: SourceWorld) -> None:
+def test_attributes_are_read_as_written(world: SourceWorld) -> None:
     shard = world.source.list_shards()[0].shard
     world.put(shard, [NewRecord(b"v", at=START, attributes={"ä": "ö", "empty": ""})])
     world.put(shard, [NewRecord(b"w", at=START)])
@@ -141,13 +141,13 @@ def test_attributes_come_back(world: SourceWorld) -> None:
 
 
 @pytest.mark.needs(Notion.NO_VALUE)
-def test_no_value_is_not_an_empty_one(world: SourceWorld) -> None:
+def test_a_missing_value_differs_from_an_empty_one(world: SourceWorld) -> None:
     shard = world.source.list_shards()[0].shard
     world.put(shard, [NewRecord(value, key=b"k", at=START) for value in (b"", None, b"v")])
     assert [row["value"] for row in world.all_rows(shard)] == [b"", None, b"v"]
 
 
-def test_large_records_come_whole(world: SourceWorld) -> None:
+def test_large_records_are_complete(world: SourceWorld) -> None:
     shard = world.source.list_shards()[0].shard
     values = [bytes([number]) * LARGE_BYTES for number in range(4)]
     world.fill(shard, values)
@@ -175,9 +175,7 @@ def test_a_client_without_spark_reads_the_same(world: SourceWorld, shard: ShardI
     assert feed.clamp(shard, cursor) == cursor
 
 
-def test_event_times_are_recent_where_the_service_gives_them(
-    world: SourceWorld, shard: ShardId
-) -> None:
+def test_event_times_of_the_service_are_recent(world: SourceWorld, shard: ShardId) -> None:
     times = [row["event_time"] for row in world.all_rows(shard)]
     if Notion.GIVEN_TIME in world.lacks:
         assert all(later - times[0] < timedelta(minutes=5) for later in times)
@@ -186,7 +184,7 @@ def test_event_times_are_recent_where_the_service_gives_them(
 
 @pytest.mark.needs(Notion.GIVEN_TIME)
 def test_a_time_beyond_the_calendar_stops_no_reader(world: SourceWorld) -> None:
-    """Goal: it is refused where it is written, or read as no time: everything after it is read."""
+    """Goal: it is refused by the writer or read as null, and all later records are read."""
     shard = world.source.list_shards()[0].shard
     beyond = datetime(9999, 12, 31, 23, 30, tzinfo=timezone(timedelta(hours=-1)))
     world.put(shard, [NewRecord(b"before", at=START)])

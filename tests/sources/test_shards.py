@@ -1,4 +1,4 @@
-"""The shard list, bounds, and what becomes of shards."""
+"""The shard list, bounds, and the life of shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_shards_share_the_hash_range(world: SourceWorld) -> None:
     assert all(entry.hash_begin < entry.hash_end for entry in listed)
 
 
-def test_bounds_are_those_of_the_shards_that_were_asked_for(world: SourceWorld) -> None:
+def test_bounds_are_of_the_requested_shards(world: SourceWorld) -> None:
     first, second = (entry.shard for entry in world.source.list_shards()[:2])
     world.fill(first, VALUES[:3])
     bounds = world.source.bounds([first, second])
@@ -47,8 +47,8 @@ def test_an_empty_shard_begins_where_it_ends(world: SourceWorld) -> None:
     assert world.rows(shard, bounds.begin, bounds.end) == []
 
 
-def test_an_empty_shard_is_read_from_its_end_when_records_come(world: SourceWorld) -> None:
-    """Goal: what was fixed as the start of a shard before its first record loses none."""
+def test_the_end_of_an_empty_shard_is_the_cursor_of_its_first_record(world: SourceWorld) -> None:
+    """Goal: a start that was chosen before the shard's first record loses none."""
     shard = world.source.list_shards()[1].shard
     ends = [world.source.cursor_at(shard, position) for position in Position]
     world.fill(shard, VALUES[:4])
@@ -57,7 +57,7 @@ def test_an_empty_shard_is_read_from_its_end_when_records_come(world: SourceWorl
 
 
 @pytest.mark.needs(Notion.GROWTH)
-def test_a_new_shard_stands_beside_the_others(world: SourceWorld) -> None:
+def test_a_new_shard_is_listed_beside_the_others(world: SourceWorld) -> None:
     before = world.source.list_shards()
     added = world.grow()
     after = {entry.shard: entry for entry in world.source.list_shards()}
@@ -87,7 +87,7 @@ def test_a_split_shard_ends_and_its_children_name_it(world: SourceWorld, shard: 
 
 
 @pytest.mark.needs(Notion.LINEAGE)
-def test_an_empty_shard_that_was_split_is_at_its_last(world: SourceWorld) -> None:
+def test_an_empty_shard_that_was_split_is_finished(world: SourceWorld) -> None:
     shard = world.source.list_shards()[1].shard
     world.split(shard)
     bounds = world.source.bounds([shard])[shard]
@@ -145,7 +145,7 @@ def test_a_shard_that_was_removed_as_a_whole_is_a_gap_with_an_end(
 
 
 @pytest.mark.needs(Notion.LINEAGE, Notion.REMOVAL)
-def test_a_shard_that_never_was_is_not_called_removed(world: SourceWorld, shard: ShardId) -> None:
+def test_a_shard_that_never_existed_is_not_removed(world: SourceWorld, shard: ShardId) -> None:
     world.split(shard)
     for unknown in (ShardId("99"), ShardId("a-shard-of-another-log")):
         with pytest.raises(UnknownShard):
@@ -156,8 +156,8 @@ def test_a_shard_that_never_was_is_not_called_removed(world: SourceWorld, shard:
         world.source.plan(shard, "gone", Limits())
 
 
-def test_a_log_stays_the_same_whatever_is_written_to_it(world: SourceWorld) -> None:
-    """Goal: its identity, where the source knows one, changes with no record."""
+def test_the_id_of_a_log_does_not_change_with_its_records(world: SourceWorld) -> None:
+    """Goal: its id, if the source has one, does not change with its records."""
     before = identity_of_log(world.source)
     world.fill(world.source.list_shards()[0].shard)
     assert identity_of_log(world.source) == before

@@ -1,4 +1,4 @@
-"""The world of a source in the suite: a log of its own that can be filled, changed and broken."""
+"""The world of a source: a log that the suite can fill, change and break."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LARGE_BYTES = 900_000
 
 
 class Notion(StrEnum):
-    """A notion that a service may lack; the world of such a source says why."""
+    """A feature that some services lack; the world of such a source says why."""
 
     KEY = "a record has a key, or none"
     ATTRIBUTES = "a record has attributes"
@@ -103,11 +103,11 @@ class SourceWorld(ABC):
         raise self._lacking(Notion.DAMAGE)
 
     def unreachable(self) -> ShardSource:
-        """A source of this kind where nobody answers (NETWORK)."""
+        """A source of this kind whose service does not answer (NETWORK)."""
         raise self._lacking(Notion.NETWORK)
 
     def throttle(self, requests: int | None) -> None:
-        """Let the service refuse the next so many requests; None: all of them (THROTTLING)."""
+        """Let the service refuse this number of requests; None means all (THROTTLING)."""
         raise self._lacking(Notion.THROTTLING)
 
     def wrong_credentials(self) -> ShardSource:
@@ -115,15 +115,15 @@ class SourceWorld(ABC):
         raise self._lacking(Notion.CREDENTIALS)
 
     def change_credentials(self) -> None:
-        """Let the service accept others than those the source knows (CREDENTIALS)."""
+        """Let the service accept only other credentials than the source's (CREDENTIALS)."""
         raise self._lacking(Notion.CREDENTIALS)
 
     def learn_credentials(self) -> None:
-        """Put the new credentials where the source finds them (CREDENTIALS)."""
+        """Store the new credentials where the source reads them (CREDENTIALS)."""
         raise self._lacking(Notion.CREDENTIALS)
 
     def secrets(self) -> Sequence[str]:
-        """Texts that may be in no option, error or `repr`."""
+        """Texts that no option, error or `repr` contains."""
         return ()
 
     def _lacking(self, notion: Notion) -> AssertionError:

@@ -59,7 +59,7 @@ class ConsumingHome:
         return open_store(load_settings().store_url)
 
     def consume(self, run: str, records_max: int = 1000) -> None:
-        """Consume all that can be read, in runs that each open the shards of that moment."""
+        """Consume everything, in runs that each open the shards of their moment."""
         store, key = self.store, self.key
         output = load_settings().output_folder(key.stream, key.group)
         stream = ShardStream(key.stream, self.source, limits=Limits(records_max=records_max))
@@ -112,7 +112,7 @@ def committed(
 
 
 def assert_each_once(old: list[str], new: list[str], log: list[str]) -> None:
-    """Each record of the log was read by one of the two, and by one alone."""
+    """Each record of the log was read by exactly one of the two."""
     read = Counter(old) + Counter(new)
     assert read == Counter(log), {
         "lost": sorted((Counter(log) - read).elements()),

@@ -48,7 +48,7 @@ class Deployment(ConsumingHome):
             self.log += values
 
     def read_by_others(self, partition: int, count: int, group: str = OLD) -> list[str]:
-        """Read on as a consumer of Kafka's group does, and commit."""
+        """Continue as a consumer of Kafka's group, and commit."""
         others = Consumer(
             {
                 "bootstrap.servers": self.broker.address,
@@ -70,7 +70,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Dep
         yield Deployment(tmp_path, monkeypatch, broker)
 
 
-def test_what_a_group_read_is_not_read_again_and_what_it_did_not_is(
+def test_consumption_continues_where_a_kafka_group_stopped(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = deployment.read_by_others(0, 7)
@@ -88,7 +88,7 @@ def test_what_a_group_read_is_not_read_again_and_what_it_did_not_is(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_there_and_back_each_record_is_read_once(
+def test_each_record_is_read_once_there_and_back(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)
@@ -105,7 +105,7 @@ def test_there_and_back_each_record_is_read_once(
     assert_each_once(others, committed(capsys, TOPIC), deployment.log)
 
 
-def test_a_group_that_is_at_work_takes_no_checkpoints(
+def test_a_group_with_members_accepts_no_checkpoints(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployment.read_by_others(0, 1)
@@ -122,7 +122,7 @@ def test_a_group_that_is_at_work_takes_no_checkpoints(
     assert deployment.broker.committed == before
 
 
-def test_what_is_committed_here_is_withdrawn_only_by_force(
+def test_a_checkpoint_moves_back_only_by_force(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)
@@ -136,7 +136,7 @@ def test_what_is_committed_here_is_withdrawn_only_by_force(
     assert sorted(committed(capsys, TOPIC)) == sorted(old)
 
 
-def test_offsets_that_the_log_does_not_hold_are_refused_or_become_gaps(
+def test_offsets_outside_the_log_are_refused_or_become_gaps(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)
@@ -157,7 +157,7 @@ def test_offsets_that_the_log_does_not_hold_are_refused_or_become_gaps(
     assert (gap["shard"], gap["start"]) == ("0", "5")
 
 
-def test_another_name_or_topic_is_one_sentence(
+def test_an_unknown_group_or_topic_is_one_sentence(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)
@@ -173,7 +173,7 @@ def test_another_name_or_topic_is_one_sentence(
 def location(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> OutputPlace:
-    """A place on a disk, and one in an object store."""
+    """A location on a disk, and one in an object store."""
     if request.param == "disk":
         return output_place(tmp_path / "query")
     for name, value in object_store.ENVIRONMENT.items():
@@ -194,7 +194,7 @@ def write_query(location: OutputPlace, batches: int, committed_batches: int) -> 
         (location / f"commits/{batch}").put(b'v1\n{"nextBatchWatermarkMs":0}')
 
 
-def test_a_stopped_query_is_taken_over_at_its_newest_batch_that_is_done(
+def test_a_stopped_query_is_taken_over_after_its_newest_committed_batch(
     deployment: Deployment, location: OutputPlace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)
@@ -211,7 +211,7 @@ def test_a_stopped_query_is_taken_over_at_its_newest_batch_that_is_done(
     assert_each_once(old, committed(capsys, TOPIC), deployment.log)
 
 
-def test_a_query_and_its_location_are_named_together(
+def test_a_query_needs_its_checkpoint_location(
     deployment: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", TOPIC)

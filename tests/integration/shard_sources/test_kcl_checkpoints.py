@@ -31,7 +31,7 @@ STREAM = "orders"
 
 
 class Stream(ConsumingHome):
-    """A home whose stream is one of Kinesis, and the values that were put into it."""
+    """A home with a Kinesis stream, and the values that were put into it."""
 
     def __init__(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, source: KinesisStream, dynamodb: str
@@ -45,7 +45,7 @@ class Stream(ConsumingHome):
 
     @property
     def importing(self) -> tuple[str, ...]:
-        """The words that import the application's checkpoints."""
+        """Return the command that imports the application's checkpoints."""
         words = ("checkpoint", "import", self.key.stream)
         return (*words, "--consumer-group", APPLICATION, "--failover", "0.1")
 
@@ -59,7 +59,7 @@ class Stream(ConsumingHome):
         }
 
     def put(self, count: int) -> dict[str, list[str]]:
-        """Put records into each open shard, and one that holds three packed ones at the end.
+        """Put records into each open shard, and three packed records at the end.
 
         Returns:
             The sequence numbers of each shard, in order.
@@ -109,7 +109,7 @@ class Stream(ConsumingHome):
 
 @pytest.fixture
 def split_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Stream]:
-    """A stream of two shards of which the first was split, and a lease table that is empty."""
+    """A stream of two shards whose first one was split, and an empty lease table."""
     world = KinesaliteWorld(tmp_path)
     made = Stream(
         tmp_path, monkeypatch, world.source, f"http://127.0.0.1:{kinesis_servers.moto_port()}"
@@ -152,7 +152,7 @@ def test_finished_shards_and_packed_records_are_not_read_again(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_leases_that_tell_no_place_are_named_or_refused(
+def test_leases_without_a_position_are_listed_or_refused(
     split_stream: Stream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stream = split_stream

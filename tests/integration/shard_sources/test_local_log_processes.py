@@ -70,8 +70,8 @@ def end_of(log: LocalLog) -> int:
     return int(log.bounds([ZERO])[ZERO].end)
 
 
-def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
-    """kill -9 at a random moment, twelve times; each next writer continues after whole records."""
+def test_a_killed_writer_loses_no_acknowledged_record(tmp_path: Path) -> None:
+    """kill -9 at a random moment, twelve times; the next writer continues after complete records."""
     log = LocalLog.create(tmp_path / "log", 1)
     seed = random.randrange(2**32)
     moments = random.Random(seed)
@@ -97,7 +97,7 @@ def test_a_killed_writer_loses_nothing_that_it_acknowledged(tmp_path: Path) -> N
 
 
 def test_readers_beside_a_writer_see_only_whole_records(tmp_path: Path) -> None:
-    """While one process appends and puts files together, no read of what is there fails."""
+    """While one process appends and compacts files, no read of existing records fails."""
     log = LocalLog.create(tmp_path / "log", 1)
     with process(WRITER, log.root):
         seen, looks = 0, 0
@@ -110,8 +110,8 @@ def test_readers_beside_a_writer_see_only_whole_records(tmp_path: Path) -> None:
     assert looks > 20
 
 
-def test_retention_beside_a_reader_is_told_apart_from_damage(tmp_path: Path) -> None:
-    """A reader that is overtaken gets the typed error for removed records, never a wrong read."""
+def test_retention_during_a_read_is_not_reported_as_damage(tmp_path: Path) -> None:
+    """A reader that retention overtakes gets the error for removed records, never wrong records."""
     from dagster_leasehold.lease_store.errors import CursorExpired
 
     log = LocalLog.create(tmp_path / "log", 1)
@@ -191,8 +191,8 @@ def test_a_split_waits_for_the_writer_and_then_refuses_it(tmp_path: Path) -> Non
     assert log.bounds([ZERO])[ZERO].finished
 
 
-def test_a_killed_split_happened_or_did_not(tmp_path: Path) -> None:
-    """kill -9 while it splits and merges as fast as it can: the hash ranges always close up."""
+def test_a_killed_split_is_complete_or_absent(tmp_path: Path) -> None:
+    """kill -9 during continuous splits and merges. The hash ranges never have a hole."""
     resharder = """
         import sys
         from dagster_leasehold.shard_sources.local_log import LocalLog
@@ -232,7 +232,7 @@ def test_a_killed_split_happened_or_did_not(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
-    """A limit on the size of files stands for the full disk."""
+    """A limit of the file size simulates the full disk."""
     limited = """
         import resource, signal, sys
         from dagster_leasehold.lease_store.errors import SourceUnavailable
@@ -261,7 +261,7 @@ def test_a_full_disk_leaves_whole_records(tmp_path: Path) -> None:
 
 
 def test_large_files_load_in_bounded_memory(tmp_path: Path) -> None:
-    """200 MB of lines under a limit of 160 MB of address space above what importing takes."""
+    """200 MB of lines, with 160 MB of address space beyond the imports."""
     loader = """
         import resource, sys
         from dagster_leasehold.shard_sources.local_log import LocalLog

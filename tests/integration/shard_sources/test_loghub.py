@@ -1,4 +1,4 @@
-"""The real SDK over HTTP, against the tests' server of the log service's wire protocol."""
+"""The real SDK over HTTP, against a server of the log service's protocol."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def world(tmp_path: Path) -> Generator[GroupedWorld]:
 
 
 def test_every_cut_within_and_between_groups_is_exact(world: GroupedWorld) -> None:
-    """Goal: [start, end) holds just its records, wherever both lie. Method: all pairs."""
+    """Goal: [start, end) contains exactly its records. Method: all pairs of cursors."""
     world.append(3, 1, 4)
     bounds = world.source.bounds([SHARD])[SHARD]
     rows = world.rows(SHARD, bounds.begin, bounds.end)
@@ -69,7 +69,7 @@ def test_every_cut_within_and_between_groups_is_exact(world: GroupedWorld) -> No
             assert read == list(range(first, stop)), (first, stop)
 
 
-def test_a_batch_ends_between_groups_where_one_fits_and_within_where_none_does(
+def test_a_batch_ends_between_groups_if_one_fits_and_within_a_group_if_none_fits(
     world: GroupedWorld,
 ) -> None:
     world.append(3, 3, 9)
@@ -83,8 +83,8 @@ def test_a_batch_ends_between_groups_where_one_fits_and_within_where_none_does(
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_cursors_with_holes_are_read_as_exactly(tmp_path: Path, step: int) -> None:
-    """Goal: nothing rests on the service numbering LogGroups without holes."""
+def test_cursors_with_holes_are_read_exactly(tmp_path: Path, step: int) -> None:
+    """Goal: nothing depends on numbers of LogGroups without holes."""
     world = GroupedWorld(tmp_path)
     try:
         world.logstore = world.server.create("logstore", step=step)
@@ -102,7 +102,7 @@ def test_cursors_with_holes_are_read_as_exactly(tmp_path: Path, step: int) -> No
         world.close()
 
 
-def test_retention_while_a_range_is_read_is_told(
+def test_retention_during_a_read_is_an_error(
     world: GroupedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: the service sends one group at a time, and forgets two between the pulls."""
@@ -170,7 +170,7 @@ def test_a_group_s_topic_and_tags_come_through(world: GroupedWorld) -> None:
         ("ServerBusy", 503, SourceUnavailable),
     ],
 )
-def test_a_passing_fault_is_repeated_and_a_lasting_one_told(
+def test_a_short_fault_is_retried_and_a_lasting_one_is_raised(
     world: GroupedWorld, code: str, status: int, kind: type[SourceError]
 ) -> None:
     world.server.refusals = [ServiceError(status, code)] * 2
@@ -181,7 +181,7 @@ def test_a_passing_fault_is_repeated_and_a_lasting_one_told(
     assert len(world.server.refusals) == 45, "the SDK repeats nothing by itself"
 
 
-def test_what_repeating_does_not_help_is_told_at_once(world: GroupedWorld) -> None:
+def test_an_error_that_no_retry_can_cure_is_raised_at_once(world: GroupedWorld) -> None:
     world.server.refusals = [ServiceError(400, "ParameterInvalid", "said so"), *[
         ServiceError(500, "InternalServerError")
     ]]  # fmt: skip
@@ -197,7 +197,7 @@ def test_what_repeating_does_not_help_is_told_at_once(world: GroupedWorld) -> No
         world.source.list_shards()
 
 
-def test_credentials_of_the_environment_are_in_nothing_that_is_said(
+def test_no_credential_appears_in_messages(
     world: GroupedWorld,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -242,7 +242,7 @@ def test_credentials_of_the_environment_are_in_nothing_that_is_said(
     assert CANARY not in "\n".join([*spoken, out, err, caplog.text])
 
 
-def test_a_small_answer_that_would_fill_the_memory_is_refused(
+def test_a_small_answer_that_expands_to_gigabytes_is_refused(
     world: GroupedWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_leasehold.shard_sources.loghub.client.BODY_BYTES_MAX", 100_000)
@@ -262,7 +262,7 @@ def test_bounds_take_two_requests_a_shard_and_one_for_all(world: GroupedWorld) -
     assert sum(world.server.requests.values()) == 25
 
 
-def test_options_without_logstore_are_those_of_the_stream() -> None:
+def test_the_logstore_defaults_to_the_stream() -> None:
     options = LogHubOptions(endpoint="http://127.0.0.1:1", project="project")
     made: Any = LogHub(options.model_copy(update={"logstore": "s"}))
     assert made.spark_options()["logstore"] == "s"

@@ -84,7 +84,7 @@ def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Dep
 
 
 def old_consumers(deployment: Deployment, *, groups: int) -> str:
-    """A consumer of the service has read so many LogGroups of shard 0, and none of shard 1."""
+    """A consumer of the service has read some LogGroups of shard 0, and none of shard 1."""
     sdk = deployment.sdk
     sdk.create_consumer_group(PROJECT, LOGSTORE, OLD, 30, True)
     cursor = sdk.get_begin_cursor(PROJECT, LOGSTORE, 0).get_cursor()
@@ -94,7 +94,7 @@ def old_consumers(deployment: Deployment, *, groups: int) -> str:
     return cursor
 
 
-def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
+def test_consumption_continues_where_a_loghub_group_stopped(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cursor = old_consumers(deployment, groups=2)
@@ -115,7 +115,7 @@ def test_what_consumers_read_is_not_read_again_and_what_they_did_not_is(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_there_and_back_each_record_is_read_once(
+def test_each_record_is_read_once_there_and_back(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", LOGSTORE)
@@ -138,7 +138,7 @@ def test_there_and_back_each_record_is_read_once(
     assert committed(capsys, LOGSTORE, "0") == [f"0:{n}" for n in (*range(20), *range(24, 28))]
 
 
-def test_a_checkpoint_within_a_group_is_not_exported_unless_it_is_asked_for(
+def test_a_checkpoint_within_a_group_is_exported_only_on_request(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output_of(capsys, "group", "create", LOGSTORE)
@@ -212,7 +212,7 @@ def test_a_running_worker_of_the_sdk_is_stopped_and_taken_over(
     assert "no violations" in output_of(capsys, "verify")
 
 
-def test_the_service_s_mistakes_and_ours_are_one_sentence(
+def test_errors_of_the_service_and_of_the_user_are_one_sentence(
     deployment: Deployment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output_of(capsys, "group", "create", LOGSTORE)
@@ -226,7 +226,7 @@ def test_the_service_s_mistakes_and_ours_are_one_sentence(
     assert "for streams of kafka, kinesis, loghub" in refused
 
 
-def test_an_import_of_a_group_that_is_at_work_is_done_when_it_is_asked_for(
+def test_a_group_with_consumers_is_imported_only_on_request(
     deployment: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cursor = old_consumers(deployment, groups=3)

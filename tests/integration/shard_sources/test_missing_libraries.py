@@ -54,7 +54,7 @@ def command(arguments: list[str], home: Path, environment: dict[str, str]):
     ("source", "arguments"),
     [("kafka", ["dev", "--nodes", "2"]), ("kinesis", ["dev"]), ("loghub", ["node", "--name", "a"])],
 )
-def test_nothing_starts_and_the_sentence_says_what_to_install(
+def test_nothing_starts_and_the_message_names_the_command_that_installs_it(
     source: str, arguments: list[str], tmp_path: Path, bare_host: dict[str, str]
 ) -> None:
     module = declare(tmp_path, stream_text("orders", source, options=STREAMS[source]))
@@ -73,7 +73,7 @@ def test_nothing_starts_and_the_sentence_says_what_to_install(
 
 
 @pytest.mark.parametrize("source", sorted(STREAMS))
-def test_the_extra_that_is_named_is_there(source: str) -> None:
+def test_the_named_extra_exists(source: str) -> None:
     declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
     [extra] = re.findall(r"'dagster-leasehold\[(\w+)\]'", source_kind(source).install)
     assert extra == source

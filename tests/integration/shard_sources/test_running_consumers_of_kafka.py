@@ -1,4 +1,4 @@
-"""Consumers of Kafka that run are stopped and taken over, to the record, and the other way."""
+"""Running consumers of Kafka are stopped and taken over, to the record, and back."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def running(
         process.wait()
 
 
-def test_a_running_group_is_stopped_and_taken_over_and_goes_on_later(
+def test_a_running_group_is_stopped_and_taken_over_and_continues_later(
     topic: Topic, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, log = tmp_path / "read-by-group", tmp_path / "group.log"

@@ -1,4 +1,4 @@
-"""Kafka's protocol as the fake broker of `tests.kafka_broker` speaks it, with a log-in."""
+"""Kafka's protocol of the fake broker in `tests.kafka_broker`, with a login."""
 
 from __future__ import annotations
 

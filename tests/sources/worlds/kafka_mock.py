@@ -1,7 +1,7 @@
-"""Kafka's protocol as librdkafka's own mock broker speaks it, over TCP.
+"""Kafka's protocol of librdkafka's mock broker, over TCP.
 
 The mock keeps about 5 MB a partition. It creates any topic with four partitions, does not add
-any, answers no seek by time, has no log-in, and knows no stable offset; `kafka_fake` has these.
+any, answers no seek by time, has no login and no stable offset; `kafka_fake` has these.
 """
 
 from __future__ import annotations

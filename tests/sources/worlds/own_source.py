@@ -1,4 +1,4 @@
-"""The source that `docs/how-to/own-source.md` shows, installed as a user installs it."""
+"""The source in `docs/how-to/own-source.md`, installed as a user installs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILES = "it is files in a folder"
 
 
 def install(folder: Path, scratch: Path) -> None:
-    """Build the page's package as it stands there, and install it into a folder with pip."""
+    """Build the package of the page, and install it into a folder with pip."""
     text = PAGE.read_text("utf-8")
     package = scratch / "package"
     package.mkdir()

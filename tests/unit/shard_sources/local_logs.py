@@ -1,4 +1,4 @@
-"""Local logs for tests: made small, and read as a whole."""
+"""Small local logs for tests."""
 
 from __future__ import annotations
 

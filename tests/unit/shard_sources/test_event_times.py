@@ -1,4 +1,4 @@
-"""Times that no calendar has become null, and are remembered beside the record."""
+"""Times outside the calendar become null, and are kept as attributes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_number_is_a_time_or_is_kept_as_text(times: list[int | None]) -> N
     assert readable(batch) is batch
 
 
-def test_a_local_time_whose_offset_leads_beyond_the_calendar_is_none() -> None:
+def test_a_local_time_outside_the_calendar_in_utc_is_null() -> None:
     last, first = datetime(9999, 12, 31, 23, tzinfo=WEST), datetime(1, 1, 1, 1, tzinfo=EAST)
     batch = batch_of(last, LAST, FIRST, first)
     assert batch.column("event_time").to_pylist() == [None, LAST, FIRST, None]
@@ -64,7 +64,7 @@ def test_a_local_time_whose_offset_leads_beyond_the_calendar_is_none() -> None:
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_a_column_of_any_unit_is_judged(unit: str) -> None:
+def test_columns_of_every_unit_are_checked(unit: str) -> None:
     kind = pa.timestamp(unit)
     ends = pa.array([-(2**63), 0, 2**63 - 1, None], pa.int64()).cast(kind)
     mask = outside_calendar(ends)
@@ -73,7 +73,7 @@ def test_a_column_of_any_unit_is_judged(unit: str) -> None:
     assert outside_calendar(pa.array([2**62])) is None
 
 
-def test_the_local_log_takes_no_time_that_it_could_not_give_back(tmp_path: Path) -> None:
+def test_the_local_log_refuses_times_that_cannot_be_read_back(tmp_path: Path) -> None:
     log = LocalLog.create(tmp_path / "log", 1)
     shard = log.list_shards()[0].shard
     for time in (datetime(9999, 12, 31, 23, tzinfo=WEST), datetime(1, 1, 1, 1, tzinfo=EAST)):

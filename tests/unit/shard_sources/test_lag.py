@@ -1,4 +1,4 @@
-"""The lag of shards whose source answers for some, or for none."""
+"""The lag of shards if the source answers for some or for none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Timed(ScriptedSource):
         return {shard: START + timedelta(seconds=int(at)) for shard, at in cursors.items()}
 
 
-def test_only_what_may_be_unread_is_asked_for() -> None:
+def test_only_possibly_unread_shards_cost_a_request() -> None:
     source = Timed(ends={"0": 4, "1": 9, "2": 3})
     lags = lags_at(source, {ZERO: "4", ONE: "7", TWO: None})
     assert (lags.records, lags.behind) == ({ZERO: 0, ONE: 2, TWO: 3}, {ONE: "7", TWO: "0"})
@@ -30,12 +30,12 @@ def test_only_what_may_be_unread_is_asked_for() -> None:
     assert lags.seconds(times, START + timedelta(seconds=10)) == {ZERO: 0, ONE: 3, TWO: 10}
 
 
-def test_a_shard_that_fails_hides_no_other_age() -> None:
+def test_an_error_of_one_shard_leaves_the_other_ages() -> None:
     source = Timed(damaged={"1"})
     assert unread_times(source, {ZERO: "5", ONE: "5"}).keys() == {ZERO}
 
 
-def test_a_source_that_is_away_leaves_every_age_unknown() -> None:
+def test_without_the_source_every_age_is_unknown() -> None:
     source = Timed(down="The source does not answer.")
     assert unread_times(source, {ZERO: "5", ONE: "5"}) == {}
     lags = lags_at(source, {ZERO: "5"})
@@ -43,7 +43,7 @@ def test_a_source_that_is_away_leaves_every_age_unknown() -> None:
     assert lags.trouble == "The source does not answer."
 
 
-def test_a_shard_stands_still_from_the_look_that_shows_it_on() -> None:
+def test_a_shard_s_stall_is_counted_from_the_first_measurement() -> None:
     now_s = 0.0
     standing = StandingShards(lambda: now_s)
 

@@ -33,14 +33,14 @@ CHUNKS = st.lists(
 class TestRoundTrip:
     @settings(max_examples=60)
     @given(chunks=CHUNKS, records_max=st.integers(1, 20), bytes_max=st.integers(1, 300))
-    def test_what_is_planned_and_read_is_what_was_appended(
+    def test_planned_ranges_yield_the_appended_records(
         self,
         tmp_path_factory: pytest.TempPathFactory,
         chunks: list[list[bytes]],
         records_max: int,
         bytes_max: int,
     ) -> None:
-        """Any bytes, any chunks, any limits: nothing is lost, added or moved."""
+        """Any bytes, chunks and limits: no record is lost, added or moved."""
         folder = tmp_path_factory.mktemp("log")
         log = new_log(folder / "log")
         with log.writer("0") as writer:
@@ -62,13 +62,13 @@ class TestRoundTrip:
     def check_maximal(
         part: list[bytes], following: list[bytes], records_max: int, bytes_max: int
     ) -> None:
-        """One more record would break a limit, and none was broken unless it stands alone."""
+        """One more record would exceed a limit, and only a single record exceeds one."""
         assert 1 <= len(part) <= records_max
         assert len(part) == 1 or sum(map(len, part)) <= bytes_max
         if len(following) > len(part) and len(part) < records_max:
             assert sum(map(len, following)) > bytes_max
 
-    def test_keys_times_and_attributes_come_back(self, tmp_path: Path) -> None:
+    def test_keys_times_and_attributes_are_read_as_written(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")
         record = Record(b"v", key=b"\x00k", event_time=NOW, attributes={"ä": "ö", "": ""})
         log.append("1", [record, b"plain", Record(b"w", key=b"")])
@@ -117,7 +117,7 @@ class TestRoundTrip:
             assert stream.schema.equals(file_schema())
             assert stream.read_all().column("value").to_pylist() == [b"a", b"b"]
 
-    def test_a_large_record_passes_and_a_larger_one_is_refused(
+    def test_a_record_at_the_limit_is_accepted_and_a_larger_one_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         log = new_log(tmp_path / "log")
@@ -200,14 +200,14 @@ class TestMistakes:
         with pytest.raises(LogCorrupt):
             log.list_shards()
 
-    def test_a_log_is_never_made_over_another(self, tmp_path: Path) -> None:
+    def test_a_log_is_never_created_over_another(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")
         log.append("0", [b"kept"])
         with pytest.raises(LogExists):
             LocalLog.create(log.root, 4)
         assert read_all(log) == [b"kept"]
 
-    def test_a_log_that_may_exist_is_returned_as_it_is(self, tmp_path: Path) -> None:
+    def test_with_exist_ok_an_existing_log_is_returned_unchanged(self, tmp_path: Path) -> None:
         shards = [row.shard for row in new_log(tmp_path / "log").list_shards()]
         log = LocalLog.create(tmp_path / "log", len(shards) + 2, exist_ok=True)
         assert [row.shard for row in log.list_shards()] == shards
@@ -219,12 +219,12 @@ class TestMistakes:
         with pytest.raises(UserMistake, match="use 1 to"):
             LocalLog.create(tmp_path / "log", shards)
 
-    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+    def test_a_folder_that_cannot_be_created(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
         with pytest.raises(UserMistake, match="No log can be made"):
             LocalLog.create(tmp_path / "file" / "log", 2)
 
-    def test_an_unknown_shard_is_told_which_ones_exist(self, tmp_path: Path) -> None:
+    def test_the_error_for_an_unknown_shard_lists_the_shards(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")
         with pytest.raises(UnknownShard, match="it has 0, 1"):
             log.append("7", [b""])
@@ -242,7 +242,7 @@ class TestCost:
     def test_a_listed_shard_is_not_compared_with_all_others(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The bounds of many shards would take the square of their number."""
+        """Otherwise the bounds of many shards would take quadratic time."""
         from dagster_leasehold.shard_sources.local_log import catalog
 
         log = new_log(tmp_path / "log", shards=3)
@@ -254,7 +254,7 @@ class TestCost:
     def test_a_catalog_is_parsed_once_per_version(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Thousands of shards are planned one by one without reading thousands of entries each."""
+        """Thousands of shards are planned one by one, each without reading thousands of entries."""
         from dagster_leasehold.shard_sources.local_log import catalog
 
         log = new_log(tmp_path / "log", shards=50)

@@ -1,4 +1,4 @@
-"""Torn tails are repaired and never served; damage is named and never skipped."""
+"""Torn ends are repaired and never read; damage is an error and never skipped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def log(tmp_path: Path) -> LocalLog:
 
 
 def heads_of_first_append(log: LocalLog) -> bytes:
-    """The file of heads as it was when only the first append had returned."""
+    """Return the heads file after the first append."""
     heads = log.root / HEADS_FILE
     record = heads.read_bytes()
     older = LocalLog.create(log.root.parent / "older", 1, clock=lambda: NOW)
@@ -54,12 +54,12 @@ def heads_of_first_append(log: LocalLog) -> bytes:
 
 
 def end_mark(content: bytes) -> range:
-    """Where Arrow's end mark stands in a file of one message, whose footer is 60 bytes long."""
+    """Return the place of Arrow's end mark in a file of one message, with a footer of 60 bytes."""
     return range(len(content) - 68, len(content) - 60)
 
 
 def check_repaired(log: LocalLog, records: list[bytes]) -> None:
-    """The same before the repair, by the repair, and after it."""
+    """The records are the same before, by and after the repair."""
     assert read_all(log) == records
     assert log.append("0", [b"next"]).begin == str(len(records))
     assert read_all(log) == [*records, b"next"]
@@ -67,7 +67,7 @@ def check_repaired(log: LocalLog, records: list[bytes]) -> None:
 
 class TestTornTails:
     def test_a_file_above_the_head_at_every_length(self, log: LocalLog) -> None:
-        """Its name survived a power failure, and its bytes did not: no disk should do that."""
+        """A disk that kept its name and lost its bytes in a power failure."""
         _, last = data_files(log)
         heads = heads_of_first_append(log)
         content = last.read_bytes()
@@ -77,7 +77,7 @@ class TestTornTails:
             check_repaired(log, WHOLE)
 
     def test_a_head_torn_at_every_byte(self, log: LocalLog) -> None:
-        """Killed while it wrote the head: the records are whole, and may count."""
+        """Killed while it wrote the head: the records are complete, and can count."""
         before, after = heads_of_first_append(log), (log.root / HEADS_FILE).read_bytes()
         files = data_files(log)
         changed = [at for at in range(len(after)) if before[at] != after[at]]
@@ -90,8 +90,8 @@ class TestTornTails:
                 assert log.append("0", []) == ("4", "4"), "the next writer takes them over"
             check_repaired(log, WHOLE + LAST)
 
-    def test_a_head_torn_before_small_files_were_put_together(self, log: LocalLog) -> None:
-        """The older slot tells of an offset in the middle of the larger file."""
+    def test_a_head_torn_before_a_compaction(self, log: LocalLog) -> None:
+        """The older slot ends in the middle of the larger file."""
         with log.writer("0") as writer:
             for number in range(4, SMALL_FILES_MAX + 2):
                 writer.append([b"%d" % number])
@@ -110,7 +110,7 @@ class TestTornTails:
         check_repaired(log, WHOLE + LAST)
         assert not draft.exists()
 
-    def test_small_files_beside_the_one_they_were_put_together_into(self, log: LocalLog) -> None:
+    def test_small_files_beside_their_compacted_file(self, log: LocalLog) -> None:
         """Killed before it removed them."""
         small = {file: file.read_bytes() for file in data_files(log)}
         with log.writer("0") as writer:
@@ -123,7 +123,7 @@ class TestTornTails:
         check_repaired(log, read_all(log))
         assert not any(file.exists() for file in small)
 
-    def test_what_was_cut_off_is_not_read_by_a_reader_that_is_open(self, log: LocalLog) -> None:
+    def test_an_open_reader_does_not_read_later_appends(self, log: LocalLog) -> None:
         reading = log.read(ReadRange(ZERO, "0", "4"))
         log.append("0", [b"more"])
         assert values_of(list(reading)) == WHOLE + LAST
@@ -168,7 +168,7 @@ class TestDamage:
                 attempt()
         assert values_of(list(log.read(ReadRange(ZERO, "2", "4")))) == LAST
 
-    def test_damage_is_not_hidden_by_putting_files_together(self, log: LocalLog) -> None:
+    def test_a_compaction_does_not_hide_damage(self, log: LocalLog) -> None:
         first, _ = data_files(log)
         content = bytearray(first.read_bytes())
         content[len(file_header()) + 200] ^= 1
@@ -185,7 +185,7 @@ class TestDisk:
     def test_an_append_is_on_the_disk_before_its_head(
         self, log: LocalLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A head over a file that a power failure takes away would be damage."""
+        """If a power failure removed the file below a durable head, that would be damage."""
         steps: list[str] = []
         real_place, real_replace = os.pwrite, Path.replace
 
@@ -209,7 +209,7 @@ class TestDisk:
             writer.append([b"more"])
         assert steps == ["flush .draft", "name .arrow", "flush 0", "write head", "flush heads"]
 
-    def test_a_folder_that_takes_no_writes(self, log: LocalLog) -> None:
+    def test_a_read_only_folder(self, log: LocalLog) -> None:
         # A lock file that is a folder refuses every user, the superuser included.
         lock = shard_folder(log.root, ZERO) / "write.lock"
         lock.unlink(missing_ok=True)
@@ -221,7 +221,7 @@ class TestDisk:
     def test_a_writer_stops_at_the_first_failure(
         self, log: LocalLog, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
-        """A disk that is full for a moment: the next writer continues after what is whole."""
+        """A disk that is full for a moment: the next writer continues after complete records."""
 
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
@@ -237,7 +237,7 @@ class TestDisk:
         assert log.append("0", []).end == str(4 + len(rest))
         check_repaired(log, WHOLE + LAST + rest)
 
-    def test_files_that_cannot_be_put_together_stay(
+    def test_files_that_cannot_be_compacted_stay(
         self, log: LocalLog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def full(*_: object) -> FileName:

@@ -1,4 +1,4 @@
-"""Log files that somebody forged: right checksums, and contents that no writer would write."""
+"""Forged log files: right checksums, and contents that no writer would write."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def entry_of(encoded: bytes, records: int) -> Entry:
 
 
 def forge(log: LocalLog, encoded: bytes, entry: Entry) -> None:
-    """Replace the only file of shard 0 by one that holds the records an entry tells of."""
+    """Replace the only file of shard 0 by a file with this message and entry."""
     (name,) = file_names(log)
     name.path.unlink()
     forged = name._replace(end=entry.records)
@@ -76,7 +76,7 @@ def log(tmp_path: Path) -> LocalLog:
 
 
 def message_of(values: list[bytes]) -> bytes:
-    """A message that no writer would write: any size, in one batch."""
+    """Return a message of any size in one batch, as no writer would write it."""
     count = len(values)
     columns = [
         pa.nulls(count, file_schema().field(0).type),
@@ -106,7 +106,7 @@ def test_the_declared_size_is_that_of_the_buffers(count: int) -> None:
 
 
 def test_the_largest_record_is_no_bomb() -> None:
-    """Compressible or not: what a writer may write, a reader takes."""
+    """A reader accepts what a writer can write, compressible or not."""
     many = {f"name {n}": "x" * 1000 for n in range(1000)}
     for record in (
         b"\0" * RECORD_BYTES_MAX,
@@ -120,7 +120,7 @@ def test_the_largest_record_is_no_bomb() -> None:
 
 
 def test_a_bomb_is_refused_before_it_expands(log: LocalLog, tmp_path: Path) -> None:
-    """256 MiB of zeros in one message of a megabyte; measured in a process of its own."""
+    """256 MiB of zeros in a message of a megabyte, measured in a separate process."""
     encoded = message_of([bytes(2**27)] * 2)
     assert len(encoded) < 2**21
     forge(log, encoded, entry_of(encoded, 2))
@@ -204,7 +204,7 @@ def test_a_message_of_gigabytes_is_not_read(log: LocalLog) -> None:
 
 
 def test_any_damage_under_a_right_checksum_has_a_typed_outcome(log: LocalLog) -> None:
-    """Bytes changed at random and the checksum made right: records, or `LogCorrupt`."""
+    """Random bytes with a right checksum give records or `LogCorrupt`."""
     encoded = encode(RECORDS, NOW).encoded
     chance = random.Random(7)
     refused = 0
@@ -221,6 +221,6 @@ def test_any_damage_under_a_right_checksum_has_a_typed_outcome(log: LocalLog) ->
 
 
 @pytest.mark.parametrize("metadata", [b"", b"\0" * 8, b"\xff" * 64, struct.pack("<I", 10**9)])
-def test_metadata_that_is_none(metadata: bytes) -> None:
+def test_other_bytes_as_metadata(metadata: bytes) -> None:
     with pytest.raises(MessageMalformed):
         decoded_size(metadata, b"")

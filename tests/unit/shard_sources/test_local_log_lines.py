@@ -13,7 +13,7 @@ from tests.unit.shard_sources.local_logs import new_log, read_all
 
 
 class TestLines:
-    def test_a_line_keeps_all_but_its_line_feed(self, tmp_path: Path) -> None:
+    def test_a_line_keeps_everything_but_its_line_feed(self, tmp_path: Path) -> None:
         file = tmp_path / "a.log"
         file.write_bytes(b"one\r\n\n\rtwo\r\r\n\xff\x00\nlast")
         log = new_log(tmp_path / "log", shards=1)
@@ -69,8 +69,8 @@ class TestLines:
             with pytest.raises(UserMistake, match=f"{path} cannot be read"):
                 check_readable([path])
 
-    def test_more_shards_than_a_process_may_open_files(self, tmp_path: Path) -> None:
-        """Each shard takes four open files while it is written to."""
+    def test_more_shards_than_open_files(self, tmp_path: Path) -> None:
+        """Each shard needs four open files while it is written."""
         import os
         import resource
 

@@ -1,4 +1,4 @@
-"""Records that were acknowledged are read again, or their loss is an error; never fewer records."""
+"""Acknowledged records are read, or their loss is an error; a reader never gets fewer records."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def filled(root: Path, appends: int = 5) -> tuple[LocalLog, Expected]:
 
 
 def read(log: LocalLog, shard: ShardId) -> tuple[int, list[bytes]]:
-    """All that a consumer of the shard gets, and where it begins."""
+    """Return the beginning of a shard, and all records that a consumer gets."""
     bounds = log.bounds([shard])[shard]
     cursor, batches = bounds.begin, []
     while int(cursor) < int(bounds.end):
@@ -59,7 +59,7 @@ def outcome(action: Callable[[], object]) -> object:
 
 
 def check_nothing_is_lost_in_silence(log: LocalLog, expected: Expected) -> int:
-    """Read all, seek by time, append, and read again; the number of refusals."""
+    """Read, seek by time, append, and read again; return the number of refusals."""
     refused = 0
     for shard, (begin, values) in expected.items():
         end = begin + len(values)
@@ -122,7 +122,7 @@ def test_damage_at_a_random_place_of_any_file_is_never_silent(tmp_path: Path, su
 
 
 def test_the_last_records_cut_emptied_or_removed(tmp_path: Path) -> None:
-    """Each way to lose the end of a shard, its whole folder included."""
+    """Every way to lose the end of a shard, including its folder."""
 
     def zero(file: Path) -> None:
         file.write_bytes(bytes(file.stat().st_size))
@@ -156,7 +156,7 @@ def test_the_last_records_cut_emptied_or_removed(tmp_path: Path) -> None:
         assert read(log, ONE) == expected[ONE], "the other shard continues"
 
 
-def test_what_lies_before_the_damage_is_read(tmp_path: Path) -> None:
+def test_records_before_the_damage_are_read(tmp_path: Path) -> None:
     log = new_log(tmp_path / "log")
     log.append(ZERO, [b"first"])
     log.append(ZERO, [b"second"])
@@ -168,7 +168,7 @@ def test_what_lies_before_the_damage_is_read(tmp_path: Path) -> None:
         list(log.read(ReadRange(ZERO, "1", "2")))
 
 
-def test_a_log_without_its_catalog_is_not_taken_for_none(tmp_path: Path) -> None:
+def test_a_log_without_its_catalog_is_not_a_missing_log(tmp_path: Path) -> None:
     log, _ = filled(tmp_path / "log")
     (log.root / "catalog.json").unlink()
     with pytest.raises(LogCorrupt, match="is missing"):
@@ -195,7 +195,7 @@ def test_a_damaged_head_stops_its_shard_alone(tmp_path: Path) -> None:
 def test_retention_that_was_killed_before_it_removed_anything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The beginning moves first; the files that are left are removed by the next retention."""
+    """The beginning moves first, and the next retention removes the remaining files."""
     log, expected = filled(tmp_path / "log")
 
     def killed(*_: object, **__: object) -> None:

@@ -66,7 +66,7 @@ class TestResharding:
             log.split("0", at)
         assert len(log.list_shards()) == 2
 
-    def test_a_split_waits_for_no_writer_forever(self, tmp_path: Path) -> None:
+    def test_a_split_waits_for_a_writer_with_a_limit(self, tmp_path: Path) -> None:
         log = new_log(tmp_path / "log")
         with log.writer("0") as writer:
             writer.append([b"a"])
@@ -102,7 +102,7 @@ class TestRetention:
         assert log.retain("0", "7") == "7"
         assert log.cursor_at(ZERO, Position.BEGIN) == "7"
 
-    def test_keeps_the_end_when_everything_goes(self, tmp_path: Path) -> None:
+    def test_keeps_the_end_when_everything_is_removed(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         log.split("0")
         assert log.retain("0", NOW + timedelta(days=9)) == "10"
@@ -110,13 +110,13 @@ class TestRetention:
         assert (bounds.begin, bounds.end, bounds.finished) == ("10", "10", True)
         assert log.plan(ZERO, "10", Limits()).last
 
-    def test_appends_go_on_after_everything_went(self, tmp_path: Path) -> None:
+    def test_appends_continue_after_everything_was_removed(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         log.retain("0", "10")
         assert log.append("0", [b"next"]) == ("10", "11")
         assert read_all(log) == [b"next"]
 
-    def test_removes_all_beside_a_writer_that_goes_on(self, tmp_path: Path) -> None:
+    def test_removes_everything_beside_an_active_writer(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         with log.writer("0") as writer:
             assert log.retain("0", "10") == "10"
@@ -125,7 +125,7 @@ class TestRetention:
                 writer.append([b"%d" % number])
         assert read_all(log) == [b"%d" % number for number in range(SMALL_FILES_MAX)]
 
-    def test_a_file_that_was_put_together_goes_with_its_last_record(self, tmp_path: Path) -> None:
+    def test_a_compacted_file_is_removed_with_its_last_record(self, tmp_path: Path) -> None:
         log = self.filled(tmp_path)
         with log.writer("0") as writer:
             for number in range(10, SMALL_FILES_MAX + 1):

@@ -1,4 +1,4 @@
-"""A source as a feed of single records."""
+"""The records of a source one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 @pytest.fixture
 def log(tmp_path: Path) -> LocalLog:
-    """Ten records, one a minute, each in a file of its own."""
+    """Ten records, one a minute, each in its own file."""
     moments = iter(NOON + timedelta(minutes=number) for number in range(100))
     log = LocalLog.create(tmp_path / "log", 1, clock=lambda: next(moments))
     for number in range(10):
@@ -39,7 +39,7 @@ def test_records_carry_their_own_and_the_next_cursor(log: LocalLog):
     assert fetched.records[0].attributes == {}
 
 
-def test_the_end_of_an_open_shard_brings_nothing_and_is_not_the_last(log: LocalLog):
+def test_the_end_of_an_open_shard_is_empty_and_not_the_last(log: LocalLog):
     fetched = SourceFeed(log).fetch(S0, "10", records_max=4)
     assert (fetched.records, fetched.end, fetched.last) == ((), "10", False)
 
@@ -52,7 +52,7 @@ def test_the_end_of_a_split_shard_is_its_last(log: LocalLog):
     assert feed.fetch(S0, "10", records_max=9).last
 
 
-def test_a_fetch_keeps_to_its_bytes_but_brings_one_record_at_least(log: LocalLog):
+def test_a_fetch_obeys_its_byte_limit_but_has_at_least_one_record(log: LocalLog):
     fetched = SourceFeed(log, bytes_max=1).fetch(S0, "0", records_max=9)
     assert len(fetched.records) == 1
 
@@ -87,7 +87,7 @@ def test_positions_are_begin_end_and_times(log: LocalLog):
         feed.cursor_at(S0, "tomorrow")
 
 
-def test_a_cursor_is_clamped_to_what_the_shard_has(log: LocalLog):
+def test_a_cursor_is_clamped_to_the_shard(log: LocalLog):
     log.retain("0", "4")
     feed = SourceFeed(log)
     assert [feed.clamp(S0, cursor) for cursor in ("1", "4", "7", "10", "12")] == [
@@ -99,7 +99,7 @@ def test_a_cursor_is_clamped_to_what_the_shard_has(log: LocalLog):
         feed.fetch(S0, "1", records_max=1)
 
 
-def test_the_first_cursor_is_that_of_the_first_record_ever(log: LocalLog):
+def test_the_first_cursor_is_of_the_first_record_ever(log: LocalLog):
     log.retain("0", "4")
     feed = SourceFeed(log)
     assert (feed.first_cursor(S0), feed.cursor_at(S0, "begin")) == ("0", "4")

@@ -1,4 +1,4 @@
-"""Sources by name: found, checked, and refused in one sentence."""
+"""Sources by name, and the one sentence for each wrong name or option."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NO_KIND = OwnSource
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages of the user's, as far as the registry sees them."""
+    """A user's packages, as the registry sees them."""
     points = [
         EntryPoint(name, f"{__name__}:{attribute}", registry.ENTRY_POINT_GROUP)
         for name, attribute in (
@@ -82,7 +82,7 @@ def test_builds_the_reader_of_the_local_log(tmp_path: Path) -> None:
     assert reader.root == tmp_path
 
 
-def test_opens_a_local_log_in_its_place_or_where_its_option_says(tmp_path: Path) -> None:
+def test_opens_a_local_log_in_the_home_or_at_its_option(tmp_path: Path) -> None:
     log = open_source("local_log", {}, PLACE)
     assert isinstance(log, LocalLog)
     assert log.root == PLACE.folder.absolute()
@@ -91,7 +91,7 @@ def test_opens_a_local_log_in_its_place_or_where_its_option_says(tmp_path: Path)
     assert log.root == tmp_path
 
 
-def test_a_package_of_the_users_adds_a_source() -> None:
+def test_a_user_s_package_adds_a_source() -> None:
     assert {"local_log", "mine"} <= set(source_names())
     source = open_source("mine", {"address": "here"}, PLACE)
     assert isinstance(source, OwnSource)

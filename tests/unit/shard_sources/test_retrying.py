@@ -1,4 +1,4 @@
-"""Asking a service again."""
+"""Retries."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_asks_until_there_is_an_answer_with_pauses_in_between() -> None:
     assert all(0 <= pause <= PAUSE_MAX_S for pause in service.slept)
 
 
-def test_waits_at_least_as_long_as_the_service_asks() -> None:
+def test_waits_at_least_as_long_as_the_service_demands() -> None:
     service = Service(SourceThrottled("slow down", retry_after_s=7.5))
     ask(service, sleep=service.slept.append)
     assert service.slept == [7.5]
 
 
-def test_gives_up_with_the_last_error_as_it_was() -> None:
+def test_gives_up_with_the_last_error() -> None:
     errors = [SourceThrottled(f"no. {number}") for number in range(ATTEMPTS + 3)]
     service = Service(*errors)
     with pytest.raises(SourceThrottled, match=f"no. {ATTEMPTS - 1}"):
@@ -45,7 +45,7 @@ def test_gives_up_with_the_last_error_as_it_was() -> None:
     assert service.requests == ATTEMPTS
 
 
-def test_what_no_repeat_can_mend_is_not_repeated() -> None:
+def test_an_error_that_no_retry_can_cure_is_not_retried() -> None:
     service = Service(CursorExpired("gone"))
     with pytest.raises(CursorExpired):
         ask(service, sleep=service.slept.append)
@@ -53,7 +53,7 @@ def test_what_no_repeat_can_mend_is_not_repeated() -> None:
 
 
 def test_pauses_differ_between_clients() -> None:
-    """Goal: clients that were throttled together do not come back together."""
+    """Goal: clients that were throttled together do not retry together."""
     pauses: list[list[float]] = []
     for _ in range(5):
         service = Service(*[SourceThrottled("slow down")] * 3)

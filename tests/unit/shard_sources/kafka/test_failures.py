@@ -1,4 +1,4 @@
-"""Errors of brokers and of the client: waited out where that helps, else one typed sentence."""
+"""Errors of brokers and of the client: retried where that helps, otherwise one typed sentence."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def offsets(source: KafkaSource) -> Generator[str]:
 ALL = [str(number) for number in range(RECORDS)]
 
 
-def test_a_connection_that_breaks_in_mid_range_leaves_nothing_out(broker: KafkaBroker) -> None:
+def test_a_broken_connection_loses_no_record(broker: KafkaBroker) -> None:
     broker.throttle_s = 0.1
     read = offsets(source_of(broker, client={"reconnect.backoff.max.ms": 200}))
     first = next(read)
@@ -70,7 +70,7 @@ def test_a_connection_that_breaks_in_mid_range_leaves_nothing_out(broker: KafkaB
 
 
 @pytest.mark.parametrize("code", [NOT_LEADER, STORAGE_ERROR])
-def test_an_error_that_passes_is_not_seen(broker: KafkaBroker, code: int) -> None:
+def test_a_temporary_error_is_retried(broker: KafkaBroker, code: int) -> None:
     broker.refuse_fetches = [code, code]
     source = source_of(broker, client={"retry.backoff.ms": 50})
     assert source.plan(ZERO, "0", Limits()).end == str(RECORDS)
@@ -79,12 +79,12 @@ def test_an_error_that_passes_is_not_seen(broker: KafkaBroker, code: int) -> Non
     assert broker.refuse_fetches == []
 
 
-def test_a_broker_that_holds_its_answers_back_is_waited_for(broker: KafkaBroker) -> None:
+def test_a_slow_broker_is_waited_for(broker: KafkaBroker) -> None:
     broker.throttle_s = 0.3
     assert list(offsets(source_of(broker))) == ALL
 
 
-def test_a_broker_that_holds_them_back_for_long_is_told_in_time(broker: KafkaBroker) -> None:
+def test_a_broker_that_does_not_answer_is_an_error_in_time(broker: KafkaBroker) -> None:
     source = source_of(broker, timeout_s=2)
     broker.throttle_s = 600.0
     began = time.monotonic()
@@ -93,7 +93,7 @@ def test_a_broker_that_holds_them_back_for_long_is_told_in_time(broker: KafkaBro
     assert time.monotonic() - began < 60
 
 
-def test_records_larger_than_a_fetch_come_whole() -> None:
+def test_records_larger_than_a_fetch_are_complete() -> None:
     """Goal: neither the client's buffer nor the size of a fetch limits a record."""
     sizes = [20_000_000, 3, 5_000_000]
     with KafkaBroker() as broker:
@@ -119,7 +119,7 @@ class TestTls:
 
     @pytest.fixture
     def broker(self, authority: Authority) -> Generator[KafkaBroker]:
-        """It shows a certificate, and wants one of the same authority."""
+        """It has a certificate, and requires one of the same authority."""
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(*authority.issue("127.0.0.1"))
         tls.load_verify_locations(authority.certificate)
@@ -148,7 +148,7 @@ class TestTls:
         source = self.source(broker, authority, authority.certificate)
         assert list(offsets(source)) == ALL
 
-    def test_a_broker_of_somebody_else_is_refused(
+    def test_a_broker_with_a_foreign_certificate_is_refused(
         self,
         broker: KafkaBroker,
         authority: Authority,
@@ -186,6 +186,6 @@ def test_an_error_has_a_type_and_a_place(name: str, kind: type[LeaseholdError]) 
     assert "\n" not in str(raised)
 
 
-def test_an_unknown_error_that_may_pass_is_no_verdict() -> None:
+def test_an_unknown_retriable_error_is_no_final_error() -> None:
     passing = KafkaError(KafkaError.KAFKA_STORAGE_ERROR, "disk", False, True)
     assert type(error_of(passing, "shard 0")) is SourceUnavailable

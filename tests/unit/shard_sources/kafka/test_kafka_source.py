@@ -1,4 +1,4 @@
-"""Kafka's own ways: holes in the offsets, transactions, headers, probes, mirrored progress."""
+"""Features of Kafka alone: holes in offsets, transactions, headers, probes, mirrored progress."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def values(rows: list[dict[str, Any]]) -> list[bytes | None]:
 
 
 class TestTransactions:
-    def test_open_and_aborted_ones_are_left_out(self, broker: KafkaBroker) -> None:
+    def test_open_and_aborted_transactions_are_skipped(self, broker: KafkaBroker) -> None:
         partition = broker.topics[TOPIC][0]
         partition.append(records(b"plain"))
         partition.append(records(b"committed"), producer=7)
@@ -66,8 +66,8 @@ class TestTransactions:
         assert source.bounds([ZERO])[ZERO].end == "10"
         assert values(read(source, 7, 10)) == [b"open", b"behind an open one"]
 
-    def test_a_range_of_markers_and_aborted_records_is_passed(self, broker: KafkaBroker) -> None:
-        """Goal: holes hold up nobody; a batch may be empty, and the next begins behind it."""
+    def test_a_range_without_records_is_passed(self, broker: KafkaBroker) -> None:
+        """Goal: holes delay no reader. A batch can be empty, and the next one begins after it."""
         partition = broker.topics[TOPIC][0]
         partition.append(records(*[b"no"] * 5), producer=8)
         partition.end_transaction(8, commit=False)
@@ -79,7 +79,7 @@ class TestTransactions:
         assert read(source, 3, 6) == []
         assert source.plan(ZERO, "6", Limits()).records == 0
 
-    def test_uncommitted_reads_see_all(self, broker: KafkaBroker) -> None:
+    def test_uncommitted_reads_see_open_transactions(self, broker: KafkaBroker) -> None:
         partition = broker.topics[TOPIC][0]
         partition.append(records(b"open"), producer=9)
         source = source_of(broker, isolation="read_uncommitted")
@@ -87,7 +87,7 @@ class TestTransactions:
         assert values(read(source, 0, 1)) == [b"open"]
 
 
-def test_compaction_leaves_holes_that_are_not_missed(broker: KafkaBroker) -> None:
+def test_holes_of_a_compaction_are_not_errors(broker: KafkaBroker) -> None:
     partition = broker.topics[TOPIC][0]
     for number in range(4):
         partition.append(records(b"old %d" % number, key=b"same"))
@@ -115,8 +115,8 @@ def test_headers_become_attributes(broker: KafkaBroker) -> None:
 
 
 @pytest.mark.parametrize("stamp", [2**63 - 1, AT_MS * 1_000, AT_MS * 1_000_000])
-def test_a_time_stamp_in_another_unit_hides_no_record(broker: KafkaBroker, stamp: int) -> None:
-    """Goal: what is behind such a record is read, and its age is not known instead of an error."""
+def test_a_timestamp_in_another_unit_hides_no_record(broker: KafkaBroker, stamp: int) -> None:
+    """Goal: later records are read, and the record's age is unknown instead of an error."""
     stored = [Stored(0, stamp, b"mistimed"), Stored(0, AT_MS, b"good")]
     broker.topics[TOPIC][0].append(stored)
     source = source_of(broker)

@@ -1,4 +1,4 @@
-"""Options of a Kafka source: what passes, and one sentence for what does not."""
+"""Options of a Kafka source: valid ones pass, and each invalid one is refused in one sentence."""
 
 from __future__ import annotations
 

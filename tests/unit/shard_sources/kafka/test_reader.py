@@ -1,4 +1,4 @@
-"""Messages become the columns of every source, whatever is missing from them."""
+"""Messages become the columns of every source, also without key, value, time or headers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_a_cursor_is_its_place_as_text(place: Place) -> None:
         *("start", "start+", "gone+1", "start+" + "1" * 13),
     ],
 )
-def test_what_is_no_cursor_is_refused_in_one_sentence(text: str) -> None:
+def test_other_text_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(CursorInvalid) as refused:
         Place.parse("shardId-000000000000", text)
     assert "\n" not in str(refused.value)
@@ -44,7 +44,7 @@ def test_places_have_the_order_of_the_shard() -> None:
     assert after(5, 1).order == after(5, 99).order
 
 
-def test_only_a_place_without_a_record_of_its_own_is_renewed() -> None:
+def test_only_a_position_without_its_own_record_is_renewed() -> None:
     assert after(5, 10).renewed(20) == after(5, 20)
     assert after(5, 10).renewed(3) == after(5, 10)
     assert start(10).renewed(20) == Place(Side.START, sure_s=20)
@@ -52,10 +52,10 @@ def test_only_a_place_without_a_record_of_its_own_is_renewed() -> None:
     assert GONE.renewed(20) == GONE
 
 
-def test_a_shard_s_starting_number_tells_when_it_was_created() -> None:
+def test_a_shard_s_starting_number_contains_its_creation_time() -> None:
     assert created_s(49680431711629241955125856913212554099471374970389528578) == 1_795_271_857
 
 
 @pytest.mark.parametrize("number", [0, 1, 10**20, 1 << 185, NUMBER * 2])
-def test_a_number_of_another_form_tells_nothing(number: int) -> None:
+def test_a_number_of_another_form_contains_no_time(number: int) -> None:
     assert created_s(number) is None

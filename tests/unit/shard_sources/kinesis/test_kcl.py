@@ -1,4 +1,4 @@
-"""Leases of KCL, from rows in the form in which DynamoDB gives them."""
+"""Leases of KCL, from the rows of DynamoDB."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_a_row_without_owner_parents_and_hashes_is_a_lease() -> None:
 
 
 @pytest.mark.parametrize("kind", ["WORKER_METRIC_STATS", "LEADER", "CLIENT_VERSION_MIGRATION"])
-def test_rows_of_other_kinds_in_the_table_are_passed_over(kind: str) -> None:
+def test_rows_of_other_kinds_are_skipped(kind: str) -> None:
     assert KclLease.from_row({"leaseKey": {"S": "x"}, "entityType": {"S": kind}}) is None
 
 
@@ -83,7 +83,7 @@ def test_a_row_of_another_table_is_refused(row: dict[str, Any]) -> None:
         KclLease.from_row(row)
 
 
-def test_of_a_table_of_several_streams_those_of_one_are_taken() -> None:
+def test_a_table_of_several_streams_gives_the_leases_of_one() -> None:
     rows = [of_stream("111:orders:1700"), of_stream("111:visits:1701")]
     (only,) = leases_of(rows, "app", "visits").values()
     assert only.stream == "111:visits:1701"
@@ -94,7 +94,7 @@ def test_of_a_table_of_several_streams_those_of_one_are_taken() -> None:
         leases_of([], "app", "clicks")
 
 
-def test_streams_of_one_name_in_two_accounts_are_told_apart_by_the_arn() -> None:
+def test_the_arn_selects_between_streams_of_one_name() -> None:
     rows = [of_stream("111:orders:1700"), of_stream("222:orders:1701")]
     with pytest.raises(CheckpointRefused, match="by its ARN"):
         leases_of(rows, "app", "orders")

@@ -31,7 +31,7 @@ def values(ranges: PlannedRanges, start: str, end: str) -> list[bytes] | None:
     return [value for batch in batches for value in batch.column("value").to_pylist()]
 
 
-def test_a_range_is_read_as_it_was_written_by_its_own_bounds_alone(tmp_path: Path) -> None:
+def test_a_range_is_read_only_by_its_exact_bounds(tmp_path: Path) -> None:
     ranges = PlannedRanges(tmp_path / "kept")
     keep(ranges, "1", "3", [b"a", b"b"])
     assert values(PlannedRanges(tmp_path / "kept"), "1", "3") == [b"a", b"b"]
@@ -49,7 +49,7 @@ def test_the_next_plan_of_the_shard_replaces_it(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.*")) == []
 
 
-def test_others_may_not_read_it(tmp_path: Path) -> None:
+def test_only_the_user_can_read_it(tmp_path: Path) -> None:
     ranges = PlannedRanges(tmp_path / "kept")
     keep(ranges, "1", "3", [b"a"])
     (file,) = (tmp_path / "kept" / SHARD).iterdir()
@@ -57,7 +57,7 @@ def test_others_may_not_read_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "other"])
-def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
     ranges = PlannedRanges(tmp_path)
     keep(ranges, "1", "3", [b"a" * 1_000])
     (file,) = (tmp_path / SHARD).iterdir()
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
     assert values(ranges, "1", "3") is None
 
 
-def test_a_disk_that_takes_nothing_costs_nothing_else(tmp_path: Path) -> None:
+def test_a_disk_error_only_loses_the_range(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     ranges = PlannedRanges(tmp_path / "file")
     keep(ranges, "1", "3", [b"a"])

@@ -54,11 +54,11 @@ def stored(data: bytes, number: int = 5) -> StoredRecord:
     return StoredRecord(number, ARRIVED, "outer", data)
 
 
-def test_unpacks_what_the_format_describes() -> None:
+def test_unpacks_the_documented_example() -> None:
     assert unpack(packed(BODY)) == [Part("a", b"one"), Part("b", b"two", "7", {"t": "v"})]
 
 
-def test_unpacks_what_another_implementation_packed() -> None:
+def test_unpacks_records_of_another_implementation() -> None:
     assert unpack(PACKED_ELSEWHERE) == [
         Part("key-a", b"one"),
         Part("key-b", b"two \xff", str(1 << 127)),
@@ -79,21 +79,21 @@ def test_unpacks_what_another_implementation_packed() -> None:
         packed(bytes.fromhex("0a01611201781a07080010001a0178")),  # hash "x"
     ],
 )
-def test_what_is_not_of_the_format_is_an_ordinary_record(data: bytes) -> None:
+def test_data_of_another_form_is_an_ordinary_record(data: bytes) -> None:
     assert unpack(data) is None
     (record,) = user_records(stored(data), ALL_HASHES)
     assert (record.part.data, record.part.partition_key) == (data, "outer")
     assert (record.place, record.next_place) == (at(5), after(5, int(ARRIVED.timestamp())))
 
 
-def test_each_packed_record_has_a_place_of_its_own() -> None:
+def test_each_packed_record_has_its_own_position() -> None:
     records = user_records(stored(pack([Part("k", b"%d" % n) for n in range(3)])), ALL_HASHES)
     places = [at(5), at(5, 1), at(5, 2)]
     assert [record.place for record in records] == places
     assert [record.next_place for record in records] == [*places[1:], after(5, 1767225600)]
 
 
-def test_a_packed_record_of_another_shard_is_left_out_and_keeps_its_place() -> None:
+def test_a_packed_record_of_another_shard_is_omitted_and_keeps_its_index() -> None:
     """Its producer is told that the record came to another shard than it meant, and resends it."""
     parts = [Part("k", b"mine", "1"), Part("k", b"not mine", "9"), Part("k", b"mine too", "2")]
     records = user_records(stored(pack(parts)), HashRange(0, 5))
@@ -109,7 +109,7 @@ def test_no_packed_records_are_none() -> None:
     assert user_records(stored(pack([])), ALL_HASHES) == []
 
 
-def test_columns_say_what_is_known() -> None:
+def test_columns_contain_everything_known() -> None:
     data = pack([Part("k", b"v", "1", {"t": "x"})])
     batch = batch_of("shardId-000000000000", user_records(stored(data), ALL_HASHES))
     assert batch.schema.equals(record_schema())

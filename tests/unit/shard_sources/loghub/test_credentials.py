@@ -1,4 +1,4 @@
-"""Where credentials come from, and that they stay there."""
+"""The origins of credentials, and that no message contains them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,13 @@ def test_the_environment_is_read_for_each_request() -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {KEY_ID: "id"}, {KEY_ID: "", KEY_SECRET: "s"}])
-def test_none_are_told_in_one_sentence(environment: dict[str, str]) -> None:
+def test_missing_credentials_are_one_sentence(environment: dict[str, str]) -> None:
     with pytest.raises(SourceRefused, match=KEY_ID) as refused:
         CredentialsProvider(environment=environment).get_credentials()
     assert "\n" not in str(refused.value)
 
 
-def test_an_address_is_asked_again_after_a_while_and_when_they_are_refused(
-    server: SlsServer,
-) -> None:
+def test_an_address_is_read_again_after_a_while_and_after_a_refusal(server: SlsServer) -> None:
     now = [0.0]
     provider = CredentialsProvider(environment={URI: server.credentials_uri}, clock=lambda: now[0])
     assert provider.get_credentials() == AccessKey("LTAItest", "secret-of-test")
@@ -58,20 +56,20 @@ def test_an_address_is_asked_again_after_a_while_and_when_they_are_refused(
     assert provider.get_credentials().id == "STS.2"
 
 
-def test_an_address_that_is_named_wins_over_the_environment(server: SlsServer) -> None:
+def test_the_option_wins_over_the_environment(server: SlsServer) -> None:
     environment = {KEY_ID: "id", KEY_SECRET: "secret"}
     provider = CredentialsProvider(server.credentials_uri, environment=environment)
     assert provider.get_credentials().id == "LTAItest"
     assert CredentialsProvider(environment={**environment, URI: "x"}).get_credentials().id == "id"
 
 
-def test_an_address_that_does_not_answer_or_says_something_else(server: SlsServer) -> None:
+def test_an_address_without_credentials_is_an_error(server: SlsServer) -> None:
     with pytest.raises(SourceUnavailable):
         CredentialsProvider("http://127.0.0.1:9/role").get_credentials()
     with pytest.raises(SourceUnavailable, match="401"):
         CredentialsProvider(f"{server.endpoint}/logstores/x").get_credentials()
 
 
-def test_a_key_shows_nothing_of_itself() -> None:
+def test_a_key_is_hidden() -> None:
     assert repr(AccessKey("LTAIxyz", "secret", "token")) == "AccessKey()"
     assert "LTAIxyz" not in repr(CredentialsProvider(environment={KEY_ID: "LTAIxyz"}))

@@ -71,7 +71,7 @@ def test_any_bytes_have_a_typed_outcome(codec: Codec, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", STREAMS)
-def test_members_behind_each_other(codec: Codec) -> None:
+def test_consecutive_members_are_one_payload(codec: Codec) -> None:
     payload = compressed(b"one", codec) + compressed(b"two", codec)
     assert decompress(payload, codec, LIMIT) == b"onetwo"
     with pytest.raises(PayloadDamaged):
@@ -91,7 +91,7 @@ def test_a_block_needs_its_size(size: int | None) -> None:
 @pytest.mark.parametrize("codec", Codec)
 @pytest.mark.parametrize("off", [-1, 1])
 def test_another_size_than_declared(codec: Codec, off: int) -> None:
-    """No byte that the codec did not write may be handed out as part of a payload."""
+    """No byte that the codec did not write becomes part of a payload."""
     with pytest.raises(PayloadDamaged):
         decompress(compressed(TEXT, codec), codec, LIMIT, size=len(TEXT) + off)
 
@@ -119,7 +119,7 @@ except PayloadTooLarge:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 def test_a_bomb_costs_no_more_than_the_limit(codec: Codec) -> None:
-    """A gigabyte of zeros, measured in a process of its own: it is refused near the limit."""
+    """A gigabyte of zeros, measured in a separate process: it is refused near the limit."""
     if codec in STREAMS:
         # Members of 64 MiB behind each other, so that making the bomb is cheap.
         payload = compressed(bytes(64 * 2**20), codec) * 16

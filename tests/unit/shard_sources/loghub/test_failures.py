@@ -1,4 +1,4 @@
-"""Each code of the service is an error of a type, in one sentence without secrets."""
+"""Each code of the service becomes a typed error, in one sentence without secrets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_types(code: str, status: int, kind: type[LeaseholdError]) -> None:
     assert str(error).endswith(".")
 
 
-def test_what_the_service_says_of_a_key_is_not_repeated() -> None:
+def test_the_service_s_text_about_a_key_is_not_repeated() -> None:
     refusal = ServiceRefusal("Unauthorized", 401, "AccessKeyId not found: LTAI1234")
     assert "LTAI1234" not in str(failure(refusal, *SUBJECT))
     assert "LTAI1234" not in repr(refusal)

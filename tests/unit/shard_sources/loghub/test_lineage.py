@@ -1,4 +1,4 @@
-"""Parents from hash ranges and numbers alone."""
+"""Parents, derived from hash ranges and numbers alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_merge_names_both_and_a_later_split_the_merged_one() -> None:
     assert lineage == {"0": (), "1": (), "2": ("0", "1"), "3": ("2",), "4": ("2",)}
 
 
-def test_a_forgotten_parent_is_not_listed() -> None:
+def test_a_removed_parent_is_not_listed() -> None:
     assert parents(shard(1, 2, 4), shard(2, 0, 1), shard(3, 1, 2)) == {"1": (), "2": (), "3": ()}
 
 

@@ -1,4 +1,4 @@
-"""Options of a logstore: typed, and free of secrets."""
+"""Options of a logstore: typed, and without secrets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dagster_leasehold.shard_sources.source import Position
 GIVEN = {"endpoint": "cn-hangzhou.log.aliyuncs.com", "project": "my-project"}
 
 
-def test_an_endpoint_is_https_unless_it_says_otherwise() -> None:
+def test_an_endpoint_is_https_by_default() -> None:
     assert source_options("loghub", GIVEN).endpoint == f"https://{GIVEN['endpoint']}"
     plain = source_options("loghub", {**GIVEN, "endpoint": "http://127.0.0.1:80/"})
     assert plain.endpoint == "http://127.0.0.1:80"
@@ -66,9 +66,7 @@ def test_the_logstore_is_the_stream_unless_it_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard", ["x", "01", "1.5", "1234567890"])
-def test_a_shard_that_is_no_number_is_unknown_before_anything_is_asked(
-    tmp_path: Path, shard: str
-) -> None:
+def test_a_shard_that_is_no_number_is_refused_without_a_request(tmp_path: Path, shard: str) -> None:
     place = StreamPlace(StreamName("visits"), tmp_path)
     source = KIND.open(source_options("loghub", GIVEN), place)
     with pytest.raises(UserMistake, match=shard):

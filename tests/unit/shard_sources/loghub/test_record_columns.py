@@ -44,7 +44,7 @@ def test_a_value_is_json_of_all_fields_the_same_for_the_same_fields() -> None:
     assert json.loads(rows(group({}))[0]["value"]) == {}
 
 
-def test_bytes_that_are_no_text_stand_in_base64() -> None:
+def test_bytes_that_are_not_utf8_are_base64() -> None:
     (row,) = rows(group({"x": b"\xff\x00", "y": b"text"}))
     assert row["value"] == b'{"x_base64":"/wA=","y":"text"}'
 

@@ -1,4 +1,4 @@
-"""A topic that was deleted and recreated is not consumed from the checkpoints of the former one."""
+"""A recreated topic is not consumed from the checkpoints of the former topic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_records_below_the_checkpoint_are_not_skipped(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Method: five records are consumed; then the topic is made anew, with eight."""
+    """Method: five records are consumed. Then the topic is recreated with eight records."""
     options = {"bootstrap_servers": broker.address, "timeout_s": 20}
     source = KafkaSource(KafkaOptions.model_validate(options), TOPIC)
     home = ConsumingHome(tmp_path, monkeypatch, TOPIC, "kafka", source, options)
@@ -59,7 +59,7 @@ def test_records_below_the_checkpoint_are_not_skipped(
     assert committed(capsys, TOPIC) == [*old, *new]
 
 
-def test_a_broker_without_ids_tells_no_topics_apart() -> None:
+def test_without_topic_ids_a_recreated_topic_is_not_noticed() -> None:
     with KafkaBroker() as fake:
         fake.topics[TOPIC] = [Partition()]
         options = {"bootstrap_servers": fake.address, "timeout_s": 20}
