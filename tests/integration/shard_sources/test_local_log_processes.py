@@ -71,7 +71,7 @@ def end_of(log: LocalLog) -> int:
 
 
 def test_a_killed_writer_loses_no_acknowledged_record(tmp_path: Path) -> None:
-    """kill -9 at a random moment, twelve times; the next writer continues after complete records."""
+    """kill -9 at a random moment, twelve times; each next writer keeps complete records."""
     log = LocalLog.create(tmp_path / "log", 1)
     seed = random.randrange(2**32)
     moments = random.Random(seed)
