@@ -19,7 +19,7 @@ from dagster_leasehold.shard_sources.local_log.files import shard_folder
 from dagster_leasehold.shard_sources.local_log.format import Record
 from dagster_leasehold.shard_sources.local_log.heads import make_heads
 from dagster_leasehold.shard_sources.local_log.lines import append_lines
-from dagster_leasehold.shard_sources.local_log.reading import LocalLogReader
+from dagster_leasehold.shard_sources.local_log.reading import LocalLogReader, ShardFolder
 from dagster_leasehold.shard_sources.local_log.resharding import (
     even_ranges,
     merge_children,
@@ -265,4 +265,4 @@ class LocalLog(LocalLogReader):
             The shard's new first cursor.
         """
         entry = catalog.load_catalog(self.root).find(shard)
-        return retain(self._folder(entry.shard), before)
+        return retain(ShardFolder(entry.shard, self.root), before)
