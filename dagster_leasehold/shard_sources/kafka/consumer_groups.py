@@ -34,7 +34,7 @@ class KafkaConsumerGroup:
         if self._name not in states:
             names = ", ".join(sorted(states)[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
-                f"Kafka has no consumer group {shown(self._name)}; the groups there are: {names}."
+                f"Kafka has no consumer group {shown(self._name)}; its groups are: {names}."
             )
         # Members are read before offsets, so the offsets include the last commit of every member
         # that has left.
@@ -43,8 +43,8 @@ class KafkaConsumerGroup:
         if self._client.topic not in committed:
             topics = ", ".join(sorted(committed)[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
-                f"Kafka's group {shown(self._name)} has committed nothing of topic "
-                f"{self._client.topic}; the topics that it has read are: {topics}."
+                f"Kafka's group {shown(self._name)} has no committed offset in topic "
+                f"{self._client.topic}; it has offsets in: {topics}."
             )
         offsets = committed[self._client.topic]
         partitions = map(str, self._client.partitions())

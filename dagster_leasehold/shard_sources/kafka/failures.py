@@ -26,8 +26,7 @@ _REFUSALS = (
     Refusal(
         REFUSED,
         errors.SourceRefused,
-        "Kafka refuses {where}: {text}; check the credentials, the certificates and what they may "
-        "read.",
+        "Kafka refuses {where}: {text}; check the credentials, the certificates and their rights.",
     ),
     Refusal(
         OUT_OF_RANGE, errors.CursorExpired, "{where} no longer holds the requested offset: {text}."

@@ -81,6 +81,6 @@ class KafkaOptions(BaseModel):
 
 def _refuse_own(name: str) -> None:
     if name in OWN_PROPERTIES:
-        raise ValueError(f"{shown(name)} is decided by the source and cannot be passed on")
+        raise ValueError(f"{shown(name)} is set by the source: remove it")
     if name in UNSAFE_PROPERTIES:
-        raise ValueError(f"{shown(name)} loads code and cannot be passed on")
+        raise ValueError(f"{shown(name)} loads code and is not allowed: remove it")

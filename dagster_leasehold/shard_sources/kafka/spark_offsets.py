@@ -44,7 +44,7 @@ def query_batches(offsets: Iterable[str], commits: Iterable[str]) -> QueryBatche
     if not committed:
         raise UnknownGroup(
             "The checkpoint location has no batch with both of its files, offsets/N and commits/N: "
-            "name the folder that the query was given as checkpointLocation."
+            "name the folder in the query's option checkpointLocation."
         )
     newest = max(batches)
     return QueryBatches(max(committed), newest if newest > max(committed) else None)
@@ -60,7 +60,7 @@ def offsets_of(content: str, topic: str) -> dict[ShardId, str]:
     version, *lines = content.splitlines() or [""]
     if version not in VERSIONS or not lines:
         raise CheckpointRefused(
-            f"The offset log begins with {shown(version)}: versions 1 and 2 can be read."
+            f"The offset log begins with {shown(version)}: only versions 1 and 2 are supported."
         )
     topics: set[str] = set()
     places: list[Mapping[str, int]] = []

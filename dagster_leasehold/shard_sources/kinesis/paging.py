@@ -207,7 +207,7 @@ class ShardPages:
     def _expired(self, shard: str, place: Place) -> CursorExpired:
         return CursorExpired(
             f"Records of shard {shown(shard)} of {self._service} that follow the cursor {place} "
-            "may have been removed: retention has passed it."
+            "are possibly removed: retention has passed it."
         )
 
     def _pages(
@@ -237,8 +237,8 @@ class ShardPages:
             answer = self._service.call("get_shard_iterator", ShardId=shard, **arguments)
         except NumberRefused as error:
             raise CursorInvalid(
-                f"{shown(arguments.get('StartingSequenceNumber'))} is no sequence number of shard "
-                f"{shown(shard)}: {error}"
+                f"{shown(arguments.get('StartingSequenceNumber'))} is not a sequence number of "
+                f"shard {shown(shard)}: {error}"
             ) from None
         except LogNotFound as error:
             raise LogNotFound(f"There is no shard {shown(shard)}: {error}") from None

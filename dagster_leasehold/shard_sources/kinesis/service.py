@@ -208,7 +208,7 @@ class KinesisService:
         if isinstance(error, boto.HTTPClientError | boto.EndpointConnectionError):
             return errors.SourceUnavailable(f"{subject}: {kind}; try again later.")
         if isinstance(error, boto.ParamValidationError):
-            return NumberRefused(f"{subject}: an argument is not of the service's form.")
+            return NumberRefused(f"{subject}: an argument does not have the service's form.")
         credentials = ("Credential", "Token", "SSO", "Login", "Signature", "Auth")
         if any(word in kind for word in credentials):
             return CredentialsRefused(

@@ -146,5 +146,5 @@ def removed(shard: ShardId, listed: Mapping[ShardId, object]) -> bool:
     match = _NUMBERED.fullmatch(shard)
     numbers = (int(m[1]) for name in listed if (m := _NUMBERED.fullmatch(name)))
     if match is None or not was_removed(int(match[1]), numbers):
-        raise UnknownShard(f"The stream has no shard {shown(shard)}, and never had.")
+        raise UnknownShard(f"The stream never had a shard {shown(shard)}.")
     return True

@@ -82,7 +82,7 @@ class LocalLog(LocalLogReader):
             UserMistake: the number is out of range, or the folder cannot be created.
         """
         if not 1 <= shards <= SHARDS_MAX:
-            raise UserMistake(f"A log of {shards} shards cannot be made: use 1 to {SHARDS_MAX}.")
+            raise UserMistake(f"A log of {shards} shards cannot be created: use 1 to {SHARDS_MAX}.")
         log = cls(root, clock=clock)
         entries = [
             catalog.CatalogShard(ShardId(str(number)), (), begin, end)
@@ -104,7 +104,7 @@ class LocalLog(LocalLogReader):
                     log.root, catalog.Catalog(tuple(entries), log=uuid.uuid4().hex)
                 )
         except OSError as error:
-            raise UserMistake(f"No log can be made in {log.root}: {error.strerror}.") from None
+            raise UserMistake(f"No log can be created in {log.root}: {error.strerror}.") from None
         return log
 
     @classmethod

@@ -124,7 +124,9 @@ class ShardFolder:
                 return self._at_time(time_us, self.extent())
             except (CursorExpired, FileNotFoundError):
                 continue  # retention or a compaction removed files
-        raise LogCorrupt(f"The log files in {self.folder} change faster than they can be read.")
+        raise LogCorrupt(
+            f"The log files in {self.folder} change faster than they can be read: try again."
+        )
 
     def _at_time(self, time_us: int, extent: Extent) -> int:
         names = self.files(extent)

@@ -48,7 +48,7 @@ class ServiceConsumerGroup:
             names = ", ".join(groups[:NAMES_SHOWN_MAX]) or "none"
             raise UnknownGroup(
                 f"The log service has no consumer group {shown(self._name)} of "
-                f"{self._source.options.logstore}; known are: {names}."
+                f"{self._source.options.logstore}; its groups are: {names}."
             )
         rows = {
             ShardId(str(row["shard"])): row for row in self._source.client.checkpoints(self._name)

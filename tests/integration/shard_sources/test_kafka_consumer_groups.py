@@ -163,9 +163,9 @@ def test_an_unknown_group_or_topic_is_one_sentence(
     output_of(capsys, "group", "create", TOPIC)
     deployment.read_by_others(0, 1)
     unknown = output_of(capsys, *IMPORT, "--consumer-group", "nobody", code=2)
-    assert f"the groups there are: {OLD}." in unknown
+    assert f"its groups are: {OLD}." in unknown
     deployment.broker.committed = {(OLD, "visits", 0): 3}
-    assert "has read are: visits." in output_of(capsys, *FROM_OLD, code=2)
+    assert "has offsets in: visits." in output_of(capsys, *FROM_OLD, code=2)
     assert "for streams of kinesis" in output_of(capsys, *IMPORT, "--from", "kcl", code=2)
 
 

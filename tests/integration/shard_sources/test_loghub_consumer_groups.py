@@ -220,7 +220,7 @@ def test_errors_of_the_service_and_of_the_user_are_one_sentence(
     unknown = output_of(
         capsys, "checkpoint", "import", LOGSTORE, "--consumer-group", "nobody", code=2
     )
-    assert f"known are: {OLD}" in unknown
+    assert f"its groups are: {OLD}" in unknown
     declare(load_settings().home, LOGSTORE)
     refused = output_of(capsys, "checkpoint", "export", LOGSTORE, code=2)
     assert "for streams of kafka, kinesis, loghub" in refused

@@ -221,7 +221,7 @@ class TestMistakes:
 
     def test_a_folder_that_cannot_be_created(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(UserMistake, match="No log can be made"):
+        with pytest.raises(UserMistake, match="No log can be created"):
             LocalLog.create(tmp_path / "file" / "log", 2)
 
     def test_the_error_for_an_unknown_shard_lists_the_shards(self, tmp_path: Path) -> None:
