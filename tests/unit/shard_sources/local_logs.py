@@ -8,7 +8,7 @@ from pathlib import Path
 from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.files import FileName, list_files, shard_folder
-from dagster_leasehold.shard_sources.source import ReadRange
+from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
 
 NOW = datetime(2024, 6, 1, tzinfo=UTC)
@@ -22,6 +22,7 @@ def new_log(folder: Path, shards: int = 2) -> LocalLog:
 def read_all(log: LocalLog, shard: str = "0") -> list[bytes]:
     key = ShardId(shard)
     bounds = log.bounds([key])[key]
+    assert log.plan(key, bounds.begin, Limits()).end == bounds.end
     return values_of(list(log.read(ReadRange(key, bounds.begin, bounds.end))))
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dagster_leasehold.lease_store.errors import LogCorrupt, SourceUnavailable
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.files import FileName, LogFile, shard_folder
 from dagster_leasehold.shard_sources.local_log.format import file_header
@@ -18,18 +16,10 @@ from dagster_leasehold.shard_sources.local_log.heads import HEADS_FILE
 from dagster_leasehold.shard_sources.local_log.writing import SMALL_FILES_MAX
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
-from tests.unit.shard_sources.local_logs import data_files, file_names
+from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, file_names, read_all
 
-NOW = datetime(2024, 6, 1, tzinfo=UTC)
-ZERO = ShardId("0")
 WHOLE = [b"first", b"second"]
 LAST = [b"third", b"fourth"]
-
-
-def read_all(log: LocalLog) -> list[bytes]:
-    bounds = log.bounds([ZERO])[ZERO]
-    assert log.plan(ZERO, bounds.begin, Limits()).end == bounds.end
-    return values_of(list(log.read(ReadRange(ZERO, bounds.begin, bounds.end))))
 
 
 @pytest.fixture

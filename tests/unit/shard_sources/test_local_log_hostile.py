@@ -7,14 +7,12 @@ import struct
 import subprocess
 import sys
 import zlib
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from dagster_leasehold.lease_store.errors import LogCorrupt
-from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog
 from dagster_leasehold.shard_sources.local_log.format import (
     DECODED_BYTES_MAX,
@@ -32,10 +30,8 @@ from dagster_leasehold.shard_sources.local_log.format import (
     packed_footer,
 )
 from dagster_leasehold.shard_sources.source import ReadRange
-from tests.unit.shard_sources.local_logs import data_files, file_names
+from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, file_names
 
-NOW = datetime(2024, 6, 1, tzinfo=UTC)
-ZERO = ShardId("0")
 RECORDS = [
     Record(b"value %d" % n * 20, b"key", NOW, {"name": "x" * n, "other": "naïve"})
     for n in range(20)
