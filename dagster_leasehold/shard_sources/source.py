@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,9 +14,6 @@ from dagster_leasehold.lease_store.shard_rows import ShardListing
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_JOINED_RECORDS = 8192
-_JOINED_BYTES = 4 * 1024 * 1024
 
 
 class Position(StrEnum):
@@ -290,33 +287,3 @@ def record_schema() -> pa.Schema:
             pa.field("attributes", pa.map_(pa.string(), pa.string())),
         ]
     )
-
-
-def no_attributes(count: int) -> pa.Array:
-    """Return the column `attributes` of records without attributes, built without objects."""
-    import pyarrow as pa
-
-    no_text = pa.array([], pa.string())
-    starts = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
-    return pa.MapArray.from_arrays(starts, no_text, no_text)
-
-
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Combine small batches, in order, to some thousand records or a few megabytes each."""
-    pending: list[pa.RecordBatch] = []
-    records = size = 0
-    for batch in batches:
-        pending.append(batch)
-        records, size = records + batch.num_rows, size + batch.nbytes
-        if records >= _JOINED_RECORDS or size >= _JOINED_BYTES:
-            yield from _one_batch(pending)
-            pending, records, size = [], 0, 0
-    if pending:
-        yield from _one_batch(pending)
-
-
-def _one_batch(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """Return the records in one batch, or in several if one cannot hold them."""
-    import pyarrow as pa
-
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()

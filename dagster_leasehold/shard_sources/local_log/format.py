@@ -21,7 +21,6 @@ import pyarrow as pa
 from dagster_leasehold.lease_store.errors import LogCorrupt, RecordRefused
 from dagster_leasehold.lease_store.times import time_text
 from dagster_leasehold.shard_sources.event_times import moment_of
-from dagster_leasehold.shard_sources.source import no_attributes
 
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 MESSAGE_RECORDS_MAX = 8192
@@ -218,6 +217,13 @@ def _checked_size(record: object) -> int:
     return size
 
 
+def _no_attributes(count: int) -> pa.Array:
+    """Return the column `attributes` of records without attributes, built without objects."""
+    no_text = pa.array([], pa.string())
+    starts = pa.repeat(pa.scalar(0, pa.int32()), count + 1)
+    return pa.MapArray.from_arrays(starts, no_text, no_text)
+
+
 def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
     """Return records as one message; `now` is the event time of records without one."""
     now_us = microseconds(now)
@@ -229,7 +235,7 @@ def encode(records: Sequence[bytes | Record], now: datetime) -> Message:
         # Most loads append plain values, which need no object per record.
         values = pa.array(records, pa.binary())
         keys = pa.nulls(count, pa.binary())
-        attributes = no_attributes(count)
+        attributes = _no_attributes(count)
     else:
         whole = [item if isinstance(item, Record) else Record(item) for item in records]
         moments = [_event_us(item.event_time) if item.event_time else now_us for item in whole]

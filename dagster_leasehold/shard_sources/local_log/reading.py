@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -32,19 +32,15 @@ from dagster_leasehold.shard_sources.positions import (
     parse_offset,
     removed_error,
 )
-from dagster_leasehold.shard_sources.source import (
-    Limits,
-    PlannedRange,
-    ReadRange,
-    joined,
-    record_schema,
-)
+from dagster_leasehold.shard_sources.source import Limits, PlannedRange, ReadRange, record_schema
 
 if TYPE_CHECKING:
     import numpy as np
 
 _FUNCTIONS: Any = pc
 _LOOKS_MAX = 5
+_COMBINED_RECORDS = 8192
+_COMBINED_BYTES = 4 * 1024 * 1024
 
 
 class Extent(NamedTuple):
@@ -193,7 +189,7 @@ class ShardFolder:
         start = self.offset(range_.start, extent)
         if start >= end:
             return
-        yield from joined(self._rows(start, end))
+        yield from combined(self._rows(start, end))
 
     def _rows(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
         for file, entry in self._messages(start, end):
@@ -238,6 +234,25 @@ class LocalLogReader:
 def reader_of(options: Mapping[str, str]) -> LocalLogReader:
     """Return the reader that `LocalLog.spark_options` describes."""
     return LocalLogReader(options["root"])
+
+
+def combined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Combine small batches, in order, to some thousand records or a few megabytes each."""
+    pending: list[pa.RecordBatch] = []
+    records = size = 0
+    for batch in batches:
+        pending.append(batch)
+        records, size = records + batch.num_rows, size + batch.nbytes
+        if records >= _COMBINED_RECORDS or size >= _COMBINED_BYTES:
+            yield from _one_batch(pending)
+            pending, records, size = [], 0, 0
+    if pending:
+        yield from _one_batch(pending)
+
+
+def _one_batch(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return the records in one batch, or in several if one cannot hold them."""
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()
 
 
 def _opened(names: Iterable[FileName], at: int) -> Iterator[LogFile]:

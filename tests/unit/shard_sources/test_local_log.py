@@ -21,6 +21,7 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.local_log import LocalLog, Record
 from dagster_leasehold.shard_sources.local_log import format as file_format
 from dagster_leasehold.shard_sources.local_log.format import file_schema
+from dagster_leasehold.shard_sources.local_log.reading import combined
 from dagster_leasehold.shard_sources.source import Limits, ReadRange
 from tests.sources.world import values_of
 from tests.unit.shard_sources.local_logs import NOW, ZERO, data_files, new_log, read_all
@@ -271,3 +272,14 @@ class TestCost:
         log.split("0")
         assert len(log.list_shards()) == 52
         assert len(parsed) == 102
+
+
+def test_small_batches_are_combined_in_order_up_to_a_size() -> None:
+    batches = [pa.record_batch({"value": pa.array([n, n + 1])}) for n in range(0, 20_000, 2)]
+    together = list(combined(batches))
+    assert [value for batch in together for value in batch["value"].to_pylist()] == [*range(20_000)]
+    assert [batch.num_rows for batch in together] == [8192, 8192, 20_000 - 2 * 8192]
+
+
+def test_no_batches_are_combined_to_none() -> None:
+    assert list(combined([])) == []
