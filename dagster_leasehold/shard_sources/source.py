@@ -33,8 +33,8 @@ class Limits:
     """Limits of one batch of one shard.
 
     Attributes:
-        records_max: records.
-        bytes_max: bytes of keys and values.
+        records_max: the most records.
+        bytes_max: the most bytes of keys and values.
 
     Examples:
         >>> Limits(records_max=50_000).bytes_max

@@ -170,9 +170,7 @@ class KafkaClient:
                     pool.append(connection)
 
     @contextmanager
-    def _translated(
-        self, where: str, connection: _Connection[Consumer] | _Connection[AdminClient] | None
-    ) -> Generator[None]:
+    def _translated(self, where: str, connection: _Connection[Any] | None) -> Generator[None]:
         from confluent_kafka import KafkaException
 
         try:
