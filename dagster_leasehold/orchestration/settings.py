@@ -318,7 +318,7 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
 def _no_streams(origin: str) -> InvalidSetting:
     return InvalidSetting(
         f"{origin} declares streams, but settings only describe the deployment: declare streams in "
-        "Python, as `leasehold init` does, or in YAML, as components of `dg`, and name their "
+        "Python, as `leasehold init` writes it, or in YAML, as components of `dg`, and name their "
         "module in the setting `module`."
     )
 

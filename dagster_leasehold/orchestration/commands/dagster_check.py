@@ -87,7 +87,7 @@ def _launcher(instance: DagsterInstance, target: Target, *, with_nodes: bool) ->
         if not with_nodes:
             reason = "it fits the settings; no node was checked"
         return Finding("launcher", Health.OK, f"{launcher}; {reason}.")
-    reason = "the setting agents is true"
+    reason = "LEASEHOLD_AGENTS is true"
     if agents:
         reason = f"{listed(agents)} {'has an agent' if len(agents) == 1 else 'have agents'}"
     text = (
