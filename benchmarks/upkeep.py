@@ -25,10 +25,10 @@ from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group, Node, Timing
 from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardId
 from dagster_leasehold.lease_store.rebalancing import Rebalancer
+from dagster_leasehold.lease_store.roles.operations import chunks
 from dagster_leasehold.lease_store.rules.states import ShardState
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
-from dagster_leasehold.lease_store.stored_rows import chunks
 
 KEY = GroupKey.parse("group", "stream")
 BEATS_PER_TERM = 3
