@@ -86,8 +86,14 @@ def commit(store: LeaseStore, home: Path, shard: str, values: list[object]) -> N
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from dagster_leasehold.assets.output.table.columns import (
+        ColumnAgreement,
+        columns_of,
+        stored_schema,
+    )
     from dagster_leasehold.shard_sources.source import record_schema
 
+    ColumnAgreement(store, KEY).agree([columns_of(stored_schema(record_schema()))])
     opened = store.open_tenure(KEY, ShardId(shard), NODE, f"run-{shard}")
     assert isinstance(opened, Opened)
     start = opened.check_point or "0"
