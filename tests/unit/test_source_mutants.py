@@ -84,9 +84,9 @@ MUTANTS = [
     Mutant(
         "compaction drops what follows a full row group",
         compaction,
-        "_copied",
+        "_concatenate",
         "waiting, waiting_bytes = [], 0",
-        "waiting, waiting_bytes, out.write_table = [], 0, lambda _: None",
+        "waiting, waiting_bytes, out.writer.write_table = [], 0, lambda _: None",
         _compacts,
     ),
     Mutant(

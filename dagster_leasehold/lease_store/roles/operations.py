@@ -132,7 +132,7 @@ class Operations(ABC):
         return chain.from_iterable(chain([next(each)], each))
 
 
-def chunks(values: Sequence[Value], size: int = ROWS_PER_TRANSACTION) -> Iterator[Sequence[Value]]:
+def chunks(values: Sequence[Value], size: int) -> Iterator[Sequence[Value]]:
     """Cut values into pieces of a size."""
     return (values[start : start + size] for start in range(0, len(values), size))
 

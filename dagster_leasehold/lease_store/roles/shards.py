@@ -10,7 +10,13 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.journal_rows import Gap
 from dagster_leasehold.lease_store.outcomes import Changed, ShardsSynced, Stale
 from dagster_leasehold.lease_store.roles.forced_checkpoints import ForcedCheckpoints
-from dagster_leasehold.lease_store.roles.operations import Rows, chunks, journalled, locked_shard
+from dagster_leasehold.lease_store.roles.operations import (
+    ROWS_PER_TRANSACTION,
+    Rows,
+    chunks,
+    journalled,
+    locked_shard,
+)
 from dagster_leasehold.lease_store.rules import lineage, transitions
 from dagster_leasehold.lease_store.rules.gap_policy import acknowledgement
 from dagster_leasehold.lease_store.rules.transitions import Step
@@ -48,7 +54,7 @@ class Shards(ForcedCheckpoints):
             or lineage.listed_again(leases[shard], entry, listed) != leases[shard]
         ]
         added, changed = list[ShardId](), list[ShardId]()
-        for chunk in chunks(differing):
+        for chunk in chunks(differing, ROWS_PER_TRANSACTION):
 
             def work(rows: Rows, chunk: Sequence[ShardId] = chunk) -> ShardsSynced:
                 return _sync(rows, chunk, listed, observer)
@@ -179,7 +185,7 @@ class Shards(ForcedCheckpoints):
         Many shards take several transactions.
         """
         outcomes: dict[ShardId, Changed | Stale] = {}
-        for chunk in chunks(list(lease_ids)):
+        for chunk in chunks(list(lease_ids), ROWS_PER_TRANSACTION):
 
             def work(
                 rows: Rows, chunk: Sequence[ShardId] = chunk

@@ -15,7 +15,7 @@ from benchmarks.upkeep import (
     settled_group,
     volume_leases,
 )
-from dagster_leasehold.lease_store import open_store, stored_rows
+from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.group_rows import Group, Node
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 from dagster_leasehold.lease_store.outcomes import ShardsSynced
@@ -73,7 +73,7 @@ def test_a_long_shard_list_is_added_in_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No transaction takes longer with the list; a parent of another portion is waited for."""
-    monkeypatch.setattr(stored_rows, "KEYS_PER_STATEMENT", 10)
+    monkeypatch.setattr("dagster_leasehold.lease_store.roles.shards.ROWS_PER_TRANSACTION", 10)
     monkeypatch.setattr(rows_in_sql, "SHARDS_PER_PAGE", 5)  # the list ends with a page
     store = open_store(f"sqlite:///{tmp_path}/leases.db")
     store.create_group(Group(KEY))

@@ -166,7 +166,7 @@ def test_an_unknown_group_or_topic_is_one_sentence(
     assert f"its groups are: {OLD}." in unknown
     deployment.broker.committed = {(OLD, "visits", 0): 3}
     assert "has offsets in: visits." in output_of(capsys, *FROM_OLD, code=2)
-    assert "for streams of kinesis" in output_of(capsys, *IMPORT, "--from", "kcl", code=2)
+    assert "belong to streams of kinesis" in output_of(capsys, *IMPORT, "--from", "kcl", code=2)
 
 
 @pytest.fixture(params=["disk", pytest.param("store", marks=pytest.mark.long)])

@@ -174,7 +174,9 @@ def test_leases_without_a_position_are_listed_or_refused(
     assert f"Shards without a checkpoint there: {first}." in printed
     missing = (*stream.importing[:3], "--consumer-group", "no-such-app")
     assert "DynamoDB table 'no-such-app'" in output_of(capsys, *missing, code=2)
-    assert "only read here" in output_of(capsys, "checkpoint", "export", stream.key.stream, code=2)
+    assert "does not write the lease table of a KCL application" in output_of(
+        capsys, "checkpoint", "export", stream.key.stream, code=2
+    )
 
 
 eventually = partial(wait_for, "the worker")

@@ -223,7 +223,7 @@ def test_errors_of_the_service_and_of_the_user_are_one_sentence(
     assert f"its groups are: {OLD}" in unknown
     declare(load_settings().home, LOGSTORE)
     refused = output_of(capsys, "checkpoint", "export", LOGSTORE, code=2)
-    assert "for streams of kafka, kinesis, loghub" in refused
+    assert "belong to streams of kafka, kinesis, loghub" in refused
 
 
 def test_a_group_with_consumers_is_imported_only_on_request(

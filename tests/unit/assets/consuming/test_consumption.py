@@ -327,18 +327,15 @@ def test_a_run_of_many_shards_opens_announces_and_closes_them_together(tmp_path:
 def test_a_shard_that_cannot_be_opened_with_the_others_keeps_none_of_them_shut(
     world: World,
 ) -> None:
-    """Method: opening together raises something unforeseen; opening one alone does, too."""
-    original = world.store.open_tenure
+    """Method: opening one shard raises an unexpected error, with others and alone."""
+    original = world.store.open_tenures
 
-    def together(*_: object, **__: object) -> None:
-        raise ValueError("a row that nobody can read")
+    def unreadable(key, shards, *rest, **more):
+        if ONE in shards:
+            raise ValueError("a row that nobody can read")
+        return original(key, shards, *rest, **more)
 
-    def alone(key, shard, *rest, **more):
-        if shard == ONE:
-            together()
-        return original(key, shard, *rest, **more)
-
-    world.store.open_tenures, world.store.open_tenure = together, alone
+    world.store.open_tenures = unreadable
     reports = world.consume()
     assert reports[ZERO].stopped is StopReason.CAUGHT_UP
     assert reports[ONE].stopped is StopReason.FAILED
