@@ -1,13 +1,13 @@
-"""A stream in Dagster: its declaration, its assets, the Spark jobs behind them, committed output.
+"""A stream in Dagster: its declaration, its assets, their Spark jobs and the committed output.
 
-Four floors, each of them importing only lower ones:
+Four layers; each imports only the layers before it:
 
-* below all, `places`: the disks and object stores that hold output;
-* the declaration: `errors`, `commit_hook`, `arrow_transform`, `pace` (rules for when a batch is
-  due), `shard_stream` (how a user declares a stream), `partitions` (what it is called in Dagster),
-  `deployment` (what it runs on), `run_process`;
-* the work, in folders: `spark`, then `output`, then `consuming` and `windows`, then `rewriting`;
-* the assets: every other module here turns a declaration into assets, checks and jobs of Dagster.
+1. File systems: `places`, the disks and object stores that hold output.
+2. Declaration: `errors`, `commit_hook`, `arrow_transform`, `pace` (when a batch is due),
+   `shard_stream` (the declaration of a stream), `partitions` (its names in Dagster), `deployment`
+   (the store, nodes and folders that it runs with) and `run_process`.
+3. Work, in folders: `spark`, then `output`, then `consuming` and `windows`, then `rewriting`.
+4. Assets: every other module here turns a declaration into Dagster assets, checks and jobs.
 
-Called by `sensors` and `orchestration`; users meet it through `dagster_leasehold` alone.
+`sensors` and `orchestration` call this package. Users import from `dagster_leasehold` only.
 """

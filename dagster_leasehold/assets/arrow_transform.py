@@ -1,4 +1,7 @@
-"""Transforms from Arrow table to Arrow table: how one is declared, and its result."""
+"""The declaration of Arrow transforms, and the checks of their output.
+
+Streams declare one with `arrow_transform`; the workers that consume a batch call `checked`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ TableFunction = Callable[["pa.Table"], "pa.Table"]
 class ArrowTransform:
     """A transform from Arrow table to Arrow table, made by `arrow_transform`.
 
-    It bears the name, the module and the docstring of its function, and is called like it.
+    It has the name, module and docstring of its function, and can be called like the function.
     """
 
     function: TableFunction
@@ -35,20 +38,21 @@ class ArrowTransform:
             object.__setattr__(self, attribute, getattr(named, attribute))
 
     def __call__(self, records: pa.Table) -> pa.Table:
-        """Return the function's result for these records, unchecked."""
+        """Return the function's output for these records without checking it."""
         return self.function(records)
 
 
 def arrow_transform(function: TableFunction) -> ArrowTransform:
-    """Declare a stream's transform as one from Arrow table to Arrow table; a decorator.
+    """Decorate a function from Arrow table to Arrow table, to be the transform of a stream.
 
-    Records then stay in the worker that reads them, which is several times faster than a transform
-    of DataFrames. The table holds consecutive records of one shard in their order, a part of a
-    batch, with the columns `shard_id`, `cursor`, `event_time`, `key`, `value` and `attributes`.
-    The function keeps the column `shard_id` as it is; it can leave rows out, and add rows and
-    columns. Rows whose column `quarantine_error` is not null go to quarantine instead of the
-    output. It is called many times for one batch, in several processes, so that each call stands
-    alone: what counts or compares records of a whole batch is for Spark.
+    The worker that reads the records also transforms them, which is several times faster than a
+    transform of DataFrames. The function receives part of a batch: consecutive records of one
+    shard, in order, with the columns `shard_id`, `cursor`, `event_time`, `key`, `value` and
+    `attributes`. It must return `shard_id` unchanged. It can drop rows, add rows and add columns.
+    Rows whose `quarantine_error` is not null go to quarantine instead of the output.
+
+    Several processes call the function, many times per batch, so each call has to be independent.
+    Use a transform of DataFrames to count or compare the records of a whole batch.
 
     Args:
         function: takes a `pyarrow.Table` and returns one, with the same columns in every call.
@@ -64,7 +68,7 @@ def arrow_transform(function: TableFunction) -> ArrowTransform:
 
 
 def name_of(transform: Callable[..., object] | None) -> str:
-    """Return the name of a transform; empty if there is none."""
+    """Return the qualified name of a transform, or an empty text for None."""
     if transform is None:
         return ""
     named = transform if hasattr(transform, "__qualname__") else type(transform)
@@ -72,19 +76,19 @@ def name_of(transform: Callable[..., object] | None) -> str:
 
 
 def checked(output: object, shard: ShardId, name: str) -> pa.Table:
-    """Return the output of an Arrow transform if it can be committed.
+    """Return the output of an Arrow transform in plain types, if it can be committed.
 
-    Columns of large strings, views and dictionaries, as libraries return text and bytes,
-    become plain ones, and moments of any zone are in UTC, so that files do not differ by the
-    library or the machine.
+    Large strings, views and dictionaries become plain strings and bytes, and timestamps with a
+    time zone become UTC. So the files do not depend on the library or the machine.
 
     Args:
         output: the value that the transform returned.
-        shard: the shard that all its records belong to.
+        shard: the shard that all records belong to.
         name: the name of the transform, for messages.
 
     Raises:
-        TransformError: it is no table, or its shards or its quarantine are not as they must be.
+        TransformError: the output is not a table, repeats a column name, changes `shard_id`, has a
+            column that Arrow cannot convert, or lacks columns for quarantine.
     """
     import pyarrow as pa
     import pyarrow.compute
@@ -101,7 +105,7 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
     if repeated:
         raise TransformError(
             f"{where} returned several columns of the name {', '.join(map(shown, repeated))}: give "
-            "each column a name of its own."
+            "each column its own name."
         )
     strings = SHARD_COLUMN in columns and table.schema.field(SHARD_COLUMN).type == pa.string()
     check_columns(where, columns, shards_are_strings=strings)
@@ -116,78 +120,76 @@ def checked(output: object, shard: ShardId, name: str) -> pa.Table:
 
 
 def check_columns(where: str, columns: Collection[str], *, shards_are_strings: bool) -> None:
-    """Check the columns of a transform's output, of either kind.
+    """Check the columns of a transform's output, from Arrow or from Spark.
 
     Args:
-        where: the transform, at the beginning of a sentence.
+        where: the transform, as the subject of a message.
         columns: the names of the columns.
-        shards_are_strings: True if `shard_id` is among them, and of its type.
+        shards_are_strings: True if the output has a column `shard_id` of strings.
 
     Raises:
-        TransformError: `shard_id` is not as it was, or quarantine lacks columns.
+        TransformError: `shard_id` was dropped or changed, or columns for quarantine are missing.
     """
     if not shards_are_strings:
         raise TransformError(
-            f"{where} dropped or changed the column {SHARD_COLUMN}: keep it, since output is "
+            f"{where} dropped or changed the column {SHARD_COLUMN}: keep it, because output is "
             "written and committed shard by shard."
         )
     missing = [column for column in QUARANTINE_COLUMNS if column not in columns]
     if ERROR_COLUMN in columns and missing:
         raise TransformError(
             f"{where} returns {ERROR_COLUMN} without {', '.join(missing)}: keep these columns, "
-            "which quarantined records are stored with."
+            "because quarantine stores them."
         )
 
 
 def _in_plain_types(where: str, table: pa.Table) -> pa.Table:
     import pyarrow as pa
 
-    kinds = [_plain(kind) for kind in table.schema.types]
-    for at, (field, kind) in enumerate(zip(table.schema, kinds, strict=True)):
-        if field.type.equals(kind):
+    plain_types = [_plain(type_) for type_ in table.schema.types]
+    for index, (field, type_) in enumerate(zip(table.schema, plain_types, strict=True)):
+        if field.type.equals(type_):
             continue
         try:
-            column = table.column(at).cast(kind)
+            column = table.column(index).cast(type_)
         except pa.ArrowException as error:
             raise TransformError(
                 f"{where} returned column {shown(field.name)} as {shown(str(field.type))}, which "
-                f"Arrow cannot bring into {shown(str(kind))} ({one_line(str(error))}): return the "
-                "latter, or another type."
+                f"Arrow cannot convert to {shown(str(type_))} ({one_line(str(error))}). Return "
+                "that type or another one."
             ) from error
-        table = table.set_column(at, field.with_type(kind), column)
+        table = table.set_column(index, field.with_type(type_), column)
     return table
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """Return the type that holds the same values without the layout of one library."""
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """Replace large, view and dictionary types by plain ones, and any time zone by UTC."""
     import pyarrow as pa
 
-    of = pa.types
     simple = {
         pa.large_string(): pa.string(),
         pa.string_view(): pa.string(),
         pa.large_binary(): pa.binary(),
         pa.binary_view(): pa.binary(),
     }
-    if kind in simple:
-        return simple[kind]
-    if of.is_dictionary(kind):
-        return _plain(kind.value_type)
-    if of.is_timestamp(kind) and kind.tz:
-        return pa.timestamp(kind.unit, "UTC")
-    return _plain_nested(kind) if of.is_nested(kind) else kind
+    if type_ in simple:
+        return simple[type_]
+    if pa.types.is_dictionary(type_):
+        return _plain(type_.value_type)
+    if pa.types.is_timestamp(type_) and type_.tz:
+        return pa.timestamp(type_.unit, "UTC")
+    return _plain_nested(type_) if pa.types.is_nested(type_) else type_
 
 
-def _plain_nested(kind: Any) -> Any:
+def _plain_nested(type_: Any) -> Any:
     import pyarrow as pa
 
-    of = pa.types
-    if of.is_struct(kind):
-        return pa.struct([field.with_type(_plain(field.type)) for field in kind])
-    if of.is_map(kind):
-        return pa.map_(_plain(kind.key_type), _plain(kind.item_type))
-    if of.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)), kind.list_size)
-    if of.is_list(kind) or of.is_large_list(kind):
-        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
-    return kind
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_plain(field.type)) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_plain(type_.key_type), _plain(type_.item_type))
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(type_.value_field.with_type(_plain(type_.value_type)), type_.list_size)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return pa.list_(type_.value_field.with_type(_plain(type_.value_type)))
+    return type_

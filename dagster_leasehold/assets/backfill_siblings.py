@@ -1,8 +1,8 @@
-"""The runs of one backfill, joined: a node makes its partitions in one run.
+"""Joining of a backfill's runs, so that one run materializes all partitions of a node.
 
-Dagster makes a run of each partition where nodes have agents, and elsewhere of each unbroken range
-of them. The first run of a node that starts takes over runs that still wait in the queue and whose
-partitions the node holds: they end as canceled before they begin.
+Dagster launches one run per partition if nodes have agents, and otherwise one run per contiguous
+range of partitions. The first run that starts on a node cancels the runs that are still queued for
+the same node and materializes their partitions itself. `shard_asset` calls this module.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ _CANCELED = (DagsterRunStatus.CANCELED, DagsterRunStatus.CANCELING, DagsterRunSt
 
 @dataclass(slots=True)
 class Siblings:
-    """The other runs of a run's backfill.
+    """The other runs of the backfill that a run belongs to.
 
     Attributes:
-        instance: knows the runs.
-        run: the one that takes over.
+        instance: the Dagster instance that stores the runs.
+        run: the run that takes over the partitions of others.
         stream: the stream of its partitions.
-        holders: returns the node that holds each shard; one left out is made on any host.
+        holders: returns the node that holds each shard. Any host can materialize a shard that is
+            not in the result.
     """
 
     instance: dg.DagsterInstance
@@ -48,82 +49,85 @@ class Siblings:
 
     @property
     def shards(self) -> list[ShardId]:
-        """The partitions that were taken over."""
+        """The partitions that this run took over."""
         return [shard for shards in self._taken.values() for shard in shards]
 
     def rounds(self, own: Sequence[ShardId]) -> Iterator[Sequence[ShardId]]:
-        """Yield the run's partitions with the waiting ones, then later arrivals."""
-        some = [*own, *self._inherit(), *self.take_over()]
-        while some:
-            yield some
-            some = self.take_over()
+        """Yield the run's own and queued partitions, then partitions that were queued meanwhile."""
+        shards = [*own, *self._inherit(), *self.take_over()]
+        while shards:
+            yield shards
+            shards = self.take_over()
 
     def take_over(self) -> list[ShardId]:
-        """Return the partitions of the node's runs that wait, which are canceled.
+        """Cancel the queued runs of this run's node, and return their partitions.
 
-        Only the oldest run of the node that has started takes over, so that no two do.
+        Only the oldest started run of the node does this, so that two runs never take over the
+        same partition. A queued run can start while this run cancels it:
 
-        1. The queue launches a run while this one cancels it.
-        2. Canceling terminates it, and is told that nothing could be terminated.
-        3. Its process begins, finds the run canceled, and ends: no other run makes its partition.
+        1. The queue launches the run between the reading of its status and its cancellation.
+        2. The cancellation tries to terminate its process, and finds no process to terminate.
+        3. The process starts, sees that its run is canceled, and exits. Only this run
+           materializes the partition.
         """
-        alike = self._alike()
-        if not alike:
+        siblings = self._similar_runs()
+        if not siblings:
             return []
-        holders, asked = self.holders(), self._asked([self.run, *alike])
+        holders = self.holders()
+        partitions = self._partitions_by_run([self.run, *siblings])
 
         def nodes(run: DagsterRun) -> set[str]:
-            return {holders.get(shard, "") for shard in asked[run.run_id]}
+            return {holders.get(shard, "") for shard in partitions[run.run_id]}
 
-        alike = [run for run in alike if nodes(run) == nodes(self.run)]
-        started = [run for run in alike if run.status is not DagsterRunStatus.QUEUED]
+        siblings = [run for run in siblings if nodes(run) == nodes(self.run)]
+        started = [run for run in siblings if run.status is not DagsterRunStatus.QUEUED]
         if not started or started[-1].run_id != self.run.run_id:
             return []
-        # In the order of the queue, to be ahead of it.
-        waiting = [run for run in reversed(alike) if run.status is DagsterRunStatus.QUEUED]
-        for run in waiting:
+        # Canceled in the order of the queue, so that the queue launches as few of them as possible.
+        queued = [run for run in reversed(siblings) if run.status is DagsterRunStatus.QUEUED]
+        for run in queued:
             self.instance.add_run_tags(run.run_id, {TAKEN_OVER_TAG: self.run.run_id})
             self.instance.run_coordinator.cancel_run(run.run_id)
             canceled = self.instance.get_run_by_id(run.run_id)
             if canceled is not None and canceled.status in _CANCELED:
-                self._taken[run.run_id] = asked[run.run_id]
-        return [shard for run in waiting for shard in self._taken.get(run.run_id, ())]
+                self._taken[run.run_id] = partitions[run.run_id]
+        return [shard for run in queued for shard in self._taken.get(run.run_id, ())]
 
     def _inherit(self) -> list[ShardId]:
-        """Return the partitions that the run before this retry took over and did not make."""
+        """Take over the partitions that the failed parent of this retry had taken over."""
         parent = self.run.parent_run_id
         if parent is None:
             return []
-        left = self._alike(_CANCELED, {TAKEN_OVER_TAG: parent})
-        for run in left:
+        canceled_runs = self._similar_runs(_CANCELED, {TAKEN_OVER_TAG: parent})
+        for run in canceled_runs:
             self.instance.add_run_tags(run.run_id, {TAKEN_OVER_TAG: self.run.run_id})
-        self._taken |= self._asked(left)
+        self._taken |= self._partitions_by_run(canceled_runs)
         return self.shards
 
     def remove(self, done: Collection[ShardId]) -> None:
-        """Delete the runs that were taken over, but for those with a partition that is not done.
+        """Delete the canceled runs whose partitions are all done.
 
-        They never began; what became of their partitions is in this run.
+        Such a run never started; the events of its partitions belong to this run.
         """
         for run_id, shards in self._taken.items():
             run = self.instance.get_run_by_id(run_id)
             if run is not None and run.is_finished and set(shards) <= set(done):
                 self.instance.delete_run(run_id)
 
-    def _asked(self, runs: Iterable[DagsterRun]) -> dict[str, list[ShardId]]:
-        """Return the partitions that each run was launched for, by its id."""
+    def _partitions_by_run(self, runs: Iterable[DagsterRun]) -> dict[str, list[ShardId]]:
+        """Return the partitions that each run was launched for, by run id."""
         name = str(shard_partitions(self.stream).name)
         keys = cache(partial(self.instance.get_dynamic_partitions, name))
         return {run.run_id: [ShardId(key) for key in partitions_of(run.tags, keys)] for run in runs}
 
-    def _alike(
+    def _similar_runs(
         self,
         statuses: Sequence[DagsterRunStatus] = _UNFINISHED,
         tags: Mapping[str, str] | None = None,
     ) -> list[DagsterRun]:
         """Return the runs of this backfill with the same assets and config, newest first."""
         backfill = self.run.tags.get(BACKFILL_TAG)
-        # This run takes over partitions of the stream; what else those runs would make, it cannot.
+        # A run that also materializes other assets is left alone: this run could not do that.
         if backfill is None or self.run.asset_selection != {asset_key(self.stream)}:
             return []
         filters = dg.RunsFilter(

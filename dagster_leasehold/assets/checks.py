@@ -1,4 +1,7 @@
-"""The checks of a shard, which a run reports for each partition that it consumed."""
+"""The asset checks of a shard: gaps, lag and the rate of quarantined records.
+
+Runs report them for each partition that they consumed or replayed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ LAG = "lag"
 QUARANTINE_RATE = "quarantine_rate"
 QUARANTINE_RATE_MAX = 0.01
 STORED_FOR = timedelta(days=1)
-"""The time after which an outcome is stored again although it is the same."""
+"""An unchanged outcome is stored again after this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,17 @@ class ShardCheck:
 
     @property
     def severity(self) -> dg.AssetCheckSeverity:
-        """An error where data is missing, a warning where a person should look."""
+        """ERROR for a blocking check, otherwise WARN."""
         return dg.AssetCheckSeverity.ERROR if self.blocking else dg.AssetCheckSeverity.WARN
 
     def repeats(self, stored: ShardCheck | None) -> bool:
-        """Return True if an outcome that is stored says the same, but for numbers of a success."""
+        """Return True if `stored` says the same; the numbers of a passed check can differ."""
         if stored is None or stored.passed is not self.passed:
             return False
         return self.passed or stored.description == self.description
 
     def evaluation(self, stream: ShardStream, shard: str | None) -> dg.AssetCheckEvaluation:
-        """Return the outcome as an event about one partition, or about all of them together."""
+        """Return the outcome as Dagster's event for one partition, or for the asset if None."""
         return dg.AssetCheckEvaluation(
             asset_key=asset_key(stream),
             check_name=self.name,
@@ -58,22 +61,22 @@ class ShardCheck:
 
 
 def check_specs(stream: ShardStream) -> list[dg.AssetCheckSpec]:
-    """Return the checks of a stream's asset, with one result per partition."""
-    described = {
-        NO_GAP: "The batches that a run committed follow each other, and nothing was skipped.",
+    """Return the specs of the checks of a stream's asset, with one result per partition."""
+    descriptions = {
+        NO_GAP: "The batches that a run committed are contiguous, and no records were skipped.",
         LAG: _lag_rule(stream),
         QUARANTINE_RATE: f"At most {QUARANTINE_RATE_MAX:.0%} of the records could not be parsed.",
     }
     partitions = shard_partitions(stream)
     with warnings.catch_warnings():
-        # Checks with one result per partition are a preview feature of Dagster, used on purpose;
-        # the warning would greet every start of every process.
+        # Checks with one result per partition are a preview feature of Dagster, used on purpose.
+        # Without the filter, each process would print the warning at its start.
         warnings.simplefilter("ignore", dg.PreviewWarning)
         return [
             dg.AssetCheckSpec(
                 name, asset=asset_key(stream), description=text, partitions_def=partitions
             )
-            for name, text in described.items()
+            for name, text in descriptions.items()
         ]
 
 
@@ -91,8 +94,8 @@ def check_shard(
         stream: the declaration, for its limits.
         committed: the range that the run committed to the shard, or None.
         gaps: the shard's unacknowledged gaps.
-        lag: the shard's unread records, or None where the source cannot tell.
-        lag_seconds: the age of the oldest of them, or None likewise.
+        lag: the number of unread records, or None if unknown.
+        lag_seconds: the age of the oldest unread record, or None if unknown.
     """
     return [_no_gap(committed, gaps), _lag(stream, lag, lag_seconds), _quarantine_rate(committed)]
 
@@ -104,8 +107,8 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
         description = "A committed batch does not start where the one before it ends."
     elif gaps:
         description = (
-            f"Records were never consumed, and that was not accepted: {spans}. "
-            "Accept it with `leasehold gap ack`; the check passes with the next run."
+            f"Records were skipped, and the gaps are not acknowledged: {spans}. "
+            "Acknowledge them with `leasehold gap ack`; the check passes with the next run."
         )
     else:
         description = "Every batch starts where the one before it ends."
@@ -116,37 +119,37 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
 def _lag_rule(stream: ShardStream) -> str:
     records, seconds = stream.checks.lag_max, stream.checks.lag_max_s
     if seconds is None:
-        return f"At most {records} records are unread. An unknown number does not pass."
+        return f"At most {records} records are unread. The check fails if the number is unknown."
     return (
-        f"No record is unread for more than {seconds:g} s; of the records that are counted, "
-        f"at most {records} are unread. An unknown age does not pass."
+        f"No record has been unread for more than {seconds:g} s, and at most {records} records are "
+        "unread if the source counts them. The check fails if the age is unknown."
     )
 
 
 def _limits(stream: ShardStream) -> str:
     records, seconds = f"{stream.checks.lag_max} records", stream.checks.lag_max_s
-    return records if seconds is None else f"{records}, none for {seconds:g} s,"
+    return records if seconds is None else f"{records} and {seconds:g} s"
 
 
 def _lag(stream: ShardStream, lag: int | None, seconds: float | None) -> ShardCheck:
     seconds_max = stream.checks.lag_max_s
-    judged = lag if seconds_max is None else seconds
-    metadata: dict[str, Any] = {"lag_known": judged is not None}
+    measured = lag if seconds_max is None else seconds
+    metadata: dict[str, Any] = {"lag_known": measured is not None}
     metadata |= {} if lag is None else {"lag": lag}
     metadata |= {} if seconds is None else {"lag_seconds": round(seconds, 3)}
-    if judged is None:
-        # A check that passes says that all was compared: where that was impossible, it must not.
+    if measured is None:
+        # An unknown lag must not pass: a passed check states that the limit was compared.
         description = (
-            f"It is not known whether more than {_limits(stream)} are unread: the shard is behind "
-            "its end, and its source does not tell, or the source did not answer. See whether the "
-            "next run catches up."
+            f"The lag is unknown, so the limit of {_limits(stream)} cannot be checked: unread "
+            "records remain that the source does not measure, or the source did not answer. Check "
+            "whether the next run catches up."
         )
         return ShardCheck(LAG, False, description, metadata)
     late = seconds_max is not None and seconds is not None and seconds > seconds_max
     passed = not late and (lag or 0) <= stream.checks.lag_max
     count = "An unknown number of" if lag is None else str(lag)
     age = "" if not seconds else f", the oldest for {seconds:.0f} s"
-    description = f"{count} records are unread{age}; the limit is {_limits(stream).rstrip(',')}."
+    description = f"{count} records are unread{age}; the limit is {_limits(stream)}."
     return ShardCheck(LAG, passed, description, metadata)
 
 
@@ -160,21 +163,21 @@ def _quarantine_rate(committed: CommittedRange | None) -> ShardCheck:
 
 
 def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
-    """Return one result per check over all shards of a run: passed if it passed for each."""
+    """Return one result per check for all shards of a run; it passes if all shards pass."""
     by_name: dict[str, list[ShardCheck]] = {}
     for check in checks:
         by_name.setdefault(check.name, []).append(check)
     results: list[dg.AssetCheckResult] = []
     for name, outcomes in by_name.items():
-        # Of several shards the first that did not pass is shown.
-        first_failed = next((check for check in outcomes if not check.passed), outcomes[0])
+        # The result describes the first shard that failed, or the first shard if all passed.
+        example = next((check for check in outcomes if not check.passed), outcomes[0])
         results.append(
             dg.AssetCheckResult(
                 check_name=name,
-                passed=first_failed.passed,
-                severity=first_failed.severity,
-                description=first_failed.description,
-                metadata=first_failed.metadata,
+                passed=example.passed,
+                severity=example.severity,
+                description=example.description,
+                metadata=example.metadata,
             )
         )
     return results
@@ -183,12 +186,12 @@ def joint_results(checks: Iterable[ShardCheck]) -> list[dg.AssetCheckResult]:
 def is_news(
     instance: dg.DagsterInstance, evaluation: dg.AssetCheckEvaluation, now: datetime
 ) -> bool:
-    """Return True if an outcome is not the last that Dagster stored, or if that one is old."""
+    """Return True if the outcome differs from the last stored one, or that one is a day old."""
     record = instance.get_latest_asset_check_evaluation_record(evaluation.asset_check_key)
     if record is None or record.event is None:
         return True
     last = record.evaluation
-    # A run that is to make the check, or that failed before it, left an event without an outcome.
+    # A run that has planned the check, or that failed before it, stores an event without outcome.
     if not isinstance(last, dg.AssetCheckEvaluation):
         return True
     changed = (last.passed, last.description) != (evaluation.passed, evaluation.description)

@@ -1,4 +1,7 @@
-"""The hook of a stream's declaration, and the committed batches that it is called with."""
+"""The type of a stream's `on_commit` hook, and the committed batch that the hook receives.
+
+`sensors.on_commit` calls the hook.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,21 @@ from dagster_leasehold.lease_store.times import stored_time
 
 @dataclass(frozen=True, slots=True)
 class CommittedBatch:
-    """A batch that is committed: its range `[start, end)`, its counts, and where its output lies.
+    """A committed batch: its range `[start, end)`, its counts and its output files.
 
     Attributes:
         key: the consumer group within the stream.
-        batch_id: `<shard>.<number>`, the same at every delivery: unique within the group.
-        records: records read; None where the transform stopped the reader early.
-        bytes: bytes of keys and values read, or None.
-        written: records in the output.
-        quarantined: records that could not be parsed.
+        batch_id: `<shard>.<number>`, unique within the group and the same in each delivery.
+        records: the number of records read, or None if the transform stopped the reader early.
+        bytes: the size of the keys and values read, or None likewise.
+        written: the number of records in the output.
+        quarantined: the number of records that could not be parsed.
         first_event_time: the smallest event time read, or None.
         last_event_time: the largest event time read, or None.
-        finished: a read-only shard ends with this batch.
-        files: the Parquet files of the batch as it was committed: paths, or URIs on an object
-            store. A later replay or compaction replaces them, and vacuum then removes them.
-        attempt: 1 for the first delivery, and one more after each that failed.
+        finished: True for the last batch of a read-only shard.
+        files: the Parquet files of the batch when it was committed, as paths, or as URIs on an
+            object store. A later replay or compaction replaces them; vacuum removes them then.
+        attempt: 1 for the first delivery, plus 1 for each failed one.
 
     Examples:
         >>> def announce(batch: CommittedBatch) -> None:
@@ -53,7 +56,7 @@ class CommittedBatch:
 
     @classmethod
     def of(cls, event: OutboxEvent, key: GroupKey, output_folder: OutputPlace) -> CommittedBatch:
-        """Return the batch of an event of the outbox."""
+        """Return the batch that an outbox event describes."""
         payload = event.payload
         return cls(
             key=key,

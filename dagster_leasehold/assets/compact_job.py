@@ -1,7 +1,10 @@
-"""The job of a stream that merges small files of its committed output."""
+"""The job `compact_<stream>`, which merges small files of committed output.
+
+A sensor launches it for each node; people launch it by hand.
+"""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
 
@@ -25,15 +28,16 @@ from dagster_leasehold.lease_store.tracing import span
 
 
 class CompactConfig(dg.Config):
-    """The shards to compact, and how far.
+    """The shards to compact, and the limits of the compaction.
 
     Attributes:
-        shards: the shards; none means all of the group, and in a sensor's run none of them.
-        target_bytes: the size of a merged file, in bytes; none takes the stream's.
-        node: of a sensor's run, the node that compacts. Such a run continues where the last one
-            ended, leaves young batches alone, and yields to consumption.
-        old_until: in such a run, for a shard that has gone quiet, the number below which all
-            batches are old.
+        shards: the shards. If empty, a run launched by hand compacts the whole group, and a
+            sensor's run compacts nothing.
+        target_bytes: the size of a merged file, in bytes; by default, the stream's setting.
+        node: the node that compacts; set only in a sensor's run. Such a run continues where the
+            last one ended, skips young batches, and yields to consumption.
+        old_until: only in a sensor's run, for idle shards: all batches with smaller numbers are
+            old enough.
         vacuum: True to remove unneeded old files afterwards.
     """
 
@@ -45,11 +49,11 @@ class CompactConfig(dg.Config):
 
 
 def build_compact_job(stream: ShardStream) -> dg.JobDefinition:
-    """Return the job `compact_<stream>`, which a sensor launches, or anybody by hand."""
+    """Return the job `compact_<stream>`."""
 
     @dg.op(
         name=compact_op_name(stream),
-        description="Merges the small files of consecutive committed batches, beside consumption.",
+        description="Merges small files of consecutive committed batches while consumption runs.",
         tags={"kind": "parquet"},
         required_resource_keys={LEASEHOLD},
     )
@@ -94,7 +98,7 @@ def _compact(
         ended=partial(run_ended, context.instance),
     )
     snapshot = store.snapshot(key)
-    left: dict[ShardId, str] = {}
+    postponed: dict[ShardId, str] = {}
     if config.node is None:
         lines = ProgressLines("Compacting", "batches", context.log.info, time.monotonic)
         reports = compactor.compact(shards or [lease.shard for lease in snapshot.shards], lines)
@@ -114,33 +118,32 @@ def _compact(
             | dict.fromkeys(finished(snapshot), NUMBERS_END),
             yielding.stopped,
         ).compact(shards)
-        reports, left = continued.reports, continued.left
-    _tell(context, reports.values())
-    for shard, reason in left.items():
-        context.log.info(f"Shard {shard} is left for later: {reason}.")
+        reports, postponed = continued.reports, continued.left
+    _report(context, reports.values())
+    for shard, reason in postponed.items():
+        context.log.info(f"Shard {shard} is postponed: {reason}.")
     failed = [f"Shard {each.shard}: {each.error}" for each in reports.values() if each.error]
     if failed:
         raise dg.Failure(
-            f"{len(failed)} of {len(reports)} shards of {stream.name} were not compacted to their "
-            f"end. {' '.join(failed[:5])}",
+            f"{len(failed)} of {len(reports)} shards of {stream.name} were not fully compacted. "
+            f"{' '.join(failed[:5])}",
             allow_retries=False,
         )
 
 
-def _tell(context: dg.OpExecutionContext, reports: Iterable[CompactionReport]) -> None:
-    """Log what became of each shard, and add the sums to the op's output."""
-    done = list(reports)
-    for report in done:
+def _report(context: dg.OpExecutionContext, reports: Collection[CompactionReport]) -> None:
+    """Log the result of each shard, and add the totals to the op's output metadata."""
+    for report in reports:
         context.log.info(
-            f"Shard {report.shard}: {report.files_before} files became {report.files_after}. "
+            f"Shard {report.shard}: merged {report.files_before} files into {report.files_after}. "
             f"{report.error}".rstrip()
         )
     context.add_output_metadata(
         {
-            "files_before": sum(report.files_before for report in done),
-            "files_after": sum(report.files_after for report in done),
-            "bytes_before": sum(report.bytes_before for report in done),
-            "bytes_after": sum(report.bytes_after for report in done),
+            "files_before": sum(report.files_before for report in reports),
+            "files_after": sum(report.files_after for report in reports),
+            "bytes_before": sum(report.bytes_before for report in reports),
+            "bytes_after": sum(report.bytes_after for report in reports),
         }
     )
 
@@ -156,6 +159,6 @@ def _vacuum(context: dg.OpExecutionContext, stream: ShardStream, deployment: Dep
         catalog=deployment.catalog,
     )
     context.log.info(
-        f"Vacuum removed {len(report.removed)} files of {report.removed_bytes} bytes that were not "
-        "needed."
+        f"Vacuum removed {len(report.removed)} unneeded files, {report.removed_bytes} bytes in "
+        "total."
     )

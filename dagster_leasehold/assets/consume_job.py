@@ -1,4 +1,7 @@
-"""The job of a stream whose runs serve several shards of one node in one Spark session."""
+"""The job `consume_<stream>`: each run consumes several shards of one node in one Spark session.
+
+The rebalance sensor and the schedule launch it.
+"""
 
 import time
 from collections.abc import Iterator
@@ -22,14 +25,14 @@ from dagster_leasehold.lease_store.tracing import fail, span
 
 
 class ConsumeConfig(dg.Config):
-    """The shards that a run serves, and the node that holds them.
+    """The shards that a run consumes, and the node that holds them.
 
     Attributes:
         node: the node that holds the shards.
-        incarnation: the node's; the run beats for it.
-        shards: the shards; one that the node no longer holds is left out.
-        follow: True to wait for more records once all are read, until the run's budget is over.
-        definition: the mark of the stream's definition where the run was launched.
+        incarnation: the incarnation of the node, which the run sends heartbeats for.
+        shards: the shards; the run skips a shard that the node no longer holds.
+        follow: True to wait for more records once all are read, until the run's budget ends.
+        definition: the mark of the stream's definition in the process that launched the run.
     """
 
     node: str
@@ -40,12 +43,12 @@ class ConsumeConfig(dg.Config):
 
 
 def build_consume_job(stream: ShardStream) -> dg.JobDefinition:
-    """Return the job `consume_<stream>`, launched by the rebalance sensor and the schedule."""
+    """Return the job `consume_<stream>`."""
 
     @dg.op(
         name=consume_op_name(stream),
-        description="Consumes shards of one node until they are caught up, its budget of time "
-        "ends, or their leases say stop.",
+        description="Consumes shards of one node until they are caught up, the run's time budget "
+        "ends, or the leases are transferred or lost.",
         tags={"kind": "pyspark"},
         required_resource_keys={LEASEHOLD},
     )
@@ -55,7 +58,7 @@ def build_consume_job(stream: ShardStream) -> dg.JobDefinition:
 
         def work() -> Iterator[Any]:
             _consume(context, config, stream)
-            return iter(())  # the events of its partitions are not an op's
+            return iter(())  # an op does not yield the events of partitions: `_consume` logs them
 
         try:
             for _ in stream.carry_out(context, work):
@@ -105,14 +108,14 @@ def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: Shar
         if failure := done.failure():
             fail(failure)
     # One line for all shards: Dagster stores each line as an event.
-    busy = sum(report.batches > 0 for report in reports)
-    context.log.info(f"{busy} of {len(reports)} shards had something to commit: {done.summary()}")
+    committed = sum(report.batches > 0 for report in reports)
+    context.log.info(f"{committed} of {len(reports)} shards committed batches: {done.summary()}")
     if failure:
         raise dg.Failure(failure, allow_retries=False)
 
 
 def _follow(stream: ShardStream, instance: dg.DagsterInstance, run_id: str) -> Follow:
-    """Return the way that a run follows its shards: it is asked, and shows itself, by tags."""
+    """Return the settings of following; requests and progress are exchanged through run tags."""
 
     def tags() -> dict[str, str]:
         run = instance.get_run_by_id(run_id)

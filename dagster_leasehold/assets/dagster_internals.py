@@ -1,8 +1,8 @@
-"""All that Leasehold takes from Dagster's private modules: eight names.
+"""Everything that Leasehold imports from Dagster's private modules: eight names.
 
-Each stands here with its reason, and with what is lost should a release of Dagster drop it. What is
-slow to import is imported by the function that uses it. Tests import all of them with the oldest
-release of Dagster that is allowed, and with the one of the constraints.
+A comment at each gives the reason, and what is lost if a release of Dagster removes the name.
+Functions import the slow modules themselves. Tests import all names with the oldest supported
+release of Dagster and with the pinned one.
 """
 
 from __future__ import annotations
@@ -13,35 +13,36 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-# The whole comes before its parts. Of two threads that import Dagster, one would hold a part's lock
-# and wait for the whole, and the other the reverse: Python lets both continue with halves.
+# The package is imported before its modules. Otherwise, of two threads that import Dagster, one
+# could lock a module and wait for the package while the other does the reverse. Python resolves
+# that deadlock by giving both a partly initialized module.
 import dagster
 
 from dagster_leasehold.assets.errors import DagsterUnsupported
 
 try:
-    # Carries the streams in the metadata of `Definitions`, so that they survive a merge. Without
-    # it, the command line finds only streams that a module names itself.
+    # Keeps the streams in the metadata of `Definitions`, where they survive a merge. Without it,
+    # the command line finds only streams that are variables of a module.
     from dagster._core.definitions.metadata.metadata_value import ObjectMetadataValue
 
-    # Begins the name of a job that no page lists. Without it, the job that links a sensor to the
-    # page of its asset is listed.
+    # The prefix of jobs that Dagster's pages do not list. Without it, they list the job that links
+    # a sensor to its asset.
     from dagster._core.definitions.target import ANONYMOUS_ASSET_JOB_PREFIX
 
-    # Fails a run that cannot be launched, with a sentence. Without it, a stack trace takes its
-    # place.
+    # Fails a run that cannot be launched, with one sentence. Without it, Dagster shows a stack
+    # trace.
     from dagster._core.errors import DagsterLaunchFailedError
 
-    # The argument of `RunLauncher.launch_run`, which Dagster lets a project override. It is a type.
+    # The type of the argument of `RunLauncher.launch_run`, a method that projects can override.
     from dagster._core.launcher.base import LaunchRunContext
 
-    # The tag that names a run's code server. Without it, terminating a run takes a minute where the
+    # The tag that names a run's code server. Without it, terminating a run takes a minute if the
     # server hangs.
     from dagster._core.storage.tags import GRPC_INFO_TAG
 except ImportError as error:
     raise DagsterUnsupported(
-        f"Leasehold needs of Dagster what release {dagster.__version__} does not have ({error}): "
-        "install an earlier release of Dagster, or a later one of Leasehold."
+        f"Dagster {dagster.__version__} lacks something that Leasehold imports ({error}). Install "
+        "an earlier release of Dagster or a later release of Leasehold."
     ) from None
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ __all__ = [
 def code_server_client(
     *, socket: str | None = None, host: str | None = None, port: int | None = None
 ) -> DagsterGrpcClient:
-    """Return a client of a code server, to beat for it, and to launch runs on it.
+    """Return a client that sends heartbeats to a code server and launches runs on it.
 
     Without it, nodes on several hosts take no runs.
     """
@@ -74,9 +75,9 @@ def code_server_client(
 
 
 def daemon_of(workspace: str) -> Callable[[], None]:
-    """Return Dagster's daemon for a workspace, to be run in this process.
+    """Return a function that runs Dagster's daemon for a workspace in this process.
 
-    It runs beside the thread that keeps its code server. Without it, the daemon is a process more.
+    Without it, the daemon needs a process besides the one that keeps its code server running.
     """
     from dagster._daemon.cli import main
 
@@ -98,25 +99,25 @@ def has_ticked_later(state: Any, now_s: float) -> bool:
 
 
 def without_ticks(state: Any) -> Any:
-    """Return the state of a sensor that never ticked.
+    """Return a sensor's state without its last ticks.
 
-    Without it, sensors wait after the clock was set back, until it has caught up.
+    Without it, sensors do not tick after the clock was set back, until the clock has caught up.
     """
     data = state.instigator_data
     return state.with_data(data._replace(last_tick_timestamp=None, last_tick_start_timestamp=None))
 
 
 def start_runs_with(context: object) -> None:
-    """Have Dagster's code server in this process start its runs with a context of another kind.
+    """Make Dagster's code server in this process start its runs with `context`.
 
-    It asks `multiprocessing` for one that starts Python anew. Should a release ask elsewhere, it
-    gets that, and a run begins later.
+    The server asks `multiprocessing` for a context that starts a new interpreter. If a release
+    of Dagster asks in another module, it gets that context, and runs start more slowly.
     """
-    multiprocessing_context = multiprocessing.get_context
+    original = multiprocessing.get_context
 
     def get_context(method: str | None = None) -> Any:
-        asking = inspect.currentframe()
-        asker = asking and asking.f_back and asking.f_back.f_globals.get("__name__")
-        return context if asker == "dagster._grpc.server" else multiprocessing_context(method)
+        frame = inspect.currentframe()
+        caller = frame and frame.f_back and frame.f_back.f_globals.get("__name__")
+        return context if caller == "dagster._grpc.server" else original(method)
 
     multiprocessing.get_context = get_context

@@ -1,4 +1,4 @@
-"""Values that people declare, in Python or in YAML: checked by pydantic, refused in a sentence."""
+"""The base of declarations in Python and YAML: pydantic checks them, errors are one sentence."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ _MISSING = ("missing", "missing_argument")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field, pydantic.fields.Field))
 def declared(class_: type[T]) -> type[T]:
-    """Make a frozen dataclass that checks its values; a docstring behind a field describes it.
+    """Make a class a frozen dataclass that validates its values.
 
-    A value that is a mapping becomes the declared class that its field names.
+    The docstring below a field describes the field. If the type of a field is a declared class,
+    a mapping given for it becomes an instance of that class.
     """
     config = ConfigDict(arbitrary_types_allowed=True, use_attribute_docstrings=True, extra="forbid")
     return cast(type[T], dataclass(frozen=True, config=config)(class_))
@@ -40,11 +41,11 @@ def declared(class_: type[T]) -> type[T]:
 
 @plain_dataclass(frozen=True, slots=True)
 class TakenBy:
-    """Annotates a field whose value a function takes; pydantic does not look into its class.
+    """An annotation of a field that a function validates, instead of pydantic.
 
     Attributes:
         take: turns the given value into the stored one.
-        schema: the JSON schema of what YAML gives.
+        schema: the JSON schema of the value in YAML.
     """
 
     take: Callable[[Any, ValidationInfo], Any]
@@ -59,13 +60,14 @@ class TakenBy:
 
 @declared
 class Declared:
-    """The root of declared classes.
+    """The base of declared classes.
 
     Attributes:
-        called: how a sentence names a declaration; empty for one without a name.
+        called: the kind of a declaration, as messages begin with it; empty if it has no name.
 
     Raises:
-        InvalidSetting: a value is missing, unknown or of the wrong form; the message names it.
+        InvalidSetting: a setting is missing or unknown, or its value is not valid; the message
+            names it.
     """
 
     called: ClassVar[str] = ""
@@ -82,7 +84,7 @@ class Declared:
 
     @classmethod
     def _title(cls, values: Any) -> str:
-        """Return how a sentence about refused values begins; a name is the first argument."""
+        """Return the beginning of an error message; a declaration's name is its first argument."""
         if not cls.called:
             return ""
         if isinstance(values, ArgsKwargs):
@@ -93,7 +95,7 @@ class Declared:
 
 
 def refusal(error: ValidationError, declared_class: type[Any]) -> str:
-    """Return pydantic's first complaint as a sentence."""
+    """Return pydantic's first error as a sentence."""
     first = error.errors(include_url=False)[0]
     setting = ".".join(str(part) for part in first["loc"])
     type_, limits = first["type"], first.get("ctx", {})

@@ -1,7 +1,8 @@
-"""The mark of a stream's definition: another one means that its code or its settings have changed.
+"""The mark of a stream's definition, which changes when its code or its settings change.
 
-A code server can load the same definition every minute, as Dagster's daemon has it do where it
-starts the server itself. So a mark depends on the definition, not on when it was loaded.
+The rebalance sensor ends runs with an older mark. The mark does not depend on the time of loading:
+if Dagster's daemon starts the code server itself, it starts a new one every minute, and that
+server loads the same definition again.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.release import RELEASE
 
 FILES_MAX = 2_000
-"""The most source files of a user's package that are looked at."""
+"""The most source files of a user's package that a mark covers."""
 _LEFT_OUT = frozenset({"source", "transform", "on_commit", "asset_spec", "execute"})
-"""Fields that are called, or only looked at in Dagster: no run stops for another value of one."""
+"""Fields that the mark does not cover as they are: callables, and the source and the transform,
+which `definition_mark` adds in another form."""
 
 
 def definition_mark(stream: ShardStream) -> str:
     """Return the mark of a stream's definition, the same in every process that loads it.
 
-    It covers the declaration, and the source files of the package that the transform is in: their
-    names, sizes and times of change.
+    It covers the declaration, and the names, sizes and modification times of the source files in
+    the package of the transform.
     """
     parts = [RELEASE, type(stream.source).__qualname__]
     parts += [f"{key}={value}" for key, value in sorted(stream.source.spark_options().items())]
@@ -35,14 +37,14 @@ def definition_mark(stream: ShardStream) -> str:
         if field.name not in _LEFT_OUT:
             parts.append(f"{field.name}={getattr(stream, field.name)!r}")
     if stream.transform is not None:
-        parts += [name_of(stream.transform), *_files_beside(stream.transform)]
+        parts += [name_of(stream.transform), *_source_files(stream.transform)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _files_beside(transform: Any) -> list[str]:
-    """Return a line for each source file of the package, or of the module, of a transform."""
-    kind = transform if hasattr(transform, "__qualname__") else type(transform)
-    package = sys.modules.get(kind.__module__.partition(".")[0])
+def _source_files(transform: Any) -> list[str]:
+    """Return a line for each source file of a transform's package, or for its module."""
+    named = transform if hasattr(transform, "__qualname__") else type(transform)
+    package = sys.modules.get(named.__module__.partition(".")[0])
     files: Iterable[Path] = ()
     if folders := getattr(package, "__path__", None):
         files = (file for folder in folders for file in sorted(Path(folder).rglob("*.py")))
@@ -51,10 +53,10 @@ def _files_beside(transform: Any) -> list[str]:
     lines: list[str] = []
     for file in files:
         try:
-            row = file.stat()
+            stat = file.stat()
         except OSError:
             continue
-        lines.append(f"{file.name} {row.st_size} {row.st_mtime_ns}")
+        lines.append(f"{file.name} {stat.st_size} {stat.st_mtime_ns}")
         if len(lines) >= FILES_MAX:
             break
     return lines

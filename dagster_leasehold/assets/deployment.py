@@ -1,8 +1,8 @@
-"""A Dagster deployment: the parts it gives to its streams, and the address its nodes register with.
+"""A Dagster deployment: the store, nodes and folders of its streams, and the address of its nodes.
 
-Two deployments can share lease tables, and by mistake give a node the same name. The lease tables
-let only one of them answer to the name. The other one, which knows nothing of the first one's runs,
-must not take them for ended: it compares addresses before it touches a shard of that node.
+Two deployments can share lease tables and, by mistake, a node name. Only one of them can register
+the name. The other does not know the first one's runs and must not treat them as ended. So it
+compares addresses before it touches a shard of that node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 LEASEHOLD = "leasehold"
-"""The key of the resource that gives runs and ticks their deployment."""
+"""The key of the resource through which runs and sensors get their deployment."""
 _KEY = "leasehold/instance"
 _PREFIX = "dagster-"
 
@@ -39,25 +39,25 @@ def _never() -> bool:
 class Deployment:
     """The lease store, the nodes and the folders of one deployment.
 
-    It is built in every process from the same settings, so that a run needs no secret in
-    its config: neither a database URL nor a token ever travels through Dagster.
+    Every process builds it from the same settings. So a run needs no secret in its config: no
+    database URL and no token passes through Dagster.
 
     Attributes:
-        store: opens the lease store on first use and returns the same one from then on.
-        nodes: the nodes that this deployment keeps alive by itself, where there are no agents.
-        agents: True if its nodes have agents (`leasehold node`), which beat for them; then
-            a node that registers with the instance's address is one of this deployment.
-        timing: the durations of the protocol for groups that this deployment creates.
-        output_folder: gives the folder of the committed output of a stream's group.
-        upkeep_file: gives the file of the rebalance sensor's costs, for `leasehold status`; None
-            where no process looks.
-        leaving: asked by runs between two batches; once it is true, they stop at that checkpoint,
-            because the node of this process leaves.
-        catalog: of its tables.
-        history_age: the janitor deletes older rows of history; None keeps them.
-        spark_folder: the folder of the embedded Spark server that the runs share; None where they
-            use another Spark, or that of their node's agent.
-        spark: a `SparkResource`, which gives the session; None where nothing runs on Spark.
+        store: opens the lease store on the first call, and returns the same one afterwards.
+        nodes: the nodes that this deployment keeps alive itself; used only without agents.
+        agents: True if its nodes have agents (`leasehold node`), which send their heartbeats. Then
+            each node that registers with the instance's address belongs to this deployment.
+        timing: the protocol's timeouts for groups that this deployment creates.
+        output_folder: returns the folder of a group's committed output.
+        upkeep_file: returns the file of the rebalance sensor's costs, for `leasehold status`; None
+            in processes that do not need it.
+        leaving: runs call it between two batches. Once it returns True, the node of this process
+            is leaving, and they stop at their checkpoint.
+        catalog: the catalog of its tables.
+        history_age: the age of history rows that the janitor deletes; None keeps all rows.
+        spark_folder: the folder of the embedded Spark server that the runs share; None if they use
+            another Spark, or the server of their node's agent.
+        spark: the `SparkResource` that provides the session; None in processes without Spark.
     """
 
     store: Callable[[], LeaseStore]
@@ -73,9 +73,11 @@ class Deployment:
     spark: object = None
 
     def served(self, nodes: Iterable[Node], address: str) -> tuple[NodeName, ...]:
-        """Return the nodes that this deployment claims shards and launches runs for.
+        """Return the nodes that this deployment claims shards for and launches runs on.
 
-        `nodes` are the group's; `address` is the one that this deployment's nodes register with.
+        Args:
+            nodes: the nodes of the group.
+            address: the address that this deployment's nodes register with.
         """
         if not self.agents:
             return self.nodes
@@ -83,17 +85,18 @@ class Deployment:
         return tuple(sorted(names, key=rank_key))
 
     def own(self, nodes: Iterable[Node], address: str) -> tuple[Node, ...]:
-        """Return the served nodes that are members of the group from this deployment.
+        """Return the served nodes that are members of the group with our address.
 
-        A node of our name that answers from another address is another deployment's, and so are
-        its runs, which our instance does not know.
+        A node with another address belongs to another deployment, even if its name is ours. Our
+        instance does not know its runs.
         """
-        ours = {node.name: node for node in nodes if node.member and node.address == address}
-        return tuple(ours[name] for name in self.served(ours.values(), address) if name in ours)
+        members = {node.name: node for node in nodes if node.member and node.address == address}
+        served = self.served(members.values(), address)
+        return tuple(members[name] for name in served if name in members)
 
 
 def deployment_in(resources: object) -> Deployment:
-    """Return the deployment of a run or a tick: its resource `leasehold`."""
+    """Return the deployment among the resources of a run or a tick."""
     return getattr(resources, LEASEHOLD)
 
 
@@ -102,7 +105,7 @@ _ADDRESSES: WeakKeyDictionary[dg.DagsterInstance, str] = WeakKeyDictionary()
 
 def instance_address(instance: dg.DagsterInstance) -> str:
     """Return the instance's address; empty before its first rebalancing tick."""
-    # Once there is one, it stays: every step of every tick asks for it.
+    # The address never changes, and each step of each tick needs it, so it is cached.
     address = _ADDRESSES.get(instance, "")
     if not address:
         address = instance.daemon_cursor_storage.get_cursor_values({_KEY}).get(_KEY, "")
@@ -112,12 +115,13 @@ def instance_address(instance: dg.DagsterInstance) -> str:
 
 
 def ensure_instance_address(instance: dg.DagsterInstance) -> str:
-    """Return the instance's address, made at the first call.
+    """Return the instance's address; create it on the first call.
 
-    1. Two code locations begin, each a process of its own, and find no address.
-    2. Each offers one. Offers are kept in their order, and none replaces another.
-    3. Both take the first offer. Had each written its own, the first location would serve nodes at
-       an address that the others, and its own next process, take for another deployment's.
+    1. Two code locations start in separate processes, and find no address.
+    2. Each proposes one, as a dynamic partition. Dagster keeps all proposals in order.
+    3. Both use the first proposal. If each wrote its own instead, the later would overwrite the
+       earlier, and the nodes that already serve under the earlier would look like another
+       deployment's.
     """
     address = instance_address(instance)
     if not address:

@@ -1,6 +1,6 @@
-"""Errors on the way from a stream to its output: Spark, Java, transforms, and committed output.
+"""The errors of consumption and output: Spark, Java, transforms, files and tables.
 
-They have the root and the form of `lease_store.errors`: one sentence each, for its reader.
+They derive from `LeaseholdError`; each message says what happened and what to do.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ class SparkUnavailable(LeaseholdError):
 
 
 class SparkAway(SparkUnavailable):
-    """Spark did no work at all for a job: it could not be reached, or had no free core."""
+    """Spark did not begin a job: it could not be reached, or had no free core."""
 
 
 class SessionLost(SparkUnavailable):
-    """The session with Spark is gone, or the server that it was with; a new one can work."""
+    """The Spark session or its server is gone; a new session can work."""
 
 
 class SparkFeatureMissing(SparkUnavailable):
-    """The Spark that answers does not do what the work needs; another one may."""
+    """This Spark lacks a feature that the work needs; another Spark can have it."""
 
 
 class JavaNotFound(UserMistake):
@@ -33,7 +33,7 @@ class JavaNotFound(UserMistake):
 
 
 class SweepInterrupted(LeaseholdError):
-    """A Spark job was interrupted on purpose, because its run can no longer publish anything."""
+    """A Spark job was interrupted on purpose, because its run can no longer commit its result."""
 
 
 class TransformError(UserMistake):
@@ -45,7 +45,7 @@ class TransformUnusable(TransformError):
 
 
 class RecordBlocks(LeaseholdError):
-    """A shard is held at a record where every run hangs or crashes."""
+    """A shard is held at a record that makes every run hang or crash."""
 
 
 class QuarantineLimitExceeded(UserMistake):
@@ -53,64 +53,64 @@ class QuarantineLimitExceeded(UserMistake):
 
 
 class OutputUnreadable(UserMistake):
-    """Committed output cannot be read in the way that was asked for."""
+    """Committed output cannot be read as requested."""
 
 
 class RewriteRefused(UserMistake):
-    """Committed output of a shard cannot be replaced like this, or not now."""
+    """Committed output of a shard cannot be replaced by this request, or not now."""
 
 
 class WindowIncomplete(UserMistake):
-    """A shard can still deliver records of the window of event time."""
+    """A shard can still deliver records of this window of event time."""
 
 
 class TableUnavailable(LeaseholdError):
-    """A published table, or its catalog, cannot be reached or is not the stream's."""
+    """A published table or its catalog cannot be reached, or the table is not the stream's."""
 
 
 class PublicationRefused(TableUnavailable):
-    """A catalog refused a publication; it is sent again, or replaced, after a wait."""
+    """A catalog refused a publication, which is retried or replaced after a back-off."""
 
 
 class TooManyFiles(LeaseholdError):
-    """A table has more files, or its ledger more batches, than the caller has time for."""
+    """A table has more files, or its ledger more batches, than the caller's limit."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(f"The table has more than {most:,} files, or its ledger as many batches.")
+        super().__init__(f"The table or its ledger has more than {most:,} files or batches.")
 
 
 class TableMetadataGone(TableUnavailable):
-    """The newest metadata of a table is gone, at a location that the lease database names."""
+    """The metadata file that the lease database names as a table's newest does not exist."""
 
     def __init__(self, at: str) -> None:
         super().__init__(
-            f"There is no {at}, the newest metadata of the table by the lease database, which was "
-            "restored from an older copy, perhaps: have the table follow the ledger with "
-            "`leasehold table create --adopt`."
+            f"There is no {at}, which the lease database names as the newest metadata of the "
+            "table. Perhaps the database was restored from an older copy: have the table follow "
+            "the ledger with `leasehold table create --adopt`."
         )
         self.at = at
 
 
 class TableElsewhere(TableMetadataGone):
-    """The lease database names metadata of a table that is not where the stream's output is."""
+    """The lease database names a table metadata file outside the stream's output folder."""
 
     def __init__(self, at: str, output: str) -> None:
         TableUnavailable.__init__(
             self,
-            f"The table is at {at}, and the stream's output at {output}: if the output was moved "
-            "or copied, have its table follow with `leasehold table move`; otherwise set the "
-            "setting output back.",
+            f"The table is at {at}, and the stream's output is at {output}. If the output was "
+            "moved or copied, have its table follow with `leasehold table move`. Otherwise change "
+            "the setting `output` back.",
         )
         self.at = at
 
 
 class OutputNotOwned(UserMistake):
-    """Another lease store writes its output into this folder, and removes unknown files."""
+    """Another lease store uses this output folder, and would remove our files as unknown."""
 
 
 class OutputUnwritable(LeaseholdError):
-    """Output of a shard cannot be written where it belongs."""
+    """The output of a shard cannot be written to its folder."""
 
 
 class BatchIncomplete(LeaseholdError):
-    """The parts of a batch that were made side by side are not the batch."""
+    """The parts of a batch that were processed in parallel do not add up to the batch."""

@@ -1,6 +1,6 @@
-"""The lease table of a stream as an asset: nodes, shards and owners as they are.
+"""The asset `leases/<stream>_leases`: a stream's nodes, shards and owners as the store has them.
 
-Its check proves the group's whole history, as `leasehold verify` does.
+Its check verifies the group's whole history, as `leasehold verify` does.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ JOURNAL_VERIFIED = "journal_verified"
 TABLE_ROWS_MAX = 500
 VIOLATIONS_SHOWN_MAX = 20
 SHARD_LEASES = "loghub_client_shard_lease"
-"""The table that the asset is about, by its name in the database."""
+"""The database table that the asset describes."""
 
 
 def lease_asset_key(stream: ShardStream) -> dg.AssetKey:
@@ -37,8 +37,8 @@ def build_lease_asset(stream: ShardStream) -> dg.AssetsDefinition:
     key = lease_asset_key(stream)
     spec = dg.AssetSpec(
         key,
-        description=f"Who holds the shards of {stream.name}, and who held them: the nodes and "
-        "shards of its consumer group at the moment of materialization.",
+        description=f"The nodes and shards of the consumer group of {stream.name}, and the owner "
+        "of each shard, at the time of materialization.",
         kinds={"table"},
         group_name=GROUP_NAME,
         deps=[log_asset_key(stream)],
@@ -47,8 +47,8 @@ def build_lease_asset(stream: ShardStream) -> dg.AssetsDefinition:
     check = dg.AssetCheckSpec(
         JOURNAL_VERIFIED,
         asset=key,
-        description="Journal and ledger show no overlapping tenures, no child before its parents, "
-        "no gap and no overlap.",
+        description="According to journal and ledger, no tenures overlap, no child shard was "
+        "consumed before its parents, and the batches have no gap and no overlap.",
     )
 
     @dg.multi_asset(
@@ -78,7 +78,7 @@ def build_lease_asset(stream: ShardStream) -> dg.AssetsDefinition:
 
 
 def lease_metadata(stream: ShardStream, store: GroupsAndLedger) -> dict[str, Any]:
-    """Return the metadata of the asset, with numbers that Dagster can plot."""
+    """Return the metadata of the asset: nodes and shards as tables, totals as numbers."""
     snapshot = store.snapshot(stream.key)
     lags = lags_of(stream.source, snapshot.shards).records
     counted = [lag for lag in lags.values() if lag is not None]
@@ -117,8 +117,10 @@ def _node_row(node: Node, snapshot: Snapshot) -> dg.TableRecord:
 
 
 def _shard_row(lease: ShardLease, lag: int | None) -> dg.TableRecord:
-    """Parents stand behind their child and a next owner behind the present one: columns of their
-    own are empty most of the time and do not fit beside the others."""
+    """Show parents in the shard's column and the next owner in the owner's column.
+
+    Their own columns would be empty most of the time, and the table would be too wide.
+    """
     parents = f" ← {', '.join(lease.parents)}" if lease.parents else ""
     owner = str(lease.consumer_owner or "")
     if lease.lease_owner is not None and lease.lease_owner != lease.consumer_owner:

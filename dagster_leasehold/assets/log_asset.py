@@ -1,6 +1,6 @@
-"""The log of a stream as an asset: its shards from begin to end, and their unread records.
+"""The external asset `logs/<stream>_log`: the shards of a stream's log, and their unread records.
 
-It is external: Dagster materializes none of it, and learns of it by observations.
+Dagster does not materialize it. The sensor of the shard list reports observations of it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.shard_sources.lag import Lags
 
 _KINDS = {"local_log": "file"}
-"""The kind that Dagster has an icon for, by the name of a source that has none."""
+"""The Dagster kind to show, with an icon, for sources whose own name has no icon."""
 SHARDS_SHOWN_MAX = 20
-"""The most shards that an observation lists, those with most to read: it is stored for good."""
+"""The most shards that an observation lists: the ones with the largest lag. Dagster keeps
+observations forever."""
 
 
 def log_asset_key(stream: ShardStream) -> dg.AssetKey:
@@ -28,14 +29,14 @@ def log_asset_key(stream: ShardStream) -> dg.AssetKey:
 
 
 def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
-    """Return the asset `logs/<stream>_log`, upstream of the stream's own one."""
-    # What travels to Spark is open to everybody there, and holds no secret.
+    """Return the asset `logs/<stream>_log`, upstream of the stream's asset."""
+    # Spark shows its options to all users, so they hold no secret.
     options = dict(stream.source.spark_options())
     kind = options.pop("source", "")
     return dg.AssetSpec(
         log_asset_key(stream),
-        description=f"The log that {stream.name} is read from: the shards between their bounds, "
-        f"and how far {stream.key} has come. The sensor of the shard list observes it.",
+        description=f"The log that {stream.name} is read from: the bounds of its shards and the "
+        f"progress of {stream.key}. The sensor of the shard list observes it.",
         kinds={_KINDS.get(kind, kind)} if kind else None,
         group_name=GROUP_NAME,
         metadata={**options, **column_schema(RAW_COLUMNS)},
@@ -45,19 +46,19 @@ def build_log_asset(stream: ShardStream) -> dg.AssetSpec:
 def log_observation(
     stream: ShardStream, leases: Sequence[ShardLease], lags: Lags, ages: Mapping[ShardId, float]
 ) -> dg.AssetObservation:
-    """Return the metadata of a log, with numbers that Dagster can plot.
+    """Return an observation of the log: bounds as a table, lag and counts as numbers.
 
     Args:
         stream: the declaration.
-        leases: of its group.
-        lags: of these shards.
-        ages: of the oldest unread record of each shard in seconds, where known.
+        leases: the leases of its group.
+        lags: the lags of these shards.
+        ages: the age of the oldest unread record per shard, in seconds, if known.
     """
     counted = [lag for lag in lags.records.values() if lag is not None]
     complete = len(counted) == len(lags.records)
-    # The oldest of some is no age of the log: a shard that does not answer may have older ones.
-    aged = lags.records.keys() <= ages.keys()
-    most = sorted(leases, key=lambda lease: lags.records.get(lease.shard) or 0, reverse=True)
+    # The age of the log is known only if all ages are: the missing shard can have older records.
+    ages_complete = lags.records.keys() <= ages.keys()
+    by_lag = sorted(leases, key=lambda lease: lags.records.get(lease.shard) or 0, reverse=True)
     rows = [
         dg.TableRecord(
             {
@@ -69,7 +70,7 @@ def log_observation(
                 "lag": "unknown" if (lag := lags.records.get(lease.shard)) is None else str(lag),
             }
         )
-        for lease in most
+        for lease in by_lag
         if (bounds := lags.bounds.get(lease.shard)) is not None
     ]
     return dg.AssetObservation(
@@ -79,8 +80,8 @@ def log_observation(
             "shards_behind": len(lags.behind),
             "lag_known": complete,
             **({"lag": sum(counted)} if complete else {}),
-            "lag_seconds_known": aged,
-            **({"lag_seconds": round(max(ages.values(), default=0.0), 3)} if aged else {}),
+            "lag_seconds_known": ages_complete,
+            **({"lag_seconds": round(max(ages.values(), default=0.0), 3)} if ages_complete else {}),
             **({"bounds": dg.MetadataValue.table(rows[:SHARDS_SHOWN_MAX])} if rows else {}),
         },
     )

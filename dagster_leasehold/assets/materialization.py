@@ -1,12 +1,12 @@
-"""News of committed batches: one materialization per run and shard, and the service's dashboards.
+"""Reports of committed batches: materializations for Dagster, progress for the source's service.
 
-The rows come from the outbox, where each commit left one. A run delivers its own, and the outbox
-sensor reports for runs that died before they could; both go through the same grouping, so that a
-reader of the asset sees each batch once.
+Each commit writes one outbox row. A run reports its own rows, and the outbox sensor reports the
+rows of runs that died first. Both group them by run and shard, so that Dagster gets each batch
+once.
 
-A source's service can show how far a stream is committed. Nothing reads that back: the lease store
-alone knows the checkpoints. The service hears of them after a commit and before its report is
-flagged as delivered, so that every commit is followed by at least one word to the service.
+The service of a source, such as Kafka, can show a stream's checkpoints. They are sent after a
+commit and before its outbox rows are flagged as delivered, so at least once per commit. Leasehold
+never reads them back: only the lease store decides where a shard continues.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from dagster_leasehold.shard_sources.source import ProgressMirror
 MATERIALIZATION_KIND = "materialization"
 RUN_KEY = "consumed_by"
 MIRROR_LOOKS_MAX = 10
-"""Every further look has found a commit of another process since the one before."""
+"""The most rounds of `mirror_progress`; a further one is needed only if another process has
+committed since the last."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedRange:
-    """The batches of one shard that one run committed, in order, none missing between them."""
+    """The batches of one shard that one run committed, in the order of their commits."""
 
     shard: ShardId
     run: str
@@ -58,11 +59,11 @@ class CommittedRange:
         return all(before.payload["end"] == after.payload["start"] for before, after in pairs)
 
     def total(self, field: str) -> int:
-        """Return the sum of a statistic; a batch that could not count counts nothing."""
+        """Return the sum of a statistic; a batch without it counts as 0."""
         return sum(int(event.payload.get(field) or 0) for event in self.events)
 
     def event_times(self) -> tuple[datetime, datetime] | None:
-        """Return the smallest and the largest event time read, or None if none was seen."""
+        """Return the smallest and the largest event time read, or None without event times."""
         first = _times(self.events, "first_event_time")
         last = _times(self.events, "last_event_time")
         if not first or not last:
@@ -76,7 +77,7 @@ def _times(events: Iterable[OutboxEvent], field: str) -> list[datetime]:
 
 
 def committed_ranges(events: Sequence[OutboxEvent]) -> list[CommittedRange]:
-    """Return outbox rows grouped by run and shard, in order of their first commit."""
+    """Group outbox rows by run and shard, in the order of their first commits."""
     groups: dict[tuple[str, ShardId], list[OutboxEvent]] = {}
     for event in sorted(events, key=lambda event: event.sequence):
         if event.kind == MATERIALIZATION_KIND:
@@ -85,7 +86,7 @@ def committed_ranges(events: Sequence[OutboxEvent]) -> list[CommittedRange]:
 
 
 def range_metadata(committed: CommittedRange) -> dict[str, Any]:
-    """Return the metadata of a shard's committed range, with numbers that Dagster can plot."""
+    """Return a committed range as metadata, with counts as numbers so that Dagster plots them."""
     metadata: dict[str, Any] = {
         "records": committed.total("records"),
         "written": committed.total("written"),
@@ -108,24 +109,27 @@ def range_metadata(committed: CommittedRange) -> dict[str, Any]:
 
 
 def materialization_of(stream: ShardStream, committed: CommittedRange) -> dg.AssetMaterialization:
-    """Return the event for a range whose run could not deliver it itself."""
+    """Return the materialization of a range whose run ended before it could report it."""
     return dg.AssetMaterialization(
         asset_key=asset_key(stream),
         partition=committed.shard,
-        description="Delivered from the outbox: the run that committed it ended before it could.",
+        description="Reported from the outbox: the run that committed it ended before its report.",
         metadata=range_metadata(committed) | {RUN_KEY: dg.MetadataValue.dagster_run(committed.run)},
     )
 
 
 def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId]) -> str:
-    """Send the checkpoints of these shards to the source's service, if the source does that.
+    """Send the stored checkpoints of these shards to the source's service, if it mirrors them.
 
-    It receives the stored checkpoints, not the commits' own: a dead run's commits are
-    reported after newer ones, and progress would go back. They are read again afterwards: another
-    process might have committed and sent a newer one in between, and then this one sends it last.
+    The checkpoints are read from the store, not from the outbox: the commits of a dead run are
+    reported after newer ones, and the service would move back. They are read again after sending:
+
+    1. This process reads checkpoint 5; another one commits 6 and sends it.
+    2. This process sends 5, and the service shows 5.
+    3. This process reads again, finds 6, and sends it.
 
     Returns:
-        The error, which stops nothing; empty when there was none.
+        The error message, which the caller only shows, or an empty text.
     """
     source, own_shards = stream.source, set(shards)
     if not own_shards or not isinstance(source, ProgressMirror) or not source.mirrors:
@@ -137,15 +141,15 @@ def mirror_progress(store: Groups, stream: ShardStream, shards: Iterable[ShardId
             stored = {
                 lease.shard: lease.check_point for lease in leases if lease.shard in own_shards
             }
-            news = {
+            changed = {
                 shard: checkpoint
                 for shard, checkpoint in stored.items()
                 if checkpoint is not None and sent.get(shard) != checkpoint
             }
-            if not news:
+            if not changed:
                 break
-            source.mirror(news)
-            sent |= news
+            source.mirror(changed)
+            sent |= changed
     except LeaseholdError as error:
         return str(error)
     return ""

@@ -1,11 +1,13 @@
-"""The pace of a run that follows its shards: pure rules for the moment of the next batch.
+"""The pace of a run that follows its shards: pure rules for the time of the next batch.
 
-A record waits at the head of the log for at most a commit interval. The event times of records
-are not to be trusted, and a run does not read to find them out: it remembers, on its own monotonic
-clock, when a shard was last seen read to its end. All unread records came after that moment, so
-that it is due one interval later. A shard that was never seen read to its end is due at once.
+A record at the head of the log is committed within one commit interval. The rules do not use event
+times, which cannot be trusted and are unknown before the read. Instead a run notes on its monotonic
+clock when it last saw a shard without unread records. All unread records arrived later, so the
+shard is due one interval after that time. A shard that the run never saw without unread records is
+due at once.
 
-All shards of a run share one due time, the earliest: one Spark job and one transaction serve them.
+All shards of a run share the earliest due time, because one Spark job and one transaction serve
+them all. `consuming.following` calls this module.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ LOOKS_PER_INTERVAL = 10
 LOOK_MIN_S = 0.2
 LOOK_MAX_S = 5.0
 REST_MAX_S = 0.5
-"""The longest rest at the head of the log where the interval asks for none, in seconds."""
+"""The longest rest after a batch at the head of the log, in seconds."""
 BATCH_EVERY_S = 0.8
-"""The time from one batch to the next at the head, where a batch takes less, in seconds."""
+"""The time between the starts of short batches at the head of the log, in seconds."""
 REST_FRACTION = 0.25
-"""The rest after a batch that takes longer, as a part of its time."""
+"""The rest after a long batch, as a fraction of its duration."""
 
 
 @declared
@@ -47,7 +49,8 @@ class Pace(Declared):
     idle_limit_s: Annotated[float, POSITIVE] = 120.0
     """The time without records after which a run ends, in seconds."""
     run_budget_s: Annotated[float, POSITIVE] = 3_600.0
-    """The time after which a run leaves the rest to the next one, in seconds."""
+    """The time after which a run ends and leaves the remaining records to the next run, in
+    seconds."""
     stall_limit_s: Annotated[float, POSITIVE] = STALL_LIMIT_DEFAULT_S
     """The time without progress after which a run gives up its shards and fails, in seconds."""
     handoff_limit_s: Annotated[float, POSITIVE] = HANDOFF_LIMIT_DEFAULT_S
@@ -57,18 +60,18 @@ class Pace(Declared):
 
     @property
     def look_s(self) -> float:
-        """The time between two looks at the source while nothing is due, in seconds."""
+        """The polling interval of the source while nothing is due, in seconds."""
         return min(LOOK_MAX_S, max(LOOK_MIN_S, self.commit_interval_s / LOOKS_PER_INTERVAL))
 
 
 def reached_head(*, lag: int | None, records: int, filled: bool, at_end: bool) -> bool:
-    """Return True if a batch holds everything that was unread when its run looked at the source.
+    """Return True if a batch holds all records that were unread when the run polled the source.
 
     Args:
-        lag: the unread records of that look, where the source can tell.
-        records: the records planned for the batch.
-        filled: True if the batch came near its limits.
-        at_end: True if it ends where the shard ended at that look.
+        lag: the number of unread records at that poll, or None if the source does not count.
+        records: the number of records planned for the batch.
+        filled: True if the batch nearly reached its size limits.
+        at_end: True if the batch ends where the shard ended at that poll.
     """
     if at_end:
         return True
@@ -77,11 +80,11 @@ def reached_head(*, lag: int | None, records: int, filled: bool, at_end: bool) -
 
 @dataclass(slots=True)
 class DueTimes:
-    """The due times of a run's unread records, one for each shard that has any.
+    """The due times of a run's shards that have unread records.
 
     Attributes:
-        pace: of the run.
-        active_s: the last moment when there was something to read.
+        pace: the pace of the run.
+        active_s: the last time when a shard had unread records or a batch was committed.
     """
 
     pace: Pace
@@ -92,37 +95,38 @@ class DueTimes:
 
     @property
     def due_s(self) -> float:
-        """The moment of the next batch; infinite while nothing is unread."""
+        """The time of the next batch; infinite without unread records."""
         earliest = min(self._due_s.values(), default=math.inf)
-        # Without a rest, a steady trickle would keep a run busy with batches of a few records.
+        # Without a rest, a run would commit one small batch after another while few records arrive.
+        # A shard that is due at once, because it is behind, allows no rest.
         rests = earliest > -math.inf
         return max(earliest, self._rested_s) if rests else earliest
 
     def waits_s(self, now_s: float) -> float | None:
-        """Return the longest that a record might have waited; None where that is not known."""
-        since_s = [self._read_s[shard] for shard in self._due_s if shard in self._read_s]
-        behind = len(since_s) < len(self._due_s)
-        return None if behind or not since_s else now_s - min(since_s)
+        """Return an upper bound of the unread records' waiting time; None if it is unknown."""
+        read_times = [self._read_s[shard] for shard in self._due_s if shard in self._read_s]
+        incomplete = len(read_times) < len(self._due_s)
+        return None if incomplete or not read_times else now_s - min(read_times)
 
     def see_read(self, shard: ShardId, now_s: float) -> None:
-        """Take note that a shard is read to its end."""
+        """Record that a shard has no unread records."""
         self._read_s[shard] = now_s
         self._due_s.pop(shard, None)
 
     def see_unread(self, shard: ShardId, now_s: float, *, at_once: bool = False) -> None:
-        """Take note that a shard has unread records; `at_once` if they wait for no interval."""
+        """Record that a shard has unread records; with `at_once`, they are due immediately."""
         self.active_s = now_s
         read_s = -math.inf if at_once else self._read_s.get(shard, -math.inf)
         due_s = read_s + self.pace.commit_interval_s
         self._due_s[shard] = min(due_s, self._due_s.get(shard, math.inf))
 
     def see_behind(self, shard: ShardId) -> None:
-        """Take note that a batch left records unread which were there before it."""
+        """Record that a batch left records unread that were there before it; they are due now."""
         self._read_s.pop(shard, None)
         self._due_s[shard] = -math.inf
 
     def committed(self, now_s: float, *, took_s: float) -> None:
-        """Take note of a batch, after which the run rests if it is at the head of the log."""
+        """Record a committed batch. The run then rests, unless a shard is due at once."""
         self.active_s = now_s
         rest_s = max(BATCH_EVERY_S - took_s, took_s * REST_FRACTION)
         self._rested_s = now_s + min(rest_s, REST_MAX_S)
@@ -133,5 +137,5 @@ class DueTimes:
         self._due_s.pop(shard, None)
 
     def idle(self, now_s: float) -> bool:
-        """Return True if there has been nothing to read for the limit."""
+        """Return True if no shard had unread records for `idle_limit_s`."""
         return not self._due_s and now_s - self.active_s >= self.pace.idle_limit_s

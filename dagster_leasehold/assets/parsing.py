@@ -1,4 +1,7 @@
-"""Parsing inside a transform: a record that cannot be parsed goes to quarantine as it came."""
+"""`parse_json` and `parse_csv`, which users call in their transforms.
+
+A record that cannot be parsed gets a `quarantine_error`, and goes to quarantine unchanged.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,18 @@ Records = TypeVar("Records", "DataFrame", "pa.Table")
 
 
 def parse_json(records: Records, schema: str | StructType, column: str = "value") -> Records:
-    """Add the fields of a JSON object as columns, and `quarantine_error` where there is none.
+    """Add the fields of a JSON object as columns, and the column `quarantine_error`.
 
-    The record's own columns stay, so that a quarantined record keeps its cursor and raw bytes. A
-    field that is absent is null, other fields are left out, and of a name that comes twice the last
-    one counts. A value that does not fit its field is an error, and nothing is rounded or cut:
-    numbers in their range, decimals (as numbers or texts) without rounding, dates as `2026-01-31`,
-    times as in RFC 3339 within the years 1 to 9999 (in UTC where they name no zone), bytes in
-    base 64. A field of text also takes any other value, as it is written. The fields of quarantined
-    records are null. The result is the same for an Arrow table and for a DataFrame.
+    The record's own columns stay, so a quarantined record keeps its cursor and raw bytes. All its
+    parsed fields are null. The result is the same for an Arrow table and for a DataFrame.
+
+    * A missing field becomes null. Fields outside the schema are dropped. If a name occurs twice,
+      the last value counts.
+    * A value that does not fit its field is an error; nothing is rounded or truncated. Numbers
+      must be in range. Decimals can be numbers or strings, and must fit without rounding. Dates
+      look like `2026-01-31`. Times follow RFC 3339, within the years 1 to 9999, and are in UTC
+      if they have no offset. Bytes are in base64.
+    * A string field also accepts any other JSON value, as its source text.
 
     Args:
         records: the records of a batch, as an Arrow table or a DataFrame.
@@ -38,8 +44,8 @@ def parse_json(records: Records, schema: str | StructType, column: str = "value"
         column: the column of bytes or text to parse.
 
     Raises:
-        TransformError: a field has the name of a column that records already have, or, for an Arrow
-            table, the schema or the column cannot be read.
+        TransformError: a field has the name of an existing column, or, for an Arrow table, the
+            schema or the column cannot be read.
 
     Examples:
         >>> records = pa.table({"value": [b'{"path": "/cart"}', b"no JSON"]})
@@ -53,24 +59,24 @@ def parse_json(records: Records, schema: str | StructType, column: str = "value"
 def parse_csv(
     records: Records, schema: str | StructType, column: str = "value", *, separator: str = ","
 ) -> Records:
-    """Add the fields of a line of CSV as columns, and `quarantine_error` where it does not fit.
+    """Add the fields of a CSV line as columns, and the column `quarantine_error`.
 
-    The record's own columns stay, so that a quarantined record keeps its cursor and raw bytes. The
-    line has exactly the fields of the schema, in its order; an empty one is null. Quotes are as
-    in RFC 4180: a field in double quotes can hold separators and line ends, and a doubled quote
-    stands for one. A value that does not fit its field is an error, by the rules of `parse_json`.
-    The fields of quarantined records are null. The result is the same for an Arrow table and for a
-    DataFrame.
+    The record's own columns stay, so a quarantined record keeps its cursor and raw bytes. All its
+    parsed fields are null. The result is the same for an Arrow table and for a DataFrame.
+
+    The line must have exactly the fields of the schema, in this order; an empty field becomes
+    null. Quoting follows RFC 4180: a field in double quotes can contain separators and line breaks,
+    and two double quotes stand for one. `parse_json` describes which values fit a field.
 
     Args:
         records: the records of a batch, as an Arrow table or a DataFrame.
         schema: the fields in their order, as a Spark schema or its DDL text.
         column: the column of bytes or text to parse.
-        separator: the one character between two fields.
+        separator: the character between two fields.
 
     Raises:
-        TransformError: a field has the name of a column that records already have, the separator is
-            no single character, or, for an Arrow table, the schema or the column cannot be read.
+        TransformError: a field has the name of an existing column, the separator is not a single
+            character, or, for an Arrow table, the schema or the column cannot be read.
 
     Examples:
         >>> records = pa.table({"value": [b"/cart;200", b"/pay;none"]})
@@ -81,7 +87,7 @@ def parse_csv(
     if len(separator) != 1 or separator in '"\r\n':
         raise TransformError(
             f"parse_csv cannot separate fields by {shown(separator)}: use one character that is "
-            "neither a quote nor a line end."
+            "neither a quote nor a line break."
         )
     return _with_fields(records, schema, column, "parse_csv", separator)
 
@@ -89,7 +95,7 @@ def parse_csv(
 def _with_fields(
     records: Any, schema: str | StructType, column: str, function: str, separator: str
 ) -> Any:
-    """Return records with the fields of one of their columns, and their errors, behind it."""
+    """Return the records with added columns for the parsed fields and the error."""
     import pyarrow as pa
 
     from dagster_leasehold.assets.arrow_parsing.field_types import fields_of
@@ -108,7 +114,7 @@ def _with_fields(
 
 @dataclass(frozen=True)
 class _Parsing:
-    """The parsing of one column into fields; Spark's workers get it as it is."""
+    """The parsing of one column into fields; Spark pickles it for its workers."""
 
     fields: pa.Schema
     column: str
@@ -116,7 +122,7 @@ class _Parsing:
     function: str
 
     def table(self, records: pa.Table) -> pa.Table:
-        """Return an Arrow table with the fields."""
+        """Add the fields to an Arrow table."""
         try:
             from dagster_leasehold.assets.arrow_parsing.columns import parse_column
 
@@ -133,7 +139,7 @@ class _Parsing:
         return records
 
     def frame(self, records: DataFrame) -> DataFrame:
-        """Return a DataFrame with the fields; Spark's workers parse it as Arrow tables."""
+        """Add the fields to a DataFrame; Spark's workers parse it as Arrow tables."""
         import pyarrow as pa
         from pyspark.sql.pandas.types import from_arrow_schema
         from pyspark.sql.types import StructType
@@ -151,7 +157,7 @@ class _Parsing:
 
 @lru_cache(maxsize=64)
 def _format(fields: pa.Schema, separator: str) -> ValueFormat:
-    """Return the format of lines with a separator, or of JSON if it is empty."""
+    """Return the CSV format with this separator, or the JSON format if it is empty."""
     from dagster_leasehold.assets.arrow_parsing.csv_lines import CsvFormat
     from dagster_leasehold.assets.arrow_parsing.json_values import JsonFormat
 
@@ -159,15 +165,15 @@ def _format(fields: pa.Schema, separator: str) -> ValueFormat:
 
 
 def _refuse_taken(fields: Sequence[str], columns: Sequence[str], function: str) -> None:
-    taken = sorted({*fields} & {*columns, ERROR_COLUMN})
-    if taken:
+    existing = sorted({*fields} & {*columns, ERROR_COLUMN})
+    if existing:
         raise TransformError(
-            f"{function} cannot add {', '.join(taken)}: records have columns of these names; "
-            "rename them before or leave them out of the schema."
+            f"{function} cannot add {', '.join(existing)}: records have columns of these names. "
+            "Rename the columns first, or remove the fields from the schema."
         )
     repeated = sorted({name for name in fields if [*fields].count(name) > 1})
     if repeated:
         raise TransformError(
             f"{function} cannot add {', '.join(repeated)} more than once: give each field of the "
-            "schema a name of its own."
+            "schema its own name."
         )

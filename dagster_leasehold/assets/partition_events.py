@@ -1,4 +1,7 @@
-"""The events of a run's partitions: a materialization of each, and the outcomes of its checks."""
+"""Dagster's events for a run's partitions: materializations and check evaluations.
+
+`shard_asset` and `shard_run` report them.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +56,12 @@ def partition_results(
     shards: Sequence[ShardId],
     done: PartitionResults,
 ) -> MaterializeEvents:
-    """Yield the event that Dagster turns into a materialization of each of the run's partitions."""
+    """Yield the result from which Dagster materializes all partitions of the run."""
     checks = {shard: done.checks(shard) for shard in shards}
     for shard in shards:
         context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
-        # A run of a range, if of one partition alone, has one result per check for all.
+        # The joint result below is the evaluation of a single partition. For a range, even for a
+        # range of one, it covers the whole asset, so each partition's evaluation is logged here.
         for check in () if context.has_partition_key else checks[shard]:
             log_check(context, check.evaluation(stream, shard))
     results = joint_results(check for shard in shards for check in checks[shard])
@@ -65,19 +69,19 @@ def partition_results(
 
 
 def log_check(context: RunContext, evaluation: dg.AssetCheckEvaluation) -> None:
-    """Record the outcome of a check for one partition of several in a run."""
-    # Dagster stores it like any other event; only the annotation of `log_event` leaves it out.
+    """Record the outcome of a check for one of a run's partitions."""
+    # Dagster stores it like any other event; only the annotation of `log_event` omits its type.
     context.log_event(evaluation)  # pyright: ignore[reportArgumentType]
 
 
 def causes_of(failed: Mapping[ShardId, str]) -> str:
-    """Return the first few causes why shards failed, each with its shards."""
+    """Return the first few causes of failure, each with its shards."""
     by_cause: dict[str, list[ShardId]] = {}
     for shard, cause in failed.items():
         by_cause.setdefault(cause, []).append(shard)
-    first = list(by_cause.items())[:SHOWN_CAUSES_MAX]
-    return " ".join(f"{_listed(shards)}: {cause}" for cause, shards in first)
+    examples = list(by_cause.items())[:SHOWN_CAUSES_MAX]
+    return " ".join(f"{_named(shards)}: {cause}" for cause, shards in examples)
 
 
-def _listed(shards: Sequence[ShardId]) -> str:
+def _named(shards: Sequence[ShardId]) -> str:
     return f"{'Shard' if len(shards) == 1 else 'Shards'} {listed_shards(shards)}"

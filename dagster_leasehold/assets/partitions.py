@@ -1,4 +1,4 @@
-"""One asset per stream, one dynamic partition per shard: their names in Dagster."""
+"""The names of a stream in Dagster: its asset, partitions, jobs, ops and tags."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from dagster_leasehold.assets.dagster_internals import ANONYMOUS_ASSET_JOB_PREFI
 from dagster_leasehold.assets.shard_stream import ShardStream
 
 GROUP_NAME = "streams"
-"""The group of a stream's assets in Dagster, unless `asset_spec` says otherwise."""
+"""The Dagster group of a stream's assets, unless `asset_spec` changes it."""
 SHOWN_SHARDS_MAX = 10
 SHARDS_TAG_LENGTH = 35
-# Dagster's pages leave out tags that begin with ".dagster/".
 PARTITION_TAG = "dagster/partition"
 RANGE_START_TAG = "dagster/asset_partition_range_start"
 RANGE_END_TAG = "dagster/asset_partition_range_end"
@@ -22,12 +21,13 @@ NODE_TAG = "leasehold/node"
 STREAM_TAG = "leasehold/stream"
 SHOWN_SHARDS_TAG = "leasehold/shards"
 RECORDS_TAG = "leasehold/records"
+# Dagster's pages hide tags that begin with ".dagster/".
 WORK_MAX_TAG = ".dagster/leasehold_work_max_s"
 PROCESS_TAG = ".dagster/leasehold_process"
 
 
 def asset_key(stream: ShardStream) -> dg.AssetKey:
-    """Return the key of a stream's asset: the stream's name behind its prefix."""
+    """Return the key of a stream's asset: the prefix, then the stream's name."""
     return dg.AssetKey([*stream.prefix, stream.name])
 
 
@@ -45,8 +45,8 @@ def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]
     """Return the partitions that a run was launched for: one, a range, or none.
 
     Args:
-        tags: of the run.
-        in_order: gives all partitions in the order that they were added.
+        tags: the tags of the run.
+        in_order: returns all partitions in the order in which they were added.
     """
     if RANGE_START_TAG not in tags or RANGE_END_TAG not in tags:
         return [tags[PARTITION_TAG]] if PARTITION_TAG in tags else []
@@ -59,47 +59,50 @@ def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]
 
 
 def node_of_launcher(run: dg.DagsterRun) -> str | None:
-    """Return the node that the launcher of a run named, if it did.
+    """Return the node that the launcher of a run chose, or None.
 
-    1. A run of a range of partitions dies at work for its second node, which its tag names by then.
-    2. Dagster repeats the run, with all its tags.
-    3. Taken for a choice, the node would be refused the shards of all others.
+    A retry of a run of partitions has the tag, but no choice:
+
+    1. A run of several partitions dies while it works for its second node. The run itself has
+       set its tag to that node.
+    2. Dagster retries the run with all its tags.
+    3. If the tag counted as a choice, the retry could not consume the other nodes' shards.
     """
-    of_partitions = PARTITION_TAG in run.tags or RANGE_START_TAG in run.tags
-    return None if of_partitions and run.parent_run_id else run.tags.get(NODE_TAG)
+    has_partitions = PARTITION_TAG in run.tags or RANGE_START_TAG in run.tags
+    return None if has_partitions and run.parent_run_id else run.tags.get(NODE_TAG)
 
 
 def definition_name(stream: ShardStream) -> str:
-    """Return the stream's name as Dagster allows it in names of jobs, ops and sensors.
+    """Return the stream's name with underscores where Dagster allows no dots and hyphens.
 
-    Dots and hyphens become underscores; `orchestration.build` refuses two streams whose names
-    become the same.
+    It is part of the names of jobs, ops and sensors. `orchestration.build` refuses two streams
+    with the same result.
     """
     return re.sub(r"[^A-Za-z0-9_]", "_", stream.name)
 
 
 def consume_job_name(stream: ShardStream) -> str:
-    """Return the name of the job whose runs serve several shards of one node."""
+    """Return the name of the job whose runs consume several shards of one node."""
     return f"consume_{definition_name(stream)}"
 
 
 def consume_op_name(stream: ShardStream) -> str:
     """Return the name of the only op of that job.
 
-    Dagster wants ops, jobs and assets to differ in their names. No stream's name begins with an
-    underscore, so that no other name can look like this one.
+    Dagster requires different names for ops, jobs and assets. With two underscores, this name is
+    unique: no stream's name begins with an underscore.
     """
     return f"consume__{definition_name(stream)}"
 
 
 def listed_shards(shards: Sequence[str]) -> str:
-    """Return the first shards for people, such as `0, 1, 2, …`."""
+    """Return the first shards as text, such as `0, 1, 2, …`."""
     rest = ", …" if len(shards) > SHOWN_SHARDS_MAX else ""
     return f"{', '.join(shards[:SHOWN_SHARDS_MAX])}{rest}"
 
 
 def shards_tag(shards: Sequence[str]) -> dict[str, str]:
-    """Return the tag that shows the shards of a run; Dagster's pages cut it after 50 characters."""
+    """Return the tag that lists a run's shards; Dagster's pages show its first 50 characters."""
     count = 1
     while count < len(shards) and len(", ".join(shards[: count + 1])) <= SHARDS_TAG_LENGTH:
         count += 1
@@ -110,8 +113,8 @@ def shards_tag(shards: Sequence[str]) -> dict[str, str]:
 def automation_job(stream: ShardStream) -> dg.UnresolvedAssetJobDefinition:
     """Return a job that links a sensor to the stream's asset on Dagster's page.
 
-    Dagster lists a sensor on an asset's page only if it targets an asset selection or a job of
-    assets. Jobs with this prefix are shown nowhere; nothing launches this one.
+    Dagster lists a sensor on an asset's page only if the sensor targets an asset selection or an
+    asset job. Dagster's pages hide jobs with this prefix, and no sensor launches this one.
     """
     return dg.define_asset_job(
         f"{ANONYMOUS_ASSET_JOB_PREFIX}_{definition_name(stream)}",
@@ -132,8 +135,8 @@ def compact_op_name(stream: ShardStream) -> str:
 def output_key(stream: ShardStream) -> str:
     """Return the key of the IO manager that reads the stream's output.
 
-    Definitions of several streams, and a user's, are merged into one code location, where a key
-    means one resource.
+    The key contains the stream's name, because one code location can merge the definitions of
+    several streams and of the user, and a resource key must be unique in it.
     """
     return f"leasehold_output__{definition_name(stream)}"
 

@@ -1,7 +1,7 @@
-"""The check `progress` of a stream: each shard makes progress, or its obstacle is named.
+"""The asset check `progress` of a stream, which names each shard without progress, and the reason.
 
-It is one check for all partitions together. Dagster stores a partition's outcome once for each
-run, and once for what no run reports, so that a sensor could not report a partition again.
+It is one check of the whole asset. A check per partition would not work: Dagster stores one outcome
+per partition and run, and only one outside runs, so the sensor could report a partition only once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,12 +22,12 @@ SHOWN_MAX = 20
 
 
 def build_progress_check(stream: ShardStream) -> dg.AssetChecksDefinition:
-    """Return the check of a stream's asset; the sensor that launches runs reports it as well."""
+    """Return the check `progress`; the rebalance sensor reports its outcome, too."""
     spec = dg.AssetCheckSpec(
         PROGRESS,
         asset=asset_key(stream),
-        description="Every shard makes progress or is read to its end. A shard that does not is "
-        "named within a minute, with the reason.",
+        description="Every shard makes progress or is read to its end. The check names any other "
+        "shard within a minute, with the reason.",
     )
 
     @dg.multi_asset_check(
@@ -39,7 +39,7 @@ def build_progress_check(stream: ShardStream) -> dg.AssetChecksDefinition:
         try:
             outcome = progress_outcome(current_obstacles(stream, deployment_in(context.resources)))
         except Exception as error:
-            sentence = f"The progress of the shards is not known: {sentence_of(error)}"
+            sentence = f"The progress of the shards is unknown: {sentence_of(error)}"
             outcome = ShardCheck(PROGRESS, False, sentence, {})
         yield from joint_results([outcome])
 
@@ -49,7 +49,7 @@ def build_progress_check(stream: ShardStream) -> dg.AssetChecksDefinition:
 def current_obstacles(
     stream: ShardStream, deployment: Deployment
 ) -> dict[ShardId, Obstacle | None]:
-    """Return the obstacle of each shard as the store and the source have it now.
+    """Return the obstacle of each shard, or None, from the store and the source.
 
     Raises:
         StoreError: the lease store does not answer.
@@ -72,7 +72,7 @@ def current_obstacles(
 
 
 def progress_outcome(obstacles: Mapping[ShardId, Obstacle | None]) -> ShardCheck:
-    """Return the outcome for the shards of a stream, with the first reasons."""
+    """Return the outcome of the check, with the first obstacles."""
     stalled = {shard: each for shard, each in obstacles.items() if each is not None}
     if not stalled:
         return ShardCheck(PROGRESS, True, "Every shard makes progress or is read to its end.", {})

@@ -1,9 +1,9 @@
-"""The process of a run: noted in a tag, so that others can see that it is gone.
+"""The tag that identifies the process of a run, so that other processes can see its death.
 
-Dagster's launcher cannot tell: a run whose process died together with the code server that watched
-it stays "started" for ever, and would keep its shards open. A run therefore notes its process in a
-tag, and a process that looks from the same place (one boot of one host, one namespace of process
-numbers) can see that it is gone.
+If a run's process dies together with the code server that watched it, Dagster keeps the run as
+"started" forever, and its shards would stay open. So each run writes the identity of its process
+into a tag. A process on the same host, since the same boot and in the same PID namespace, can check
+whether that process is gone. The janitor and the node agent do.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dagster_leasehold.assets.shard_stream import ShardStream
 from dagster_leasehold.lease_store.process_identity import Existence, ProcessIdentity
 
 PART_ENDED = "ended"
-"""Noted in place of a process: the run continues with assets that are not the stream's."""
+"""The tag's value instead of a process, while the run continues with other assets."""
 _OF = " of run "
 
 
 def process_note() -> str:
-    """Return the identity of this process, for a tag."""
+    """Return the identity of this process, as the tag holds it."""
     return str(ProcessIdentity.of(os.getpid()))
 
 
 def tag_run(
     instance: dg.DagsterInstance, run: str, stream: ShardStream, note: str | None = None
 ) -> None:
-    """Note on a run the stream that it works on and the process that carries it out."""
+    """Set a run's tags for its stream and its process; `note` replaces this process."""
     note = note or process_note()
     instance.add_run_tags(run, {STREAM_TAG: stream.name, PROCESS_TAG: f"{note}{_OF}{run}"})
 
@@ -39,9 +39,9 @@ def tag_run(
 def show_on_run(
     instance: dg.DagsterInstance, run: str, shards: Sequence[str], records: str = ""
 ) -> None:
-    """Show in a run's tags its shards and how many records it has read.
+    """Set a run's tags for its shards and its number of records.
 
-    Tags are for people only, so that no error of Dagster's storage ends the run.
+    They only inform people, so an error of Dagster's storage is ignored.
     """
     tags = shards_tag(shards) | ({RECORDS_TAG: records} if records else {})
     with suppress(Exception):
@@ -50,13 +50,15 @@ def show_on_run(
 
 @contextmanager
 def part_of_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> Generator[None]:
-    """Note the stream and the process on a run, and at the end of the block that it is over.
+    """Tag a run with stream and process within the block, and with `PART_ENDED` afterwards.
 
-    1. A run makes a partition of a stream, and then an asset of the project, which takes an hour.
-    2. The first step's process ends, if the project's executor has one for each step; its shards
-       are released.
-    3. The janitor would fail the run, whose process is gone, or end it, since it holds no shard;
-       and no other run would be launched for the shard within that hour.
+    Without the last tag, the janitor would end a run that is still at work:
+
+    1. A run materializes a partition of a stream, and then another asset, which takes an hour.
+    2. The first step ends. Its shards are released, and its process ends if the project's executor
+       starts one process per step.
+    3. The janitor finds that the process is gone and fails the run, or finds that the run holds no
+       shard and ends it. If it does neither, no other run is launched for the shard for an hour.
     """
     tag_run(instance, run, stream)
     try:
@@ -66,24 +68,27 @@ def part_of_run(instance: dg.DagsterInstance, run: str, stream: ShardStream) -> 
 
 
 def noted_process(run: dg.DagsterRun) -> str:
-    """Return the process that a run has noted; empty if it has not begun.
+    """Return the process from a run's tag; empty if the run has not tagged itself yet.
 
-    1. A run dies, and is executed again, by a person or by Dagster.
-    2. The new run has all tags of the old one, its process included, which is gone.
-    3. The janitor looks before it has noted its own: failed for that, it would never begin.
+    The tag of a retry can name the process of another run, so the tag also holds the run's id:
+
+    1. A run dies, and Dagster or a person retries it.
+    2. The retry has all tags of the dead run, with the process that is gone.
+    3. The janitor checks the retry before it has tagged itself. If the janitor believed the tag,
+       it would fail the retry before it starts.
     """
-    note, _, of = run.tags.get(PROCESS_TAG, "").partition(_OF)
-    return note if of in ("", run.run_id) else ""
+    note, _, tagged_run = run.tags.get(PROCESS_TAG, "").partition(_OF)
+    return note if tagged_run in ("", run.run_id) else ""
 
 
 def process_gone(note: str) -> bool:
-    """Return True if the noted process has certainly ended; False if that cannot be known here."""
+    """Return True if the process has certainly ended, False if it lives or this is unknown."""
     process = ProcessIdentity.parse(note)
     return process is not None and process.existence() is Existence.GONE
 
 
 def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[str]:
-    """Return the ids of runs that have ended, or that the instance does not know."""
+    """Return the ids of runs that have ended or that the instance does not know."""
     if not run_ids:
         return set()
     runs = instance.get_runs(filters=dg.RunsFilter(run_ids=list(run_ids)))
@@ -91,9 +96,9 @@ def ended_runs(instance: dg.DagsterInstance, run_ids: Collection[str]) -> set[st
 
 
 def run_ended(instance: dg.DagsterInstance, run: str) -> bool:
-    """Return True if another run is known to have ended.
+    """Return True if another run has certainly ended.
 
-    The instance knows no run of the command line: only the person who started it can say so.
+    False for a run that the command line started, because Dagster's instance does not know it.
     """
     stored = instance.get_run_by_id(run)
     if stored is None:

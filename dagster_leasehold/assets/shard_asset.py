@@ -44,15 +44,16 @@ from dagster_leasehold.shard_sources.lag import lags_of
 
 
 class ShardConfig(dg.Config):
-    """The launchpad's config of a materialization; everything can be left out.
+    """The launchpad's config of a materialization; all fields are optional.
 
     Attributes:
-        node: consume for this node; by default, for whichever node holds the shard.
-        wait_s: how long to wait for another run of the shard to end, in seconds.
-        from: replay what was committed from here on, instead of consuming: `begin`, a cursor or
-            an ISO 8601 time.
-        to: replay what was committed before this: `end`, a cursor or an ISO 8601 time.
-        quarantined: replay only batches with records in quarantine; alone, all of them.
+        node: the node to consume for; by default, the node that holds the shard.
+        wait_s: the longest wait for another run of the shard to end, in seconds.
+        from: replay committed batches from this position instead of consuming: `begin`, a cursor
+            or an ISO 8601 time.
+        to: replay committed batches before this position: `end`, a cursor or an ISO 8601 time.
+        quarantined: replay only batches with quarantined records; without `from` and `to`, all of
+            these batches.
     """
 
     node: str | None = None
@@ -63,7 +64,7 @@ class ShardConfig(dg.Config):
 
     @property
     def consumes(self) -> bool:
-        """True if nothing asks for a replay."""
+        """True if the config does not request a replay."""
         return self.replay_from is None and self.replay_to is None and not self.quarantined
 
 
@@ -71,15 +72,16 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
     """Return the asset of a stream: one partition for each of its shards.
 
     Args:
-        stream: of the asset.
-        deployment: whose table and nodes the definition tells of; a run has that of its resources.
+        stream: the stream of the asset.
+        deployment: the deployment whose table the definition describes. A run uses the deployment
+            among its resources instead.
     """
     key, partitions = asset_key(stream), shard_partitions(stream)
     spec = dg.AssetSpec(
         key,
         description=f"Records of the stream {stream.name}, each committed once; one partition per "
-        "shard. Materialize a partition to consume what is unread of its shard; with `from` or "
-        "`to` in the config, to replay what is committed of it.",
+        "shard. Materialize a partition to consume the unread records of its shard, or, with "
+        "`from` or `to` in the config, to replay its committed records.",
         kinds={"pyspark", "iceberg", "parquet"},
         group_name=GROUP_NAME,
         deps=[log_asset_key(stream)],
@@ -107,9 +109,10 @@ def build_shard_asset(stream: ShardStream, deployment: Deployment) -> dg.AssetsD
 
 
 def _backfill_policy(deployment: Deployment) -> dg.BackfillPolicy:
-    """Return how Dagster divides a backfill into runs; `Siblings` joins the runs of each node.
+    """Return the split of a backfill into runs: one per partition if nodes have agents.
 
-    Where nodes have agents, the launcher sends each run to the node that holds its partition.
+    Then the launcher sends each run to the node that holds its partition, and `Siblings` joins the
+    runs of each node.
     """
     if deployment.agents:
         return dg.BackfillPolicy.multi_run(max_partitions_per_run=1)
@@ -121,7 +124,7 @@ def _materialize(
 ) -> MaterializeEvents:
     deployment = deployment_in(context.resources)
     spark = spark_of_run(deployment.spark)
-    shards = _shards_asked_for(context, stream)
+    shards = _requested_shards(context, stream)
     siblings = Siblings(
         context.instance, context.run, stream, partial(_holders, stream, deployment)
     )
@@ -129,35 +132,39 @@ def _materialize(
     context.log.info(f"{work} shards {listed_shards(shards)} of {stream.name}.")
     show_on_run(context.instance, context.run.run_id, shards)
     rounds = siblings.rounds(shards)
-    done = _make(context, config, spark, stream, deployment, shards=shards, rounds=rounds)
-    show_on_run(context.instance, context.run.run_id, (), done.read)
-    own = [*shards, *siblings.shards]
-    failed = done.refusals(own)
-    good = [shard for shard in own if shard not in failed]
-    # Before the run's own partitions: with those, Dagster takes the backfill for complete.
-    for shard in good if failed else siblings.shards:
-        report_partition(context, stream, done, shard)
-    if isinstance(done, ShardRun):
-        done.observe(context, failed)
+    results = _consume_or_replay(
+        context, config, spark, stream, deployment, shards=shards, rounds=rounds
+    )
+    show_on_run(context.instance, context.run.run_id, (), results.read)
+    all_shards = [*shards, *siblings.shards]
+    failed = results.refusals(all_shards)
+    complete = [shard for shard in all_shards if shard not in failed]
+    # The partitions of other runs are reported first: after the run's own partitions, Dagster
+    # considers the backfill complete.
+    for shard in complete if failed else siblings.shards:
+        report_partition(context, stream, results, shard)
+    if isinstance(results, ShardRun):
+        results.observe(context, failed)
     if not failed:
-        yield from partition_results(context, stream, shards, done)
-    # Dagster has stored the events before it asks for more, so that flagging now loses nothing.
-    if isinstance(done, ShardRun):
-        done.mark_delivered()
-    siblings.remove(good)
+        yield from partition_results(context, stream, shards, results)
+    # Dagster stores a yielded event before it resumes this generator, so the commits can be
+    # flagged as delivered now.
+    if isinstance(results, ShardRun):
+        results.mark_delivered()
+    siblings.remove(complete)
     if failed:
-        raise dg.Failure(done.refusal(own), allow_retries=False)
+        raise dg.Failure(results.refusal(all_shards), allow_retries=False)
 
 
 def _holders(stream: ShardStream, deployment: Deployment) -> dict[ShardId, str]:
-    """Return the node that holds each shard; empty where all runs are on one host."""
+    """Return the node that holds each shard; empty without agents, where all runs share a host."""
     if not deployment.agents:
         return {}
     rows = deployment.store().snapshot(stream.key).shards
     return {row.shard: row.consumer_owner or "" for row in rows}
 
 
-def _make(
+def _consume_or_replay(
     context: dg.AssetExecutionContext,
     config: ShardConfig,
     spark: SparkResource,
@@ -167,7 +174,7 @@ def _make(
     shards: Sequence[ShardId],
     rounds: Iterable[Sequence[ShardId]],
 ) -> ShardRun | ReplayedPartitions:
-    """Consume or replay partitions, round by round, as the config says."""
+    """Consume or replay the partitions of each round, depending on the config."""
     if config.consumes:
         return _consume(context, config, spark, stream, deployment, rounds=rounds)
     span = ReplaySpan.parse(config.replay_from, config.replay_to, quarantined=config.quarantined)
@@ -186,18 +193,18 @@ def _consume(
     rounds: Iterable[Sequence[ShardId]],
 ) -> ShardRun:
     run_id = context.run.run_id
-    done = ShardRun(stream, deployment.store(), run_id)
+    results = ShardRun(stream, deployment.store(), run_id)
     node_name = config.node or node_of_launcher(context.run)
     lines = ProgressLines("Consuming", "records", context.log.info, time.monotonic)
     placer = Placer(context.instance, stream.key, deployment, run=run_id, wanted=node_name)
     for shards in rounds:
-        for some in placer.portions(shards, stream.pace.shards_per_run):
-            placement = placer.place(some, wait_s=config.wait_s, log=context.log.info)
-            done.refuse(placement.refused)
-            for node, held in placement.by_node().items():
+        for portion in placer.portions(shards, stream.pace.shards_per_run):
+            placement = placer.place(portion, wait_s=config.wait_s, log=context.log.info)
+            results.refuse(placement.refused)
+            for node, node_shards in placement.by_node().items():
                 context.instance.add_run_tags(run_id, {NODE_TAG: node})
                 marks = {"job": "materialize", "run": run_id, "node": node}
-                with tracing.span("run", stream.key, **marks, shards=len(held)):
+                with tracing.span("run", stream.key, **marks, shards=len(node_shards)):
                     reports, seconds = consume_shards(
                         stream,
                         deployment,
@@ -205,29 +212,29 @@ def _consume(
                         node=node,
                         incarnation=placement.incarnations[node],
                         run=run_id,
-                        shards=held,
+                        shards=node_shards,
                         after_commit=CatchUpLines(
-                            lines, partial(_unread, stream, deployment, held)
+                            lines, partial(_unread, stream, deployment, node_shards)
                         ),
                         tell=context.log.warning,
                         ended=lambda run: run_ended(context.instance, run),
                     )
-                done.add(reports, seconds=seconds)
-    return done
+                results.add(reports, seconds=seconds)
+    return results
 
 
 def _unread(stream: ShardStream, deployment: Deployment, shards: Sequence[ShardId]) -> int | None:
     leases = deployment.store().snapshot(stream.key).shards
     lags = lags_of(stream.source, [lease for lease in leases if lease.shard in shards])
-    numbers = lags.records.values()
-    return None if None in numbers else sum(number or 0 for number in numbers)
+    counts = lags.records.values()
+    return None if None in counts else sum(count or 0 for count in counts)
 
 
-def _shards_asked_for(context: dg.AssetExecutionContext, stream: ShardStream) -> list[ShardId]:
+def _requested_shards(context: dg.AssetExecutionContext, stream: ShardStream) -> list[ShardId]:
     if not (context.has_partition_key or context.has_partition_key_range):
         raise dg.Failure(
             f"Choose a partition: {stream.name} has one per shard, and this run was launched "
-            "without any.",
+            "without a partition.",
             allow_retries=False,
         )
     return [ShardId(key) for key in context.partition_keys]

@@ -1,4 +1,7 @@
-"""A materialization with `from` or `to`: partitions replayed, beside their live consumption."""
+"""Replays by materialization: partitions are replayed while other runs consume their shards.
+
+`shard_asset` calls this module if the config has `from`, `to` or `quarantined`.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ FROM, TO, QUARANTINED = "from", "to", "quarantined"
 
 
 def is_replay(config: Mapping[str, Any]) -> bool:
-    """Return True if the config of a materialization asks for a replay, not for consumption."""
+    """Return True if the config of a materialization requests a replay."""
     bounded = config.get(FROM) is not None or config.get(TO) is not None
     return bounded or bool(config.get(QUARANTINED))
 
 
 @dataclass(frozen=True)
 class ReplayedPartitions:
-    """The results of a replay, as Dagster shows them."""
+    """The results of a replay: metadata, checks and errors for Dagster."""
 
     stream: ShardStream
     deployment: Deployment
@@ -48,15 +51,15 @@ class ReplayedPartitions:
 
     @property
     def read(self) -> str:
-        """The number of records that the replay has read, for people."""
+        """The number of records that the replay has read, as text."""
         return f"{sum(report.records for report in self.reports.values()):,}"
 
     def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
-        """Return why shards kept their old output."""
+        """Return the errors of the shards that were not replayed."""
         return {shard: error for shard in shards if (error := self.reports[shard].error)}
 
     def refusal(self, shards: Sequence[ShardId]) -> str:
-        """Return why some of these shards kept their old output, or an empty text."""
+        """Return one message about the shards that were not replayed, or an empty text."""
         causes = self.refusals(shards)
         if len(shards) == 1:
             return "".join(f"Shard {s} was not replayed: {why}" for s, why in causes.items())
@@ -84,8 +87,8 @@ class ReplayedPartitions:
         return agreed_schema(self.deployment.store(), self.stream)
 
     @cached_property
-    def _looks(self) -> Mapping[ShardId, list[ShardCheck]]:
-        """The checks of the shards as they are now; a replay changes nothing that they look at."""
+    def _current_checks(self) -> Mapping[ShardId, list[ShardCheck]]:
+        """The current outcomes of the shards' checks; a replay does not change their inputs."""
         store, key = self.deployment.store(), self.stream.key
         gaps: dict[ShardId, list[Gap]] = {}
         for gap in store.gaps(key, acknowledged=False):
@@ -105,8 +108,8 @@ class ReplayedPartitions:
         }
 
     def checks(self, shard: ShardId) -> list[ShardCheck]:
-        """Return the shard's checks as it is now."""
-        return self._looks[shard]
+        """Return the current outcomes of a shard's checks."""
+        return self._current_checks[shard]
 
 
 def replay_partitions(
@@ -118,7 +121,7 @@ def replay_partitions(
     rounds: Iterable[Sequence[ShardId]],
     span: ReplaySpan,
 ) -> ReplayedPartitions:
-    """Replay a span of some shards, in this run."""
+    """Replay a span of the shards of each round, in this run."""
     run, began_s = context.run.run_id, time.monotonic()
     reports: dict[ShardId, ReplayReport] = {}
     for shards in rounds:
@@ -140,17 +143,16 @@ def replay_partitions(
 
 
 def _outcome(report: ReplayReport) -> str:
-    unchanged = (
-        f", {report.kept} kept as they were: retention has removed their records up to "
-        f"{report.kept_until}"
+    kept = (
+        f" Kept {report.kept} batches, because the source has removed their records up to "
+        f"{report.kept_until}."
         if report.kept
         else ""
     )
-    waiting = (
-        f", {report.unpublished} left as they are: they wait for publication, so replay them "
-        "once they are in the table"
+    unpublished = (
+        f" Kept {report.unpublished} unpublished batches: replay them once they are in the table."
         if report.unpublished
         else ""
     )
-    outcome = report.error or f"{report.batches} batches replayed{unchanged}{waiting}."
+    outcome = report.error or f"{report.batches} batches replayed.{kept}{unpublished}"
     return f"Shard {report.shard}: {outcome}"

@@ -1,4 +1,7 @@
-"""The results of a run as Dagster gets them: events, metadata and checks of its shards."""
+"""The results of a consuming run for Dagster: events, metadata and checks of its shards.
+
+`consume_job` and `shard_asset` use it.
+"""
 
 from __future__ import annotations
 
@@ -42,18 +45,18 @@ from dagster_leasehold.lease_store.tracing import note, span
 
 EVENTS_PER_RUN_MAX = 1_000_000
 REPORT_EVERY_S = 30.0
-"""The interval of a run's reports while records arrive, from the second one of a tenure on."""
+"""The interval of a run's reports while records arrive, after the first report of a tenure."""
 REPORT_PAUSE = 50.0
-"""The least interval, in multiples of a report's time: Dagster stores event after event, in
-SQLite 8 to 13 ms each."""
+"""The shortest interval, as a multiple of the duration of a report: Dagster stores events one by
+one, which takes 8 to 13 ms each in SQLite."""
 SHOWN_CAUSES_MAX = 5
 
 
 class ShardRun:
-    """The reports of one run's shards, joined with its commits in the outbox.
+    """The consumption reports of one run's shards, joined with its commits in the outbox.
 
-    What was committed is read back from the outbox instead of being counted along the way, so
-    that the run reports exactly what a successor would report if this one died now.
+    The run reads its commits back from the outbox instead of counting them itself. So it reports
+    exactly what the outbox sensor would report if the run died now.
     """
 
     def __init__(self, stream: ShardStream, store: LeaseStore, run_id: str) -> None:
@@ -69,26 +72,26 @@ class ShardRun:
         self._outcomes: dict[ShardId, dict[str, ShardCheck]] = {}
 
     def add(self, reports: Iterable[ConsumptionReport], *, seconds: float) -> None:
-        """Take over the reports of one consumer, which worked for `seconds`."""
+        """Add the reports of one consumer, which worked for `seconds`."""
         for report in reports:
             self._reports[report.shard] = report
             self._seconds[report.shard] = seconds
         self._ranges = None
 
     def refuse(self, refused: Mapping[ShardId, str]) -> None:
-        """Take note of shards that the run may not consume, with a sentence for each."""
+        """Add shards that the run cannot consume as failed, each with its error message."""
         reports = (
-            ConsumptionReport(shard, StopReason.FAILED, error=sentence)
-            for shard, sentence in refused.items()
+            ConsumptionReport(shard, StopReason.FAILED, error=message)
+            for shard, message in refused.items()
         )
         self.add(reports, seconds=0.0)
 
     def committed(self, shard: ShardId) -> CommittedRange | None:
-        """Return the range that the run committed to a shard and that is not reported yet."""
+        """Return the range that the run committed to a shard and has not reported yet."""
         return self._undelivered().get(shard)
 
     def undelivered(self) -> list[ShardId]:
-        """Return the shards with unreported commits of the run."""
+        """Return the shards with commits that the run has not reported yet."""
         return list(self._undelivered())
 
     def _undelivered(self) -> dict[ShardId, CommittedRange]:
@@ -105,13 +108,13 @@ class ShardRun:
         return self._ranges
 
     def metadata(self, shard: ShardId) -> dict[str, Any]:
-        """Return the metadata of a shard's materialization, with numbers that Dagster can plot."""
+        """Return the metadata of a shard's materialization; counts, lags and rate are numbers."""
         committed, report = self.committed(shard), self._reports.get(shard)
-        nothing = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
-        metadata: dict[str, Any] = range_metadata(committed) if committed else dict(nothing)
+        zeros = {"records": 0, "bytes": 0, "batches": 0, "quarantined": 0}
+        metadata: dict[str, Any] = range_metadata(committed) if committed else dict(zeros)
         metadata |= self._schema
         if report is None:
-            # Either it was over before the run, or the run is still at work on it.
+            # Either the shard was finished before the run, or the run still works on it.
             return metadata | {"stopped": "not yet" if committed else "finished before"}
         metadata["stopped"] = report.stopped.value
         if committed and self._mirror_error:
@@ -123,8 +126,8 @@ class ShardRun:
             metadata["records_per_second"] = round(committed.total("records") / seconds, 3)
         return metadata
 
-    def _at_work(self, interval_s: float) -> dict[ShardId, dict[str, float]]:
-        """Return the lag and the rate of the shards that the run is still at work on."""
+    def _open_shard_metadata(self, interval_s: float) -> dict[ShardId, dict[str, float]]:
+        """Return lag and rate of the shards that the run still works on."""
         ranges = {
             shard: committed
             for shard, committed in self._undelivered().items()
@@ -135,8 +138,8 @@ class ShardRun:
         ends = {shard: committed.end for shard, committed in ranges.items()}
         metadata: dict[ShardId, dict[str, float]] = {}
         for shard, lag in lags_behind(self._stream.source, ends, utc_now()).items():
-            named = zip(("lag_after", "lag_seconds"), lag, strict=True)
-            metadata[shard] = {name: value for name, value in named if value is not None}
+            fields = zip(("lag_after", "lag_seconds"), lag, strict=True)
+            metadata[shard] = {name: value for name, value in fields if value is not None}
             if interval_s > 0:
                 rate = ranges[shard].total("records") / interval_s
                 metadata[shard]["records_per_second"] = round(rate, 3)
@@ -155,11 +158,11 @@ class ShardRun:
 
     @property
     def read(self) -> str:
-        """The number of records that the run has read, for people."""
+        """The number of records that the run has read, as text."""
         return read_text(self._reports.values())
 
     def summary(self) -> str:
-        """Return the run's results over all shards, in one line; `failure` says why some failed."""
+        """Return one line about all shards, without the causes of failures; see `failure`."""
         reports = self._reports.values()
         ends = Counter(report.stopped.value for report in reports)
         stopped = ", ".join(f"{count} {reason}" for reason, count in ends.most_common())
@@ -170,7 +173,7 @@ class ShardRun:
         return f"{records} records in {batches} batches; shards: {stopped}. {cause_text}".rstrip()
 
     def failure(self) -> str:
-        """Return the causes why shards of the run failed, one sentence each, or an empty text."""
+        """Return one message about the failed shards and their causes, or an empty text."""
         failed = {
             shard: report.error
             for shard, report in self._reports.items()
@@ -182,16 +185,16 @@ class ShardRun:
         return f"{count} {causes_of(failed)}"
 
     def refusals(self, shards: Sequence[ShardId]) -> dict[ShardId, str]:
-        """Return why shards were not consumed to their ends."""
+        """Return the reasons of the shards that were not consumed to their ends."""
         reports = (self._reports[shard] for shard in shards if shard in self._reports)
         return {
-            report.shard: report.error or _EXPLAINED.get(report.stopped, report.stopped.value)
+            report.shard: report.error or _EXPLANATIONS.get(report.stopped, report.stopped.value)
             for report in reports
-            if report.stopped not in _ANSWERED
+            if report.stopped not in _COMPLETE
         }
 
     def refusal(self, shards: Sequence[ShardId]) -> str:
-        """Return why some of these shards were not consumed to their ends, or an empty text."""
+        """Return one message about the shards that were not consumed to their ends, or nothing."""
         causes, key = self.refusals(shards), self._stream.key
         if not causes:
             return ""
@@ -201,9 +204,10 @@ class ShardRun:
         return f"{count} were not consumed to their ends. {causes_of(causes)}"
 
     def observe(self, context: RunContext, failed: Iterable[ShardId]) -> None:
-        """Report the commits to shards that were not consumed to their ends, and their checks.
+        """Report commits and checks of shards that were not consumed to their ends.
 
-        A materialization would turn the partition green, and a retry would leave it out.
+        The commits are reported as observations: a materialization would mark the partition as
+        complete, and a retry would skip it.
         """
         for shard in failed:
             if self.committed(shard):
@@ -219,12 +223,18 @@ class ShardRun:
     def deliver(
         self, context: RunContext, begun: Iterable[ShardId] = (), interval_s: float = 0.0
     ) -> int:
-        """Report the commits, shard by shard, then flag them; return the number of shards.
+        """Report the new commits and changed checks, and flag the commits as delivered.
 
-        Can be called again and again: each batch is in one report, and the outcome of a check is
-        stored when it changes. The outcomes of shards that the run has `begun` are stored again:
-        others might have reported on them since. The rate of a shard that the run is still at work
-        on is that of the last `interval_s` seconds.
+        Can be called repeatedly: each call reports the commits since the last one.
+
+        Args:
+            context: the context of the run.
+            begun: shards whose consumption has just begun. All their checks are reported, because
+                another run can have reported other outcomes since this run's last report.
+            interval_s: the time since the last report, for the rate of open shards, in seconds.
+
+        Returns:
+            The number of shards with new commits.
         """
         for shard in begun:
             self._outcomes.pop(shard, None)
@@ -237,11 +247,11 @@ class ShardRun:
         return len(delivered)
 
     def _report(self, context: RunContext, delivered: Sequence[ShardId], interval_s: float) -> None:
-        at_work = self._at_work(interval_s)
+        open_shards = self._open_shard_metadata(interval_s)
         for shard in delivered:
-            metadata = self.metadata(shard) | at_work.get(shard, {})
+            metadata = self.metadata(shard) | open_shards.get(shard, {})
             report_materialization(context, self._stream, shard, metadata)
-        # A shard that holds at a gap commits nothing, and its check must fail all the same.
+        # A shard that is held at a gap commits nothing, but its check has to fail.
         others = {
             shard
             for shard, report in self._reports.items()
@@ -252,11 +262,11 @@ class ShardRun:
                 log_check(context, check.evaluation(self._stream, shard))
 
     def _changed_checks(self, shard: ShardId) -> list[ShardCheck]:
-        """Return the checks whose outcomes are known now and differ from the stored ones."""
+        """Return the check outcomes that are known and differ from the last reported ones."""
         stored = self._outcomes.setdefault(shard, {})
         unknown: set[str] = set()
         if shard not in self._reports:
-            # The run is still at work on it, and has not asked its source.
+            # The run still works on the shard: only its report has the lag.
             unknown.add(LAG)
         if self.committed(shard) is None:
             unknown |= {QUARANTINE_RATE} & stored.keys()
@@ -269,7 +279,7 @@ class ShardRun:
         return changed
 
     def mark_delivered(self) -> None:
-        """Flag everything that was reported."""
+        """Flag the reported commits as delivered in the outbox."""
         ranges = (self._ranges or {}).values()
         sequences = [event.sequence for committed in ranges for event in committed.events]
         if sequences:
@@ -278,12 +288,12 @@ class ShardRun:
         self._ranges = None
 
 
-_ANSWERED = frozenset({StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED})
-_EXPLAINED = {
-    StopReason.HANDED_OVER: "it was handed over to another node, which continues with it.",
+_COMPLETE = frozenset({StopReason.CAUGHT_UP, StopReason.FINISHED, StopReason.BUDGET_ENDED})
+_EXPLANATIONS = {
+    StopReason.HANDED_OVER: "it was transferred to another node, which continues it.",
     StopReason.PAUSED: "its consumer group was paused.",
-    StopReason.LEASE_LOST: "its lease was lost to another node, which continues with it.",
-    StopReason.UNTRUSTED: "the lease store did not confirm a beat in time.",
+    StopReason.LEASE_LOST: "its lease was lost to another node, which continues it.",
+    StopReason.UNTRUSTED: "the lease store did not confirm a heartbeat in time.",
     StopReason.STOP_REQUESTED: "the run was asked to stop.",
     StopReason.NOT_HELD: "its node no longer holds it.",
     StopReason.OPEN_BY_OTHER: "another run has it open.",
@@ -292,15 +302,15 @@ _EXPLAINED = {
 
 @dataclass(slots=True)
 class ProgressReports:
-    """Reports of a run's commits while it is at work.
+    """The reporting of a run's commits while it works.
 
-    The first commit of a tenure is reported at once: it is the first one of its shard in the
-    deployment, or the first after a pause, a failure or a move. What follows is reported at most
-    every `every_s`, also if no further commit comes, and less often where a report takes long.
+    The first commit of a tenure is reported at once, so that Dagster shows when a shard starts, or
+    resumes after a pause, a failure or a transfer. Later commits are reported together every
+    `every_s`, or less often if a report takes long.
 
     Attributes:
         done: the results of the run so far.
-        context: of the run.
+        context: the context of the run.
         clock: monotonic seconds.
         every_s: the interval of the reports, in seconds.
     """
@@ -310,7 +320,7 @@ class ProgressReports:
     clock: Callable[[], float]
     every_s: float = REPORT_EVERY_S
     _epochs: dict[ShardId, int] = field(default_factory=dict[ShardId, int])
-    _waiting: bool = False
+    _pending: bool = False
     _due_s: float = -math.inf
     _last_s: float = field(init=False)
 
@@ -318,19 +328,19 @@ class ProgressReports:
         self._last_s = self.clock()
 
     def after_commit(self, commits: Sequence[BatchCommit]) -> None:
-        """Report these commits now or later."""
+        """Report these commits now if one begins a tenure, otherwise when the interval ends."""
         epochs = {commit.tenure.shard: commit.tenure.epoch for commit in commits}
         begun = [shard for shard, epoch in epochs.items() if self._epochs.get(shard) != epoch]
         self._epochs |= epochs
-        self._waiting |= bool(commits)
+        self._pending |= bool(commits)
         if begun:
             self._deliver(begun)
         else:
             self.between_batches()
 
     def between_batches(self) -> None:
-        """Report the commits that wait for it, if the interval is over."""
-        if self._waiting and self.clock() >= self._due_s:
+        """Report pending commits if the interval has ended."""
+        if self._pending and self.clock() >= self._due_s:
             self._deliver(())
 
     def _deliver(self, begun: Sequence[ShardId]) -> None:
@@ -338,4 +348,4 @@ class ProgressReports:
         self.done.deliver(self.context, begun, now_s - self._last_s)
         ended_s = self.clock()
         pause_s = max(self.every_s, REPORT_PAUSE * (ended_s - now_s))
-        self._waiting, self._last_s, self._due_s = False, now_s, ended_s + pause_s
+        self._pending, self._last_s, self._due_s = False, now_s, ended_s + pause_s

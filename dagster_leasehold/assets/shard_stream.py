@@ -1,4 +1,4 @@
-"""The declaration of a stream: the source of its records, and what becomes of them."""
+"""The declaration of a stream: its source, its transform and all its settings."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from dagster import AssetSpec
     from pyspark.sql import DataFrame
 else:
-    # pydantic looks at annotations, and these take long to import.
+    # pydantic evaluates the annotations at import, and these types are slow to import.
     AssetSpec = DataFrame = Any
 
 VACUUM_AFTER_MIN_S = 60.0
-# Limits whose sentence is written by hand are stated for the schema of YAML alone.
+# These constraints are only in the JSON schema: our own code checks them, with better messages.
 TIME_FOR_READERS = Field(json_schema_extra={"minimum": VACUUM_AFTER_MIN_S})
 DAYS_OF_HISTORY = Field(
     examples=[365], json_schema_extra={"minimum": HISTORY_DAYS_MIN, "maximum": HISTORY_DAYS_MAX}
@@ -71,11 +71,11 @@ LIMITS = WithJsonSchema(
 Transform = Callable[[DataFrame], DataFrame]
 SpecChange = Callable[[AssetSpec], AssetSpec]
 Execute = Callable[[Any, Callable[[], Iterator[Any]]], Iterator[Any]]
-"""Wraps a run: it receives Dagster's context and the function that does the work."""
+"""A function that wraps a run; it receives Dagster's context and the run's work."""
 
 
 def prefix_parts(key_prefix: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the parts of a key's prefix that is given as one part or as several."""
+    """Return a key's prefix as a tuple; a string is a prefix of one part."""
     return (key_prefix,) if isinstance(key_prefix, str) else tuple(key_prefix)
 
 
@@ -83,22 +83,23 @@ def check_prefix(parts: Sequence[str]) -> None:
     """Check the parts of a key's prefix.
 
     Raises:
-        InvalidSetting: a part is empty, or holds a slash or a space.
+        InvalidSetting: a part is empty, or contains a slash or white space.
     """
     for part in parts:
         if not re.fullmatch(r"[^/\s]+", part):
             raise InvalidSetting(
-                f"key_prefix has the part {shown(part)}: give each part by itself, without slashes "
-                "and spaces."
+                f"key_prefix has the part {shown(part)}: give each part separately, without "
+                "slashes and spaces."
             )
 
 
 class WatermarkOf(StrEnum):
-    """The event times that say how far a shard has come.
+    """The event times that determine a shard's watermark.
 
-    `source`: the times of the records as they were read; right where the transform leaves the
-    column `event_time` alone. `output`: the times that the transform wrote; for one that makes
-    `event_time` out of the record itself. A batch without output then moves no watermark.
+    `source` uses the event times of the records as they were read; choose it if the transform does
+    not change `event_time`. `output` uses the event times that the transform returns; choose it if
+    the transform computes `event_time` from the record. A batch without output then does not
+    advance the watermark.
 
     Examples:
         >>> stream = ShardStream("visits", LocalLog("log"), watermark_of=WatermarkOf.OUTPUT)
@@ -139,41 +140,41 @@ class Retention(Declared):
 
     output_days: Annotated[float | None, DAYS_OF_HISTORY] = None
     """The number of days after which committed output expires, from 1 to 36,500; without it, output
-    is kept for good."""
+    is kept forever."""
     compact: bool = True
     """A sensor merges small files of committed output."""
     compact_target_bytes: Annotated[int, POSITIVE] = 128 * 1024 * 1024
     """The size of a merged file, in bytes."""
     compact_after_s: Annotated[float, NOT_NEGATIVE] = 3_600.0
-    """How old a batch gets before it is merged, in seconds. A replay or a forced checkpoint then
-    takes all batches of a merged file."""
+    """The age from which a batch can be merged, in seconds. A replay or a forced checkpoint then
+    affects all batches of the merged file."""
     vacuum_after_s: Annotated[float, TIME_FOR_READERS] = 24 * 3_600.0
-    """How old unnamed files get before they are removed, in seconds: at least 60, and more than the
-    age of a backup that can be restored."""
+    """The age at which unreferenced files are removed, in seconds: at least 60, and more than the
+    age of any backup that you would restore."""
 
     def __post_init__(self) -> None:
         output_age(self.output_days)
         if self.vacuum_after_s < VACUUM_AFTER_MIN_S:
             raise InvalidSetting(
                 f"vacuum_after_s is {self.vacuum_after_s}: use at least {VACUUM_AFTER_MIN_S:g}, "
-                "since readers that have listed files need time to read them."
+                "because readers need time to read the files that they have listed."
             )
 
     @property
     def output_age(self) -> timedelta | None:
-        """The age of committed output that expires; None keeps it for good."""
+        """The age at which committed output expires; None keeps it forever."""
         return output_age(self.output_days)
 
 
 class NamedThings(Protocol):
-    """Finds the objects that a declaration in YAML names; the context of its validation."""
+    """The validation context that resolves the names in a YAML declaration to objects."""
 
     def source(self, stream: str, named: str | Mapping[str, Any]) -> ShardSource:
-        """Return the source of a stream: a kind, or a mapping from a kind to its options."""
+        """Return the source of a stream from its kind, or from a mapping of kind to options."""
         ...
 
     def stream(self, named: str) -> ShardStream:
-        """Return the stream that another declaration names."""
+        """Return the stream with this name."""
         ...
 
     def function(self, what: str, path: str) -> Callable[..., Any]:
@@ -185,7 +186,7 @@ class NamedThings(Protocol):
 
 
 def _source(given: Any, info: ValidationInfo) -> Any:
-    """Return a source, which YAML gives by name."""
+    """Return a source; YAML names its kind, Python gives the object."""
     if not isinstance(given, str | Mapping):
         return given
     names: NamedThings | None = info.context
@@ -195,7 +196,7 @@ def _source(given: Any, info: ValidationInfo) -> Any:
 
 
 def _function(given: Any, info: ValidationInfo) -> Any:
-    """Return a function, which YAML gives as `module.function`."""
+    """Return a function; YAML names it as `module.function`, Python gives the object."""
     names: NamedThings | None = info.context
     if names is not None and isinstance(given, str):
         what = str(info.field_name).replace("_", " ")
@@ -217,7 +218,7 @@ def _limits(given: Limits) -> Limits:
 
 
 def _nodes(given: Any) -> Any:
-    """Return the settings of nodes, which YAML gives as mappings."""
+    """Parse the settings of nodes, unless they are not a mapping: pydantic refuses these."""
     if not isinstance(given, Mapping):
         return given
     parsed: dict[str, NodeSettings] = {}
@@ -233,12 +234,13 @@ def _nodes(given: Any) -> Any:
 class ShardStream(Declared):
     """A stream to consume: one Dagster asset with one partition per shard.
 
-    Its name is also the last part of the asset's key. In YAML, a source is named, as `kafka`, or
-    with its options, as `{kafka: {topic: visits}}`; a function is named as `module.function`.
+    The name is also the last part of the asset's key. In YAML, give a source by its kind, such as
+    `kafka`, or with its options, such as `{kafka: {topic: visits}}`. Give a function as
+    `module.function`.
 
     Raises:
-        InvalidIdentifier: the name, the group or a node is not of the grammar.
-        InvalidSetting: a value is of the wrong form, or nodes have settings of another assignment.
+        InvalidIdentifier: the name, the group or a node's name is not valid.
+        InvalidSetting: a value is not valid, or nodes have settings for another assignment.
         AssignmentConflict, ShardOccupied: the settings of two nodes contradict each other.
 
     Examples:
@@ -269,17 +271,17 @@ class ShardStream(Declared):
     nodes: Annotated[Mapping[str, NodeSettings], BeforeValidator(_nodes), NODES] = field(
         default_factory=dict[str, NodeSettings], hash=False
     )
-    """The part of each node, for `modulo` and `pinned`."""
+    """The settings of each node, for `modulo` and `pinned`."""
     gap_policy: group_rows.GapPolicy = group_rows.GapPolicy.HOLD
-    """The treatment of records that were removed before they were read: `hold`, or continue at the
-    `begin` or `end` of what is left."""
+    """The handling of records that were removed before they were read: `hold` the shard, or
+    continue at the `begin` or `end` of the remaining records."""
     initial_position: Annotated[str, POSITION] = "begin"
     """The position where a new shard begins: `begin`, `end`, or an ISO 8601 time."""
     watermark_of: WatermarkOf = WatermarkOf.SOURCE
-    """The records whose event times give a shard's watermark: the `source`'s, or the transform's
-    `output`."""
+    """The records whose event times determine a shard's watermark: from the `source`, or from
+    the transform's `output`."""
     on_poison: OnPoison = "hold"
-    """The treatment of a record where every run hangs or crashes: `hold` the shard there, or
+    """The handling of a record that makes every run hang or crash: `hold` the shard there, or
     `quarantine` the record."""
     pace: Pace = Pace()
     """The pace of its runs."""
@@ -306,7 +308,7 @@ class ShardStream(Declared):
         check_settings(self.assignment, self.nodes)
 
     def carry_out(self, context: Any, work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-        """Do the work of a run, inside `execute` if the stream has one, and yield its events."""
+        """Yield the events of a run's work, wrapped by `execute` if the stream has one."""
         return work() if self.execute is None else self.execute(context, work)
 
     @property
@@ -320,20 +322,20 @@ class ShardStream(Declared):
         return GroupKey.parse(self.group, self.name)
 
     def check_nodes(self, served: Sequence[NodeName]) -> None:
-        """Check that the settings name nodes that a deployment serves.
+        """Check that `nodes` agrees with the nodes that a deployment serves.
 
         Raises:
-            InvalidSetting: settings of a node that it does not serve.
-            ModuloSettingMissing: a node without any, where the assignment is modulo.
+            InvalidSetting: a node has settings but is not served.
+            ModuloSettingMissing: the assignment is modulo and a served node has no settings.
         """
         check_served(self.name, self.assignment, self.nodes, served)
 
     def node(self, name: NodeName, *, address: str) -> group_rows.Node:
-        """Return the row that a served node registers with in the stream's group."""
+        """Return the row with which a served node registers in the stream's group."""
         return node_row(name, self.nodes.get(name), address=address)
 
     def new_group(self, timeout_s: float) -> group_rows.Group:
-        """Return the consumer group of this declaration, with lease timeout T in seconds."""
+        """Return the consumer group to create, with lease timeout T in seconds."""
         return group_rows.Group(
             key=self.key,
             ordered=self.ordered,

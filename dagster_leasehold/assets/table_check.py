@@ -1,8 +1,8 @@
-"""The check of a stream's table: it has the files that the ledger says are published.
+"""The asset check `table`: a stream's table has exactly the files that the ledger has published.
 
-The sensor that publishes makes it now and then, and Dagster on demand. A run that materializes
-partitions is asked for it as well: it repeats the last outcome instead of comparing all files, and
-has to succeed even if the catalog is away.
+The publishing sensor runs it periodically, and Dagster on demand. Dagster also runs it in each run
+that materializes partitions. Such a run repeats the last outcome instead of comparing all files, so
+that it is fast and does not fail if the catalog is unavailable.
 """
 
 from collections.abc import Iterator
@@ -22,24 +22,24 @@ from dagster_leasehold.lease_store.times import utc_now
 
 TABLE = "table"
 FILES_MAX = 100_000
-"""The most batches of the ledger, and files of the table, that are compared: 5 s of processor."""
+"""The most batches of the ledger, and files of the table, to compare: about 5 s of CPU time."""
 DIFFERENCES_SHOWN_MAX = 5
 PLANNED_MAX = 20
-"""The most runs at a time that have planned the check and not made it yet."""
+"""The most check events to read; runs that have planned the check can be newer than an outcome."""
 COMPARED = "compared"
-"""The metadata that says when table and ledger were compared."""
+"""The metadata key of the time when table and ledger were compared."""
 
 
 def build_table_check(stream: ShardStream) -> dg.AssetChecksDefinition:
-    """Return the check `table` of the stream's asset, of all partitions together."""
+    """Return the check `table` of the stream's asset, for all partitions together."""
     spec = dg.AssetCheckSpec(
         TABLE,
         asset=asset_key(stream),
-        description="The published table has the files of the batches that the ledger says are "
-        f"published, no more and no less; compared up to {FILES_MAX:,} of them.",
+        description="The published table has exactly the files of the batches that are published "
+        f"according to the ledger. The check compares at most {FILES_MAX:,} files.",
     )
 
-    # The name that Dagster would choose, `<stream>_table`, can be that of an asset of the user.
+    # Dagster's default name, `<stream>_table`, can be the name of one of the user's assets.
     @dg.multi_asset_check(
         name=f"table__{definition_name(stream)}", specs=[spec], required_resource_keys={LEASEHOLD}
     )
@@ -66,9 +66,9 @@ def build_table_check(stream: ShardStream) -> dg.AssetChecksDefinition:
 def _last_outcome(
     context: dg.AssetCheckExecutionContext, key: dg.AssetKey, now: datetime
 ) -> dg.AssetCheckEvaluation | None:
-    """Return the outcome that a run of partitions repeats: the last, of the last day.
+    """Return the outcome for a run of partitions to repeat: the last one, if at most a day old.
 
-    The sensor compares far more often, and stores news only.
+    The sensor compares much more often, but stores an unchanged outcome only once a day.
     """
     if key not in (context.run.asset_selection or ()):
         return None
@@ -83,13 +83,13 @@ def _last_outcome(
 
 
 def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
-    """Return the outcome of comparing a stream's table with its ledger.
+    """Compare a stream's table with its ledger, and return the outcome.
 
     Raises:
         TableUnavailable: the catalog or the table's metadata cannot be read.
         StoreError: the lease store does not answer.
     """
-    # It loads PyIceberg, which a code location that loads does not need.
+    # Imported here because it loads PyIceberg, which a code location does not need to load.
     from dagster_leasehold.assets.output.table.group_table import comparison_of
 
     store, key = deployment.store(), stream.key
@@ -99,12 +99,12 @@ def check_table(stream: ShardStream, deployment: Deployment) -> ShardCheck:
     try:
         outcome = replace(comparison, files_max=FILES_MAX).compare()
     except TooManyFiles as error:
-        # A check that passes says that the table was compared.
-        sentence = f"{error} They are not compared here: `leasehold verify` does it."
+        # It fails, because a passed check states that the table was compared.
+        sentence = f"{error} This check does not compare so many: run `leasehold verify`."
         return ShardCheck(TABLE, False, sentence, {})
-    number, examples = len(outcome.differences), outcome.differences[:DIFFERENCES_SHOWN_MAX]
-    sentence = " ".join((f"Differences between table and ledger: {number}.", *examples))
-    metadata: dict[str, Any] = {"files": outcome.files, "differences": number}
-    metadata[COMPARED] = dg.MetadataValue.timestamp(utc_now())
+    count, examples = len(outcome.differences), outcome.differences[:DIFFERENCES_SHOWN_MAX]
+    failed = " ".join((f"Differences between table and ledger: {count}.", *examples))
     passed = " ".join(("Table and ledger agree, file by file.", *outcome.notes))
-    return ShardCheck(TABLE, not number, sentence if number else passed, metadata, blocking=True)
+    metadata: dict[str, Any] = {"files": outcome.files, "differences": count}
+    metadata[COMPARED] = dg.MetadataValue.timestamp(utc_now())
+    return ShardCheck(TABLE, not count, failed if count else passed, metadata, blocking=True)

@@ -1,7 +1,7 @@
-"""The metadata of a stream's table that Dagster and its catalogues know by name.
+"""Metadata of a stream's table under the names that Dagster knows, such as `dagster/table_name`.
 
-The definition names the table and where it lies; what only the lease store knows comes with events,
-since loading a code location opens no database.
+The asset's definition has the name and location of the table. Events add the metadata that only the
+lease store has, because loading a code location does not open a database.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ RAW_COLUMNS: Columns = [
     {"name": "value", "type": "binary"},
     {"name": "attributes", "type": {"map": ["string", "string"]}},
 ]
-"""The columns of a table without a transform. Arrow, which could tell, takes 0.3 s to load."""
-_DESCRIBED = {
+"""The columns of a table without a transform, written here because loading Arrow takes 0.3 s."""
+_DESCRIPTIONS = {
     "shard_id": "The shard that the record was read from.",
     "cursor": "The position of the record in its shard; its form is that of the source.",
-    "event_time": "The time of the record, as its source has it.",
-    "key": "The key of the record, as bytes; null where it has none.",
+    "event_time": "The time of the record in its source.",
+    "key": "The key of the record, as bytes; null if it has none.",
     "value": "The content of the record, as bytes.",
-    "attributes": "Further fields of the record, such as the headers of a Kafka message.",
+    "attributes": "Other fields of the record, such as the headers of a Kafka message.",
 }
 
 
 def definition_metadata(stream: ShardStream, deployment: Deployment) -> dict[str, Any]:
-    """Return a stream's table, where it lies, and its columns if no transform makes them."""
+    """Return the name and location of a stream's table, and its columns if it has no transform."""
     table = stream.iceberg.table_name(deployment.catalog.name, stream.key)
     return {
         "dagster/table_name": str(table),
@@ -54,11 +54,11 @@ def definition_metadata(stream: ShardStream, deployment: Deployment) -> dict[str
 
 
 def agreed_schema(store: Publications, stream: ShardStream) -> dict[str, Any]:
-    """Return the columns of a stream's table, where its definition does not tell them."""
+    """Return the columns of a stream's published table, unless the definition already has them."""
     publication = store.publication(stream.key)
     columns = [] if publication is None else list(publication.columns.columns)
-    declared = not columns or (stream.transform is None and columns == RAW_COLUMNS)
-    return {} if declared else column_schema(columns)
+    in_definition = stream.transform is None and columns == RAW_COLUMNS
+    return {} if in_definition or not columns else column_schema(columns)
 
 
 def table_observation(
@@ -68,7 +68,7 @@ def table_observation(
     lag: PublicationLag,
     now: datetime,
 ) -> dg.AssetObservation:
-    """Return the metadata of a stream's table, with numbers that Dagster can plot."""
+    """Return an observation of the table: its snapshot and columns, and its lag as numbers."""
     snapshot = table.metadata.current_snapshot()
     summary = None if snapshot is None else snapshot.summary
     rows = None if summary is None else summary["total-records"]
@@ -77,7 +77,7 @@ def table_observation(
         metadata={
             **({} if rows is None else {"dagster/row_count": int(rows)}),
             **column_schema(publication.columns.columns),
-            # A number of this size is rounded by browsers.
+            # As text, because browsers round numbers of this size.
             SNAPSHOT: str(publication.snapshot),
             "publications": publication.number,
             "unpublished_batches": lag.batches,
@@ -88,7 +88,7 @@ def table_observation(
 
 
 def observed_snapshot(instance: dg.DagsterInstance, stream: ShardStream) -> int | None:
-    """Return the id of the table's snapshot that Dagster was last told of, or None."""
+    """Return the snapshot id in the last observation of the table, or None."""
     newest = instance.fetch_observations(asset_key(stream), limit=1).records
     event = newest[0].asset_observation if newest else None
     snapshot = None if event is None else event.metadata.get(SNAPSHOT)
@@ -96,14 +96,14 @@ def observed_snapshot(instance: dg.DagsterInstance, stream: ShardStream) -> int 
 
 
 def column_schema(columns: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metadata for a table's columns; the source's columns have a description."""
-    shown = [
+    """Return a table's columns as metadata, with descriptions of the source's columns."""
+    table_columns = [
         dg.TableColumn(
-            each["name"],
-            type_text(each["type"]),
-            # A transform can give another column the same name, then mostly with another type.
-            _DESCRIBED[each["name"]] if each in RAW_COLUMNS else None,
+            column["name"],
+            type_text(column["type"]),
+            # A transform can return another column with the same name, usually of another type.
+            _DESCRIPTIONS[column["name"]] if column in RAW_COLUMNS else None,
         )
-        for each in columns
+        for column in columns
     ]
-    return {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(shown))}
+    return {"dagster/column_schema": dg.MetadataValue.table_schema(dg.TableSchema(table_columns))}

@@ -1,4 +1,4 @@
-"""The settings of a stream's table, and of the catalog that names it."""
+"""The settings of a stream's published table and of its catalog."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dagster_leasehold.lease_store.publication_rows import TableName
 CATALOG_DEFAULT = "leasehold"
 NAMESPACE_DEFAULT = "leasehold"
 PARTITION_FORM = re.compile(r"(year|month|day|hour)\(event_time\)|shard_id")
-"""A field of a partitioning: of event time, or of the shard."""
+"""A partition field: a transform of the event time, or the shard."""
 PARTITION_FIELD = Field(
     json_schema_extra={"pattern": r"^(shard_id|(year|month|day|hour)\(event_time\))$"}
 )
 SECRET_PROPERTY = re.compile(r"(?i)secret|token|password|credential|access-key|session-key")
-"""Names of a catalog's properties that hold what only the environment may."""
+"""Names of catalog properties that hold secrets, which only the environment can set."""
 _SORT = re.compile(r"(\w+)( asc| desc)?")
 _LEVEL = r"[A-Za-z0-9_][A-Za-z0-9_-]*"
 _NAME = re.compile(rf"(?:({_LEVEL}(?:\.{_LEVEL})*)\.)?({_LEVEL})")
@@ -51,23 +51,23 @@ class TableSettings(Declared):
     snapshots_kept: Annotated[int, POSITIVE] = 50
     """The number of newest snapshots that stay readable."""
     publish_interval_s: Annotated[float, NOT_NEGATIVE] = 5.0
-    """The shortest time between publications, on average, in seconds."""
+    """The shortest average time between publications, in seconds."""
 
     def __post_init__(self) -> None:
         if self.name is not None and not _NAME.fullmatch(self.name):
             raise InvalidSetting(
                 f"The table name {shown(self.name)} is not valid: use letters, digits, _ and -, "
-                "with the namespace and a dot before it if need be."
+                "with an optional namespace and dot before it."
             )
         _check_partitioning(self.partitioning)
         _check_sort_order(self.sort_order)
 
     def table_name(self, catalog: str, key: GroupKey) -> TableName:
-        """Return the whole name of a group's table in a catalog."""
+        """Return the full name of a group's table in a catalog."""
         if self.name is not None and (match := _NAME.fullmatch(self.name)) is not None:
             return TableName(catalog, match[1] or NAMESPACE_DEFAULT, match[2])
-        own = key.stream if key.group == "default" else f"{key.stream}__{key.group}"
-        return TableName(catalog, NAMESPACE_DEFAULT, re.sub(r"[^A-Za-z0-9_-]", "_", own))
+        default = key.stream if key.group == "default" else f"{key.stream}__{key.group}"
+        return TableName(catalog, NAMESPACE_DEFAULT, re.sub(r"[^A-Za-z0-9_-]", "_", default))
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,9 @@ class CatalogSettings:
     """The catalog of a deployment's tables.
 
     Attributes:
-        name: of the catalog, as PyIceberg's settings name it.
-        properties: PyIceberg's, without secrets; none for the lease database itself.
+        name: the name of the catalog in PyIceberg's configuration.
+        properties: PyIceberg's properties without secrets; empty if the lease database is the
+            catalog.
     """
 
     name: str = CATALOG_DEFAULT
@@ -87,15 +88,15 @@ THE_LEASE_DATABASE = CatalogSettings()
 
 
 def _check_partitioning(partitioning: Sequence[str]) -> None:
-    """Check that every file's partition can be told from the ledger's row of the file.
+    """Check that the ledger's row of a file determines the partition of the whole file.
 
     Raises:
-        InvalidSetting: it cannot.
+        InvalidSetting: a field has another form, or occurs twice.
     """
     for text in partitioning:
         if not PARTITION_FORM.fullmatch(text):
             raise InvalidSetting(
-                f"The partitioning {shown(text)} cannot be told of a whole file: use shard_id, and "
+                f"The partitioning {shown(text)} can differ within a file: use shard_id, and "
                 "year, month, day or hour of event_time, for example day(event_time)."
             )
     if len(set(partitioning)) < len(partitioning):
@@ -103,7 +104,7 @@ def _check_partitioning(partitioning: Sequence[str]) -> None:
 
 
 def _check_sort_order(order: Sequence[str]) -> None:
-    """Check the form of a sort order: names of columns, each with `asc` or `desc` if need be.
+    """Check that a sort order has columns, each with an optional `asc` or `desc`.
 
     Raises:
         InvalidSetting: it has another form.
@@ -111,5 +112,6 @@ def _check_sort_order(order: Sequence[str]) -> None:
     for text in order:
         if not _SORT.fullmatch(text):
             raise InvalidSetting(
-                f"The sort order {shown(text)} is none: name a column, and asc or desc behind it."
+                f"The sort order {shown(text)} is not valid: name a column, then optionally asc or "
+                "desc."
             )

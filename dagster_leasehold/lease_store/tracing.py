@@ -22,14 +22,14 @@ _TRACER = get_tracer("dagster_leasehold")
 
 @contextmanager
 def span(name: str, key: GroupKey | None = None, **attributes: str | int) -> Generator[None]:
-    """Make a span around some work, or around each call of a decorated function.
+    """Trace a `with` block, or each call of a decorated function, as a span.
 
-    An exception makes it an error, with one sentence and no stack trace.
+    An exception sets the span's status to ERROR, with one sentence and no stack trace.
 
     Args:
-        name: of the step, the same for all groups.
+        name: the name of the step, the same for all groups.
         key: the group, for a span without a parent.
-        attributes: names and numbers.
+        attributes: attributes of the span.
     """
     group = {"stream": str(key.stream), "group": str(key.group)} if key else {}
     with _TRACER.start_as_current_span(

@@ -229,9 +229,9 @@ def build_hourly_asset(hourly: HourlyAsset) -> dg.AssetsDefinition:
 
 
 def window_metadata(result: WindowMade, root: OutputPlace) -> dict[str, Any]:
-    """Return the metadata of an hour's materialization, with numbers that Dagster can plot.
+    """Return the metadata of an hour's materialization; Dagster plots its numbers.
 
-    `root` is the folder of the output, which the files of the hour are named from.
+    `root` is the output folder, which the paths of the hour's files are relative to.
     """
     window = result.window
     metadata: dict[str, Any] = {}

@@ -220,7 +220,7 @@ def holdings_of(
 
 
 def modulo_applies(nodes: Iterable[Node]) -> bool:
-    """Return True if the rule is on; negative counts of all members disable it."""
+    """Return True unless all members have a negative `source_count`, which disables modulo."""
     counts = [node.source_count for node in nodes if node.member]
     return not counts or any(count is None or count >= 0 for count in counts)
 

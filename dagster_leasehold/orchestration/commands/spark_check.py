@@ -140,7 +140,7 @@ def _streams(target: Target) -> Iterator[ShardStream]:
 
 
 def _compared(here: Versions, there: Versions) -> Iterator[Finding]:
-    """Yield the differences between a worker's versions and this host's."""
+    """Yield a finding for each version on Spark's workers that differs from this host's."""
     from dagster_leasehold.assets.spark.spark_versions import go_together
 
     if _minor(there["Python"]) != _minor(here["Python"]):
