@@ -93,7 +93,7 @@ def check_shard(
     Args:
         stream: the declaration, for its limits.
         committed: the range that the run committed to the shard, or None.
-        gaps: the shard's unacknowledged gaps.
+        gaps: the shard's gaps that are not accepted.
         lag: the number of unread records, or None if unknown.
         lag_seconds: the age of the oldest unread record, or None if unknown.
     """
@@ -107,8 +107,8 @@ def _no_gap(committed: CommittedRange | None, gaps: Sequence[Gap]) -> ShardCheck
         description = "A committed batch does not start where the one before it ends."
     elif gaps:
         description = (
-            f"Records were skipped, and the gaps are not acknowledged: {spans}. "
-            "Acknowledge them with `leasehold gap ack`; the check passes with the next run."
+            f"Records were never consumed, and the gaps are not accepted: {spans}. "
+            "Accept them with `leasehold gap ack`; the check passes with the next run."
         )
     else:
         description = "Every batch starts where the one before it ends."

@@ -143,16 +143,16 @@ def replay_partitions(
 
 
 def _outcome(report: ReplayReport) -> str:
-    kept = (
+    kept_text = (
         f" Kept {report.kept} batches, because the source has removed their records up to "
         f"{report.kept_until}."
         if report.kept
         else ""
     )
-    unpublished = (
+    unpublished_text = (
         f" Kept {report.unpublished} unpublished batches: replay them once they are in the table."
         if report.unpublished
         else ""
     )
-    outcome = report.error or f"{report.batches} batches replayed.{kept}{unpublished}"
+    outcome = report.error or f"{report.batches} batches replayed.{kept_text}{unpublished_text}"
     return f"Shard {report.shard}: {outcome}"

@@ -88,8 +88,8 @@ def check_prefix(parts: Sequence[str]) -> None:
     for part in parts:
         if not re.fullmatch(r"[^/\s]+", part):
             raise InvalidSetting(
-                f"key_prefix has the part {shown(part)}: give each part separately, without "
-                "slashes and spaces."
+                f"key_prefix has the part {shown(part)}: give each part by itself, without slashes "
+                "and spaces."
             )
 
 
