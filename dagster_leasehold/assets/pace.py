@@ -41,11 +41,11 @@ class Pace(Declared):
     """
 
     commit_interval_s: Annotated[float, NOT_NEGATIVE] = 10.0
-    """The longest time that a record waits at the head of the log before it is committed, in
-    seconds; `0` commits at once."""
+    """The longest time that a new record waits for its commit while runs keep up, in seconds; `0`
+    commits at once."""
     commit_bytes: Annotated[int, POSITIVE] = 64 * 1024 * 1024
-    """The size of a shard's unread records that starts a commit before the interval is over, in
-    bytes."""
+    """The size of a shard's unread records at which they are committed before the interval is over,
+    in bytes."""
     idle_limit_s: Annotated[float, POSITIVE] = 120.0
     """The time without records after which a run ends, in seconds."""
     run_budget_s: Annotated[float, POSITIVE] = 3_600.0
