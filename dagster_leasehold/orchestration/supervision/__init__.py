@@ -1,4 +1,5 @@
-"""Processes that keep others running: agents, code servers, and Dagster's own.
+"""Supervision of processes: node agents, code servers, Dagster's daemon and webserver, Spark.
 
-The commands `node` and `dev` use it. The rules in `lease_store` decide who owns a shard.
+The commands use it, mainly `node` and `dev`. `lease_store`, not this package, decides who owns a
+shard.
 """

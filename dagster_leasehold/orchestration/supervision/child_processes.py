@@ -1,7 +1,8 @@
-"""Child processes that end with us; some are restarted when they have died.
+"""Child processes that end with their parent, and their restart after a crash.
 
-Each is in its own session, and its output goes to a log file. A note beside the log says which
-process it is: if its parent is killed, others end it by the note.
+Each child runs in its own session and writes to a log file. A note beside the log identifies the
+process, so that other processes can end it if its parent is killed. `dev` and the other modules of
+this package use it.
 """
 
 from __future__ import annotations
@@ -29,22 +30,22 @@ POLL_S = 0.05
 TAIL_BYTES = 4000
 NOTE_SUFFIX = ".process"
 CODE_UNKNOWN = 256
-"""Stands for the exit code of a process that another one has started; none is as large."""
+"""The exit code of an adopted process, which only its parent learns; real codes are smaller."""
 PAUSE_FIRST_S = 1.0
 PAUSE_MAX_S = 30.0
 STEADY_S = 60.0
-"""A child that has run for so long begins with the shortest wait again, in seconds."""
+"""After a child has run this long, its next restart waits the shortest time again, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildNote:
-    """The note of a child, so that others find it when its parent was killed.
+    """The note that identifies a child process, for the case that its parent is killed.
 
     Attributes:
-        name: of the child, with its article.
+        name: the name of the child, with an article.
         process: the child, which leads its session.
-        parent: the process that started it, and ends it.
-        stop_timeout_s: how long it can take to end when told to, in seconds.
+        parent: the process that started the child and has to end it.
+        stop_timeout_s: the longest time that the child takes to stop, in seconds.
     """
 
     name: str
@@ -54,24 +55,24 @@ class ChildNote:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Return the note in a file; None if there is none, or it is not readable."""
+        """Return the note in a file; None if the file is missing or not a note."""
         try:
-            noted: Any = json.loads(path.read_text())
-            process, parent = map(ProcessIdentity.parse, (noted["process"], noted["parent"]))
-            name, timeout_s = str(noted["name"]), float(noted["stop_timeout_s"])
+            fields: Any = json.loads(path.read_text())
+            process, parent = map(ProcessIdentity.parse, (fields["process"], fields["parent"]))
+            name, timeout_s = str(fields["name"]), float(fields["stop_timeout_s"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return cls(name, process, parent, timeout_s) if process and parent else None
 
     def write(self, path: Path) -> None:
-        """Write the note in one step."""
+        """Write the note atomically."""
         identities = {"process": str(self.process), "parent": str(self.parent)}
-        noted = {"name": self.name, **identities, "stop_timeout_s": self.stop_timeout_s}
-        replace_file(path, json.dumps(noted))
+        fields = {"name": self.name, **identities, "stop_timeout_s": self.stop_timeout_s}
+        replace_file(path, json.dumps(fields))
 
 
 class RestartWaits:
-    """The waits before a child is started again: they double with each start that does not last.
+    """The exponential back-off between restarts of a child.
 
     Args:
         first_s: the shortest wait, in seconds.
@@ -84,91 +85,91 @@ class RestartWaits:
         self._failures = 0
 
     def settle(self, ran_s: float) -> None:
-        """Begin with the shortest wait again, if the child has run for long."""
+        """Reset the back-off if the child ran for longer than `STEADY_S`."""
         if ran_s > STEADY_S:
             self._failures = 0
 
     def next_s(self) -> float:
-        """Count a failure, and return the wait after it in seconds."""
+        """Count a failure, and return the wait before the next start in seconds."""
         self._failures += 1
         return retry_wait_s(self._failures, first_s=self._first_s, max_s=self._max_s)
 
 
 class SupervisedChild:
-    """Supervision of a child that was started; `look` has to be called every second or so.
+    """The supervision of a running child; the caller calls `look` about once a second.
 
     Args:
-        child: the process, entered.
+        child: the child, already started.
         clock: monotonic seconds.
-        explained: exit codes whose last line tells a person the remedy.
-            It is started again after the longest wait, and the same line is passed on once.
+        explained: exit codes after which the last line of the log tells a person what to do. The
+            child is then restarted after the longest wait, and the same line is reported once.
     """
 
     def __init__(self, child: ChildProcess, clock: Clock, explained: Collection[int] = ()) -> None:
         self.child = child
         self._clock = clock
         self._explained = frozenset(explained)
-        self._began_at = clock()
+        self._started_at = clock()
         self._waits = RestartWaits()
-        self._again_at: float | None = None
+        self._restart_at: float | None = None
         self._reason = ""
 
     def look(self) -> str:
-        """Start the child again if that is due; return a sentence if it has just died."""
+        """Restart the child if that is due; return a message if it has died since the last call."""
         now = self._clock()
-        if self._again_at is not None:
-            return self._start(now) if now >= self._again_at else ""
+        if self._restart_at is not None:
+            return self._start(now) if now >= self._restart_at else ""
         code = self.child.exit_code()
         return "" if code is None else self._died(code, now)
 
     def _start(self, now: float) -> str:
         try:
-            # What the dead one left running would be in the way of the next.
+            # Descendants of the dead child would disturb the new one, for example on its port.
             self.child.stop()
             self.child.__enter__()
         except OSError as error:
-            return self._put_off(now, f"could not be started: {error.strerror or error}.")
-        self._again_at, self._began_at = None, now
+            return self._postpone(now, f"could not be started: {error.strerror or error}.")
+        self._restart_at, self._started_at = None, now
         return ""
 
     def _died(self, code: int, now: float) -> str:
         if code in self._explained:
-            return self._put_off(now, f"ended: {self.child.last_line()}")
-        self._waits.settle(now - self._began_at)
+            return self._postpone(now, f"ended: {self.child.last_line()}")
+        self._waits.settle(now - self._started_at)
         pause_s = self._waits.next_s()
-        self._again_at, self._reason = now + pause_s, ""
+        self._restart_at, self._reason = now + pause_s, ""
         return (
             f"{self.child.title} ended with code {code}, and is started again in {pause_s:.0f} s: "
             f"see {self.child.log}."
         )
 
-    def _put_off(self, now: float, reason: str) -> str:
-        """Try again after the longest wait; return the sentence, unless it is as before."""
-        self._again_at = now + PAUSE_MAX_S
-        before, self._reason = self._reason, reason
-        if reason == before:
+    def _postpone(self, now: float, reason: str) -> str:
+        """Schedule the next start after the longest wait; return a message if it is a new one."""
+        self._restart_at = now + PAUSE_MAX_S
+        last_reason, self._reason = self._reason, reason
+        if reason == last_reason:
             return ""
         return f"{self.child.title} {reason} It is tried again every {PAUSE_MAX_S:.0f} s."
 
 
 class _Adopted(psutil.Process):
-    """A process that another one has started, with the same methods as a child of ours."""
+    """A process that is not our child, with the methods of `Popen` that are used here."""
 
     def poll(self) -> int | None:
-        """Return None while it runs; only its parent learns its exit code."""
+        """Return None while it runs, then `CODE_UNKNOWN`."""
         return CODE_UNKNOWN if has_ended(self) else None
 
 
 class ChildProcess:
-    """A child and all that it starts, to be entered with `with`; nothing of it outlives the block.
+    """A child process for a `with` block, which stops it and its descendants at the end.
 
     Args:
-        name: with its article, for messages.
-        command: program and arguments.
-        log: the file that its output is appended to.
+        name: its name in messages, with an article.
+        command: its program and arguments.
+        log: the file to append its output to.
         environment: its environment.
         folder: its working directory.
-        stop_timeout_s: how long it can take to end when told to, in seconds.
+        stop_timeout_s: the longest time that it takes to stop before it is killed, in seconds.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class ChildProcess:
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
-            # Interrupted in between, it would run without anybody who could end it.
+            # After an interruption between start and note, no process could end the child.
             with self.log.open("ab") as output, held_back():
                 self._process = subprocess.Popen(
                     self._command,
@@ -201,7 +202,7 @@ class ChildProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    # Its own group: our Ctrl-C does not reach it, we end it in order instead.
+                    # In its own session it does not receive our Ctrl-C; `stop` ends it in order.
                     start_new_session=True,
                 )
                 self._write_note(ProcessIdentity.of(self._process.pid))
@@ -211,10 +212,10 @@ class ChildProcess:
         return self
 
     def adopt(self, process: ProcessIdentity) -> None:
-        """Take over a process that a killed predecessor of ours has started like this.
+        """Take over a process that a killed predecessor of this one started.
 
         Raises:
-            psutil.NoSuchProcess: it has just ended.
+            psutil.NoSuchProcess: the process has just ended.
         """
         self._process = _Adopted(process.pid)
         self._write_note(process)
@@ -232,12 +233,12 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its number; also that of its process group and session."""
+        """The id of the process, and of its process group and session."""
         assert self._process is not None
         return self._process.pid
 
     def tell_to_end(self) -> None:
-        """Tell it to end, and return at once; `stop` waits."""
+        """Send it SIGTERM without waiting for its end; `stop` waits."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
 
@@ -246,12 +247,12 @@ class ChildProcess:
         return None if self._process is None else self._process.poll()
 
     def until(self, answers: Callable[[], bool], timeout_s: float, poll_s: float = POLL_S) -> str:
-        """Wait until it answers; return nothing, or the reason why it does not.
+        """Wait until it answers; return an empty text, or the reason why it does not answer.
 
         Args:
-            answers: asks it, which can take a moment.
-            timeout_s: the longest time that it can take, in seconds.
-            poll_s: the pause between two questions, in seconds.
+            answers: returns True if it answers; can block for a moment.
+            timeout_s: the longest time to wait, in seconds.
+            poll_s: the pause between two calls of `answers`, in seconds.
         """
         deadline = time.monotonic() + timeout_s
         while (code := self.exit_code()) is None:
@@ -264,18 +265,18 @@ class ChildProcess:
 
     @property
     def title(self) -> str:
-        """Its name at the beginning of a sentence."""
+        """The name as the beginning of a sentence."""
         return f"{self.name[0].upper()}{self.name[1:]}"
 
     @property
     def ending(self) -> str:
-        """One sentence about its end, for people."""
+        """A message about its end."""
         code = self.exit_code()
-        how = "" if code == CODE_UNKNOWN else f" with code {code}"
-        return f"{self.title} ended{how}: see {self.log}."
+        code_text = "" if code == CODE_UNKNOWN else f" with code {code}"
+        return f"{self.title} ended{code_text}: see {self.log}."
 
     def last_line(self) -> str:
-        """Return the last line of its log, for messages."""
+        """Return the last line of its log that is not empty."""
         try:
             text = self.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace")
         except OSError:
@@ -284,11 +285,11 @@ class ChildProcess:
         return lines[-1] if lines else ""
 
     def stop(self) -> None:
-        """End it and its descendants: politely, then for certain."""
+        """Stop it and its descendants with SIGTERM, and after the timeout with SIGKILL."""
         process = self._process
         if process is None:
             return
-        # Listed before the parent ends: afterwards their parent is unknown.
+        # Listed before the process ends: afterwards the system does not know their ancestor.
         family = self._descendants(process.pid)
         for number in (signal.SIGTERM, signal.SIGKILL):
             _signal_group(process.pid, number)
@@ -307,12 +308,12 @@ class ChildProcess:
         if process.poll() is None:
             process.wait()
         self._process = None
-        # The folder might have been deleted meanwhile.
+        # The folder can have been deleted meanwhile.
         self._note.unlink(missing_ok=True)
 
     @staticmethod
     def _descendants(pid: int) -> list[psutil.Process]:
-        """Return all descendants in the child's own session; one that left it means to stay."""
+        """Return the descendants in the child's session, without daemons, which leave it."""
         try:
             descendants = psutil.Process(pid).children(recursive=True)
         except psutil.Error:

@@ -1,7 +1,8 @@
-"""A node's code server, and the note of it that an agent leaves for its successor.
+"""The supervision of a node's code server by its agent, and the agent's note for its successor.
 
-A server is started again when it ends, and ended when it no longer answers. One that a killed agent
-left running is adopted, and so are runs: a restart of the agent alone interrupts nothing."""
+A server that ends is restarted, and a server that no longer answers is killed. If an agent is
+killed, its successor adopts the server and the runs, so a restart of the agent interrupts no run.
+"""
 
 from __future__ import annotations
 
@@ -34,16 +35,16 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint,
 
 LOG_FILE = "code-server.log"
 HEARTBEAT_TIMEOUT_S = 30
-"""After how many seconds without its agent a server ends, once its runs have ended."""
+"""The time without heartbeats of its agent after which a server ends once its runs have ended."""
 HEARTBEAT_S = 5.0
 LEFT_MAX_S = HEARTBEAT_TIMEOUT_S - HEARTBEAT_S
-"""An agent adopts a server whose last heartbeat is at most this old, in seconds: the next one then
-comes before the server gives up."""
+"""The largest age of a server's last heartbeat for an agent to adopt the server, in seconds. The
+agent's first heartbeat then comes before the server's timeout."""
 OF_ONE_START = frozenset(
     {"INVOCATION_ID", "JOURNAL_STREAM", "LISTEN_PID", "MAINPID", "NOTIFY_SOCKET", "OLDPWD"}
     | {"PWD", "SHLVL", "SYSTEMD_EXEC_PID", "WATCHDOG_PID", "WATCHDOG_USEC", "_"}
 )
-"""Environment variables whose values shells and systemd change at each start."""
+"""Environment variables that shells and systemd change at each start."""
 HUNG_S = 45.0
 START_MAX_S = 120.0
 STATE_FILE = "agent.json"
@@ -52,16 +53,17 @@ LOCK_FILE = "agent.lock"
 
 @dataclass(frozen=True, slots=True)
 class AgentState:
-    """The note of an agent for its successor in the same place.
+    """The note of an agent for its successor on the same host.
 
-    A successor continues under the incarnation, so that a restart moves no shard: the file lock
-    says that the predecessor is dead. The note is as old as the last heartbeat of its code server.
+    The successor keeps the incarnation, so that a restart of the agent moves no shard. This is safe
+    because the successor holds the folder's file lock, so the predecessor is dead. The modification
+    time of the file is the time of the code server's last heartbeat.
 
     Attributes:
-        place: the boot and pid namespace where it can be used: elsewhere the runs of the
-            predecessor could not be ended, and would keep beating for the incarnation.
-        incarnation: the node's own.
-        sessions: its code servers.
+        place: the boot and PID namespace of the agent. In another one, a successor could not end
+            the predecessor's runs, which keep sending heartbeats for the incarnation.
+        incarnation: the incarnation of the node.
+        sessions: the leaders of its code servers' sessions.
     """
 
     place: str
@@ -70,30 +72,30 @@ class AgentState:
 
     @classmethod
     def read(cls, folder: Path) -> AgentState | None:
-        """Return the note of the folder's last agent, if it was in this place and did not leave."""
+        """Return a killed agent's note; None if it ran in another boot or PID namespace."""
         try:
-            noted: Any = json.loads((folder / STATE_FILE).read_text())
-            sessions = tuple(filter(None, map(ProcessIdentity.parse, noted["sessions"])))
-            state = cls(str(noted["place"]), str(noted["incarnation"]), sessions)
+            fields: Any = json.loads((folder / STATE_FILE).read_text())
+            sessions = tuple(filter(None, map(ProcessIdentity.parse, fields["sessions"])))
+            state = cls(str(fields["place"]), str(fields["incarnation"]), sessions)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
         return state if state.place and state.place == current_place() else None
 
     def write(self, folder: Path) -> None:
-        """Write the note in one step."""
+        """Write the note atomically."""
         sessions = [str(session) for session in self.sessions]
-        noted = {"place": self.place, "incarnation": self.incarnation, "sessions": sessions}
-        replace_file(folder / STATE_FILE, json.dumps(noted))
+        fields = {"place": self.place, "incarnation": self.incarnation, "sessions": sessions}
+        replace_file(folder / STATE_FILE, json.dumps(fields))
 
     @staticmethod
     def touch(folder: Path) -> None:
-        """Note that the code server got a heartbeat now."""
+        """Set the time of the code server's last heartbeat to now."""
         with suppress(OSError):
             os.utime(folder / STATE_FILE)
 
     @staticmethod
     def forget(folder: Path) -> None:
-        """Remove the note: a node that has left needs no successor."""
+        """Remove the note of a node that has left its groups, so that no agent adopts from it."""
         (folder / STATE_FILE).unlink(missing_ok=True)
 
 
@@ -102,9 +104,9 @@ class LeftServer:
     """A code server that a killed agent left running.
 
     Attributes:
-        process: the server.
-        listen: where it listens.
-        id: its identity.
+        process: the process of the server.
+        listen: the address where it listens.
+        id: the id that it was started with.
     """
 
     process: ProcessIdentity
@@ -115,9 +117,10 @@ class LeftServer:
 def left_server(
     folder: Path, module: str, host: str, environment: Mapping[str, str]
 ) -> LeftServer | None:
-    """Return the server that a killed agent left, if this one would start it just like that.
+    """Return the code server of a killed agent, if this agent can adopt it.
 
-    None as well if it was left for so long that it can no longer take runs.
+    It can if it would start the server with the same command and environment, and if the server's
+    heartbeat timeout has not passed. Otherwise the result is None.
     """
     state = AgentState.read(folder)
     if state is None or not state.sessions or _age_s(folder) > LEFT_MAX_S:
@@ -128,10 +131,11 @@ def left_server(
     try:
         process = psutil.Process(leader.pid)
         command = process.cmdline()
-        named = dict(pairwise(command))
-        left = LeftServer(leader, Endpoint(host, int(named["--port"])), named["--fixed-server-id"])
-        same = command == _command(module, left.listen, left.id)
-        return left if same and _started_in(process, environment) else None
+        options = dict(pairwise(command))
+        endpoint = Endpoint(host, int(options["--port"]))
+        server = LeftServer(leader, endpoint, options["--fixed-server-id"])
+        same_command = command == _command(module, server.listen, server.id)
+        return server if same_command and _has_environment(process, environment) else None
     except (psutil.Error, OSError, KeyError, ValueError):
         return None
 
@@ -143,10 +147,10 @@ def _age_s(folder: Path) -> float:
         return float("inf")
 
 
-def _started_in(process: psutil.Process, environment: Mapping[str, str]) -> bool:
-    """Return True if a process has this environment, apart from what differs at each start.
+def _has_environment(process: psutil.Process, environment: Mapping[str, str]) -> bool:
+    """Return True if a process has this environment, except variables that change at each start.
 
-    False as well where the system does not show its environment.
+    False if the system does not show its environment.
     """
     try:
         own = process.environ()
@@ -163,17 +167,17 @@ def _command(module: str, listen: Endpoint, id_: str) -> list[str]:
         *("--host", listen.host, "--port", str(listen.port)),
         *("--location-name", location_of(module)),
         *("--fixed-server-id", id_),
-        # Should the agent die, nothing of it stays for long.
+        # So that the server ends soon after its agent has died.
         *("--heartbeat", "--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
     ]
 
 
 @contextmanager
 def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
-    """Hold a node's folder for one agent at a time.
+    """Lock a node's folder, which one agent can use at a time.
 
     Raises:
-        NodeNameTaken: another agent is at work in it.
+        NodeNameTaken: another agent uses the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK_FILE)
@@ -191,17 +195,17 @@ def answering_alone(folder: Path, node: NodeName) -> Generator[None]:
 
 
 class CodeServer:
-    """The supervision of one code server; `look` has to be called every second or so.
+    """The supervision of one code server; the agent calls `look` about once a second.
 
-    Runs of a server that was killed continue, and so do their leases; they are ended by `stop`.
+    If the server is killed, its runs continue and keep their leases. `stop` ends them.
 
     Args:
-        module: of the definitions that it serves.
-        listen: where it listens.
-        folder: of its log and of the agent's note.
-        environment: of its process.
+        module: the module of the definitions that it serves.
+        listen: the address where it listens.
+        folder: the folder of its log and of the agent's note.
+        environment: the environment of its process.
         clock: monotonic seconds.
-        left: the server of a killed agent, to continue with.
+        left: the server of a killed agent, to adopt.
     """
 
     def __init__(
@@ -241,37 +245,37 @@ class CodeServer:
             self.sessions.append(left.process)
 
     def succeed(self, sessions: Sequence[ProcessIdentity]) -> None:
-        """Let a killed agent's runs continue, but end those with another environment.
+        """Adopt the runs of a killed agent, but end runs with another environment.
 
         Args:
-            sessions: of its code servers, as it noted them.
+            sessions: the code servers' sessions in the killed agent's note.
         """
         adopted = set(self.sessions)
         for leader in sessions:
             if leader in adopted:
                 continue
             processes = session_of(leader)
-            if processes and all(_started_in(each, self.environment) for each in processes):
+            if processes and all(_has_environment(each, self.environment) for each in processes):
                 if leader.existence() is Existence.ALIVE:
-                    # It can no longer take runs; the runs it has started continue.
+                    # A server that was not adopted takes no more runs; its runs continue.
                     with suppress(psutil.Error):  # it has just ended by itself
                         psutil.Process(leader.pid).kill()
                 self.sessions.insert(0, leader)
             elif ended := end_session(leader):
-                say(f"Ended {ended} processes that an agent before this one left running.")
+                say(f"Ended {ended} processes that an earlier agent had left running.")
 
     @property
     def silent_s(self) -> float:
-        """The seconds since its last answer, or since its first start if it never answered."""
+        """The seconds since its last answer; before the first, since its start was last due."""
         return self._clock() - (self._begin_at if self._answered_at is None else self._answered_at)
 
     @property
     def log(self) -> Path:
-        """The file that its output goes to."""
+        """The file with its output."""
         return self._folder / LOG_FILE
 
     def look(self) -> bool:
-        """Start the server, or end it for good, if that is due; return True if it answers now."""
+        """Start or kill the server if that is due; return True if it answers now."""
         now = self._clock()
         if self._process is None:
             if now >= self._begin_at:
@@ -282,7 +286,7 @@ class CodeServer:
             self._process = None
             self._begin_at = now + self._waits.next_s()
             return False
-        # A leftover of another process on this port must not be taken for ours.
+        # The id tells our server from a leftover server on the same port.
         if server_id(self._reached) == self._id:
             self._answered_at = self._clock()
             if self._answered_at - self._beaten_at >= HEARTBEAT_S:
@@ -300,7 +304,7 @@ class CodeServer:
         return self._answered_at is not None and self._answered_at >= self._started_at
 
     def stop(self) -> None:
-        """End it and all runs that it or its predecessors started."""
+        """End the server, and all runs that it or its predecessors started."""
         if self._process is not None:
             self._process.stop()
             self._process = None
@@ -326,7 +330,7 @@ class CodeServer:
         try:
             code_server_client(host=self._reached.host, port=self._reached.port).heartbeat("agent")
         except Exception as error:
-            # It answered a moment ago; whether it still does, the next look tells.
-            say(f"The code server took no heartbeat: {type(error).__name__}.")
+            # It answered a moment ago; the next call of `look` checks it again.
+            say(f"The code server did not accept a heartbeat: {type(error).__name__}.")
         else:
             AgentState.touch(self._folder)

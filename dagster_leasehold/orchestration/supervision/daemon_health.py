@@ -1,7 +1,7 @@
-"""The health of Dagster's daemon: whether its sensors tick, and whether tables follow what commits.
+"""The health of Dagster's daemon: its sensors tick, and committed batches reach their tables.
 
-`/healthz` tells what only a new process fixes. A database that is away is none of that: the daemon
-continues once it is back, and what waits for its table is published then.
+`/healthz` fails only if a restart of the process helps. An unavailable database makes only
+`/readyz` fail: the daemon continues once the database is back. `steady_daemon` serves the pages.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 LOOK_S = 10.0
 TURN_MAX_S = 120.0
-"""The longest that a turn of a loop takes, with a database that answers late, in seconds."""
+"""The longest duration of one iteration of a loop, with a slow database, in seconds."""
 SILENT_MAX_S = 300.0
-"""The time without a beat after which the daemon is to be started again: it beats each 30 s."""
+"""The time without a heartbeat after which the daemon needs a restart: it sends one every 30 s."""
 SENSORS = "SENSOR"
-"""Dagster's name of the part of its daemon that ticks the sensors."""
+"""Dagster's name of the daemon that ticks the sensors."""
 BEATS, SERVER = "looked at its own beats", "looked after its code server"
 
 
 class DaemonHealth:
-    """The health of one daemon; `look` is to be called every `LOOK_S`.
+    """The health of one daemon; a thread calls `look` every `LOOK_S`.
 
     Args:
-        beat: returns a mark that is another one after each beat of the part that ticks sensors.
-        lags: returns, for each group of this deployment, what waits for its table.
+        beat: returns a mark that changes with each heartbeat of the sensor daemon.
+        lags: returns the unpublished batches per group of this deployment.
         clock: monotonic seconds.
     """
 
@@ -59,11 +59,11 @@ class DaemonHealth:
         self._waiting: dict[tuple[GroupKey, ShardId], tuple[int, float]] = {}
 
     def turned(self, loop: str) -> None:
-        """Take note that one of the two loops, `BEATS` or `SERVER`, has turned."""
+        """Record that one of the two loops, `BEATS` or `SERVER`, has begun an iteration."""
         self._turned_at[loop] = self._clock()
 
     def look(self) -> None:
-        """Look at the daemon's beats, and at what waits for its table."""
+        """Check the daemon's heartbeats and the unpublished batches."""
         self.turned(BEATS)
         try:
             mark = self._beat()
@@ -74,15 +74,12 @@ class DaemonHealth:
         self._watch.see(mark)
         if self._first is None:
             self._first = mark
-        # The first mark can be of the daemon before this one.
+        # The first mark can be from the previous daemon process.
         if mark != self._first:
             self._trouble = self._behind()
 
     def unhealthy(self) -> str:
-        """Return the sentence that says why the daemon is to be started again; empty if it is well.
-
-        Both loops have to turn, and the daemon has to beat.
-        """
+        """Return why the daemon needs a restart; empty if both loops run and it has heartbeats."""
         for loop, turned_at in self._turned_at.items():
             if (silent_s := self._clock() - turned_at) > TURN_MAX_S:
                 return f"Dagster's daemon has not {loop} for {silent_s:.0f} s."
@@ -91,7 +88,7 @@ class DaemonHealth:
         return ""
 
     def not_ready(self) -> str:
-        """Return the sentence that says what does not work yet, or not now; empty if all does."""
+        """Return the current problem, which can pass without a restart; empty if there is none."""
         return self.unhealthy() or self._trouble
 
     def _behind(self) -> str:
@@ -100,7 +97,7 @@ class DaemonHealth:
         except LeaseholdError as error:
             return str(error)
         except Exception as error:
-            # It asks Dagster's storage, too, and an error here would end the daemon.
+            # `lags` also reads Dagster's storage, and an exception would end this thread.
             return _unanswered(error)
         late = self._late(lags)
         for key, waiting in lags.items():
@@ -109,16 +106,17 @@ class DaemonHealth:
         return ""
 
     def _late(self, lags: Mapping[GroupKey, Sequence[ShardLag]]) -> set[GroupKey]:
-        """Return the groups with a batch that waits since a look of `LATE_S` ago, by their numbers.
+        """Return the groups with a batch that this daemon has seen unpublished for `LATE_S`.
 
-        The dates of batches come from the committing hosts' clocks. What this daemon knows
-        is that a batch which it saw waiting waits still; a new daemon has seen none.
+        The times of batches are not compared, because they come from the clocks of other hosts.
+        For each shard, `_waiting` has the end (exclusive) of a range of batch numbers and the time
+        when the range was first seen. Once the whole range is published, the next range begins.
         """
-        now, before = self._clock(), self._waiting
+        now, last_waiting = self._clock(), self._waiting
         self._waiting = {}
         for key, waiting in lags.items():
             for lag in waiting:
-                end, since = before.get((key, lag.shard), (0, now))
+                end, since = last_waiting.get((key, lag.shard), (0, now))
                 if lag.start >= end:
                     end, since = lag.start + lag.batches, now
                 self._waiting[key, lag.shard] = end, since
@@ -126,16 +124,16 @@ class DaemonHealth:
 
 
 def _unanswered(error: Exception) -> str:
-    """Return the sentence for an error of the driver of Dagster's storage."""
+    """Return the message for an error of the database driver of Dagster's storage."""
     return f"Dagster's storage did not answer: {type(error).__name__}."
 
 
 @contextmanager
 def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
-    """Serve the pages of this process's daemon within the block, and tell systemd's watchdog.
+    """Serve the health pages of this process's daemon, and notify systemd's watchdog.
 
     Raises:
-        InvalidSetting: the settings are refused, or the address cannot be listened on.
+        InvalidSetting: a setting is not valid, or this host cannot listen on the address.
     """
     from dagster_leasehold.orchestration.resources import deployment_of
     from dagster_leasehold.orchestration.settings import load_settings
@@ -144,7 +142,7 @@ def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
 
     @cache
     def instance() -> DagsterInstance:
-        # Opened at the first look that finds a storage, while the code server starts.
+        # Opened by the first check that reaches the storage, while the code server starts.
         from dagster import DagsterInstance
 
         return DagsterInstance.get()
@@ -165,11 +163,11 @@ def daemon_pages(at: Endpoint) -> Generator[DaemonHealth]:
     checks = {HEALTH: health.unhealthy, READINESS: health.not_ready}
     with health_pages(at, checks) as pages, told_watchdog(health.unhealthy):
         say(f"Health of the daemon at http://{pages}{HEALTH} and {READINESS}.")
-        Thread(target=_look_on, args=(health,), name="looks", daemon=True).start()
+        Thread(target=_keep_checking, args=(health,), name="looks", daemon=True).start()
         yield health
 
 
-def _look_on(health: DaemonHealth) -> NoReturn:
+def _keep_checking(health: DaemonHealth) -> NoReturn:
     while True:
         health.look()
         time.sleep(LOOK_S)

@@ -1,4 +1,4 @@
-"""Dagster's own processes on the embedded instance: daemon and webserver, on the loopback."""
+"""Dagster's daemon and webserver as child processes of `leasehold dev`, on the loopback address."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POLL_S = 0.1
 
 
 def child_environment(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of Dagster's processes: both homes, and where the modules are."""
+    """Return the environment of Dagster's processes: both homes and the import path."""
     folders = [str(each) for each in import_folders(settings.home) if each != Path.cwd()]
     inherited = filter(None, [environment.get("PYTHONPATH")])
     return {
@@ -47,14 +47,18 @@ def daemon(
     module: str = DEFINITIONS_MODULE,
     served_in: Path | None = None,
 ) -> ChildProcess:
-    """Return the daemon, which ticks the sensors and launches the runs; its log is in the home.
+    """Return Dagster's daemon with its code server, as a child that is not started.
 
-    `served_in` is a folder whose path is short, through which `webserver` uses its code server.
+    Args:
+        settings: the settings of the deployment; the log is in their home.
+        environment: the environment of the process.
+        module: the module of the definitions.
+        served_in: the folder of the code server's socket, for `webserver`. Its path must be short.
     """
-    shared = ["--folder", str(served_in)] if served_in else []
+    folder_option = ["--folder", str(served_in)] if served_in else []
     return ChildProcess(
         "the Dagster daemon",
-        [sys.executable, "-m", DAEMON, module, *shared],
+        [sys.executable, "-m", DAEMON, module, *folder_option],
         log=settings.home.absolute() / "daemon.log",
         environment=environment,
     )
@@ -63,7 +67,10 @@ def daemon(
 def webserver(
     settings: Settings, environment: Mapping[str, str], port: int, served_in: Path
 ) -> ChildProcess:
-    """Return the webserver, for browsers on this machine only; its log is in the home."""
+    """Return Dagster's webserver for browsers on this host, as a child that is not started.
+
+    `served_in` is the folder where `daemon` puts the code server's socket and workspace file.
+    """
     return ChildProcess(
         "the Dagster webserver",
         [
@@ -76,20 +83,20 @@ def webserver(
 
 
 def wait_for_code(served_in: Path, background: ChildProcess, stop: Event) -> None:
-    """Return when the daemon's code server listens, or when it is time to stop.
+    """Wait until the daemon's code server listens or `stop` is set.
 
     Raises:
-        LeaseholdError: the daemon has ended, or takes too long.
+        LeaseholdError: the daemon has ended, or the timeout has passed.
     """
     socket_file = served_in / SOCKET_FILE
     _wait_for(background, lambda: stop.is_set() or socket_file.exists())
 
 
 def wait_for_port(port: int, pages: ChildProcess, stop: Event) -> None:
-    """Return when the webserver takes connections, or when it is time to stop.
+    """Wait until the webserver accepts connections or `stop` is set.
 
     Raises:
-        LeaseholdError: it has ended, or takes too long.
+        LeaseholdError: the webserver has ended, or the timeout has passed.
     """
 
     def answers() -> bool:
@@ -109,11 +116,11 @@ def _wait_for(child: ChildProcess, answers: Callable[[], bool]) -> None:
 
 @contextmanager
 def opened_instance(settings: Settings, home: Path | None = None) -> Generator[DagsterInstance]:
-    """Open the Dagster instance of a folder; None is the one in Leasehold's home."""
+    """Open the Dagster instance in a folder; by default, the one in Leasehold's home."""
     from dagster import DagsterInstance
 
     folder = str(home or settings.dagster_home)
-    # The configuration can name folders relative to DAGSTER_HOME.
+    # The configuration of the instance can contain paths relative to DAGSTER_HOME.
     os.environ["DAGSTER_HOME"] = folder
     with DagsterInstance.from_config(folder) as instance:
         yield instance

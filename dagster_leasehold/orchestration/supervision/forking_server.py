@@ -1,13 +1,15 @@
-"""Dagster's code server, whose run processes are forked instead of starting Python anew.
+"""Dagster's code server with forked run processes, which start faster than a new interpreter.
 
 As a program (`python -m` this module, with the arguments of `dagster api grpc`), it loads Dagster,
-forks a process that does nothing but fork, and becomes the code server. While there are runs, a
-copy of that process has loaded what they need besides. They share its memory, and begin sooner.
-Each run loads the user's modules as they are then.
+forks the forking process, and becomes the code server. The forking process forks a copy of itself,
+the copy loads the libraries that only runs need, and forks one process per run. Runs share the
+copy's memory. When no run was active for `IDLE_S`, the copy exits, and the next run gets a new one.
+Each run imports the user's modules itself, in their current version.
 
-The forking process has one thread: a fork in the server itself would break the threads of gRPC. If
-the server dies, runs continue, as they do when Dagster starts them. If the forking process dies,
-runs continue and the server ends, for its supervisor to start both again.
+The forking process has one thread; a fork in the server itself would break gRPC's threads. If the
+server dies, runs continue, as in Dagster's own server. If the forking process dies, runs continue
+and the server exits, so that its supervisor restarts both. `code_server` and `steady_daemon` start
+this program.
 """
 
 from __future__ import annotations
@@ -33,24 +35,25 @@ from dagster_leasehold.orchestration.presentation import say
 SHARED = ("dagster_leasehold.orchestration.build", "dagster_leasehold.lease_store.sql_store")
 OF_RUNS = ("pyarrow.parquet", "pyspark.sql.connect.session")
 IDLE_S = 600.0
-"""How long the modules of runs stay loaded without a run, as long as Spark stays."""
+"""The time without a run after which the libraries of runs are unloaded, the same as Spark's."""
 REAP_S = 0.2
-"""How late the end of a run's process is noticed while a process of its own holds its pipe."""
+"""The interval of checks for ended runs. A closed pipe shows most ends at once, but not if a child
+of the run keeps the pipe open."""
 PROGRAM = "dagster_leasehold.orchestration.supervision.forking_server"
 NOT_FORKED = 71
-"""The exit code of a process that could not be forked, as of `EX_OSERR`."""
+"""The exit code of a run whose fork failed, the value of `os.EX_OSERR`."""
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 class Messages(queue.Queue[Any]):
-    """The queue through which a run's process tells its server that it has begun."""
+    """The server's end of the queue through which a run's process reports that it has started."""
 
     def __reduce__(self) -> tuple[type[Outlet], tuple[()]]:
         return Outlet, ()
 
 
 class Outlet:
-    """The other end of `Messages`, in the run's process."""
+    """The end of `Messages` in the run's process."""
 
     pipe: Connection
 
@@ -66,7 +69,7 @@ class Stop(threading.Event):
     interrupt: Callable[[], object] = staticmethod(lambda: None)
 
     def set(self) -> None:
-        """Interrupt the process, as it interrupts itself on the event of `multiprocessing`."""
+        """Set the event, and interrupt the run's process, which has no connection to this event."""
         super().set()
         self.interrupt()
 
@@ -75,12 +78,12 @@ class Stop(threading.Event):
 
 
 class ForkedProcess:
-    """A run's process, with what Dagster's server uses of `multiprocessing.Process`.
+    """A run's process, with the part of `multiprocessing.Process` that Dagster's server uses.
 
     Args:
-        forker: has it forked.
-        target: the function that it calls.
-        args: of the function.
+        forker: the connection to the forking process.
+        target: the function that the process calls.
+        args: the arguments of the function.
     """
 
     def __init__(
@@ -91,18 +94,18 @@ class ForkedProcess:
         self.exitcode: int | None = None
 
     def start(self) -> None:
-        """Have it forked."""
+        """Request the fork."""
         number = self._forker.begin(self)
         for each in self.work[1]:
             if isinstance(each, Stop):
                 each.interrupt = partial(self._forker.tell, number, None)
 
     def is_alive(self) -> bool:
-        """Return False once it has ended."""
+        """Return True until its exit code is known."""
         return self.exitcode is None
 
     def hear(self, message: object) -> None:
-        """Pass a message of the process on."""
+        """Put a message from the process into the server's queue."""
         for each in self.work[1]:
             if isinstance(each, Messages):
                 each.put(message)
@@ -112,7 +115,7 @@ class Forker:
     """The server's end of the pipe to the forking process, in place of `multiprocessing`.
 
     Args:
-        pipe: to the forking process.
+        pipe: the pipe to the forking process.
     """
 
     Queue, Event = Messages, Stop
@@ -126,14 +129,14 @@ class Forker:
         threading.Thread(target=self._listen, name="forked-runs", daemon=True).start()
 
     def begin(self, process: ForkedProcess) -> int:
-        """Have a process forked; return its number."""
+        """Request the fork of a process; return its number."""
         number = next(self._numbers)
         self._processes[number] = process
         self.tell(number, process.work)
         return number
 
     def tell(self, number: int, work: object) -> None:
-        """Have a process forked for some work, or interrupted if that is None."""
+        """Request the fork of a process for `work`, or its interruption if `work` is None."""
         with self._lock:
             self._pipe.send((number, work))
 
@@ -145,35 +148,36 @@ class Forker:
                     self._processes[number].hear(message)
                 else:
                     self._processes.pop(number).exitcode = exit_code
-        say("The process that forks runs has ended, and so does the code server.")
+        say("The process that forks runs has ended, so the code server exits, too.")
         sys.stdout.flush()
         os._exit(1)
 
 
 def _pipe(*, duplex: bool = True) -> tuple[Connection, Connection]:
-    # Types know of Windows, too, where its ends are of another class.
+    # Annotated as Any, because the declared type also covers Windows, where the class differs.
     ends: Any = multiprocessing.Pipe(duplex)
     return ends
 
 
 def fork_runs(server: Connection) -> Callable[[], object]:
-    """Fork a process for each work that the server sends; return the work in each of these.
+    """Fork a process for each run that the server requests.
 
-    Ends the process when the server is gone, and its runs continue.
+    It returns only in the forked processes, and returns the work of the run. The forking process
+    itself exits when the server is gone; its runs continue.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     while True:
         if (loaded := os.fork()) == 0:
             _load(OF_RUNS)
             return _fork_runs(server)
-        # The modules that runs need go with the process that has loaded them, for lack of runs.
+        # The copy exits when no run was active for `IDLE_S`, which unloads the libraries of runs.
         _, status = os.waitpid(loaded, 0)
         if status or not server.poll(None):
             os._exit(0)
 
 
 def _fork_runs(server: Connection) -> Callable[[], object]:
-    """As `fork_runs`, until no run has been at work for `IDLE_S`."""
+    """Fork runs as `fork_runs` does, and exit when no run was active for `IDLE_S`."""
     runs: dict[int, tuple[int, Connection]] = {}
     while True:
         ready = wait([server, *(pipe for _, pipe in runs.values())], REAP_S if runs else IDLE_S)
@@ -205,7 +209,7 @@ def _fork_runs(server: Connection) -> Callable[[], object]:
 
 
 def _pass_on(runs: dict[int, tuple[int, Connection]], server: Connection) -> None:
-    """Tell the server what runs have told, and which have ended."""
+    """Send the server the messages and exit codes of the runs."""
     for number, (pid, pipe) in [*runs.items()]:
         ended, status = os.waitpid(pid, os.WNOHANG)
         with suppress(EOFError):
@@ -230,26 +234,27 @@ def _work_of(
 
 
 def _load(names: Iterable[str]) -> None:
-    """Load modules, as far as they are installed, for good."""
+    """Import modules that are installed, and move them out of reach of garbage collection."""
     for name in names:
         with suppress(ImportError):
             resolve_name(name)
     gc.collect()
-    gc.freeze()  # so that no collection writes to the memory that all share
+    gc.freeze()  # so that no collection writes to the memory that all runs share
 
 
 def main() -> None:
-    """Fork the process that forks runs, and serve."""
+    """Fork the forking process, then become Dagster's code server."""
     from dagster import DagsterInstance
 
     from dagster_leasehold.assets.dagster_internals import start_runs_with
     from dagster_leasehold.assets.spark.users_modules import UsersModules
 
     if sys.platform == "linux":
-        # The configuration of Dagster's instance can name classes of the user's.
+        # The configuration of Dagster's instance can name the user's classes.
         modules = UsersModules()
         sys.meta_path.insert(0, modules)
-        # It loads half of Dagster. The server and each run say what keeps it from being opened.
+        # Opening the instance imports half of Dagster. An error is ignored here, because the server
+        # and each run open the instance again and report it.
         with suppress(Exception), DagsterInstance.get():
             pass
         sys.meta_path.remove(modules)
@@ -268,5 +273,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name: Dagster's program becomes the main module, and messages name their class.
+    # Called under the module's own name: `__main__` becomes Dagster's program, and pickled objects
+    # name the module of their class.
     resolve_name(PROGRAM).main()

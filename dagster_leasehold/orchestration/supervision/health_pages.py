@@ -1,7 +1,8 @@
-"""Two pages that tell an orchestrator how a process does: `/healthz` and `/readyz`.
+"""The pages `/healthz` and `/readyz`, which tell an orchestrator the state of a process.
 
-The names and the meaning come from Kubernetes' probes: who is not healthy is started again, who
-is not ready is waited for. Each page is one line of text, with the status 200 or 503.
+They follow Kubernetes' probes: an orchestrator restarts an unhealthy process, and waits for one
+that is not ready. Each page is one line of text, with the status 200 or 503. The node agent and
+`steady_daemon` serve them.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
 HEALTH, READINESS = "/healthz", "/readyz"
 REQUEST_TIMEOUT_S = 10.0
-"""A client that says nothing for so long is hung up on."""
+"""The time after which the connection of a silent client is closed."""
 
 Check = Callable[[], str]
-"""Returns the sentence that names the trouble; an empty text if there is none."""
+"""Returns a message about the problem, or an empty text if there is none."""
 
 
 @contextmanager
 def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoint]:
-    """Answer at an endpoint within the block; yield it, with the port where that was 0.
+    """Serve the pages within the block; yield the endpoint with its actual port.
 
     Args:
-        at: where to listen; every client that reaches it can read the pages.
-        checks: the check behind each path.
+        at: the address to listen on, where port 0 means any free port. Every client that reaches
+            it can read the pages.
+        checks: the check for each path.
 
     Raises:
-        InvalidSetting: the address cannot be listened on.
+        InvalidSetting: this host cannot listen on the address.
     """
 
     class Pages(BaseHTTPRequestHandler):
@@ -45,9 +47,9 @@ def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoin
             if check is None:
                 self._answer(HTTPStatus.NOT_FOUND, f"Only {' and '.join(checks)} are here.")
                 return
-            wrong = check()
-            status = HTTPStatus.SERVICE_UNAVAILABLE if wrong else HTTPStatus.OK
-            self._answer(status, wrong or "ok")
+            problem = check()
+            status = HTTPStatus.SERVICE_UNAVAILABLE if problem else HTTPStatus.OK
+            self._answer(status, problem or "ok")
 
         def _answer(self, status: HTTPStatus, sentence: str) -> None:
             body = f"{sentence}\n".encode()
@@ -59,13 +61,13 @@ def health_pages(at: Endpoint, checks: Mapping[str, Check]) -> Generator[Endpoin
 
         @override
         def log_message(self, format: str, *args: object) -> None:
-            """Keep quiet: probes come every few seconds, for years."""
+            """Log nothing: probes come every few seconds."""
 
     try:
         server = ThreadingHTTPServer((at.host, at.port), Pages)
     except OSError as error:
         raise InvalidSetting(
-            f"The health pages cannot be served at {at} ({error.strerror}): name another address "
+            f"The health pages cannot be served at {at} ({error.strerror}): set another address "
             "with --health."
         ) from None
     thread = threading.Thread(target=server.serve_forever, name="health", daemon=True)

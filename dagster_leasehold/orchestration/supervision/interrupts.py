@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and SIGHUP: they end a block, or wait until it is ready for them."""
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: they end a block, set an event, or are deferred.
+
+The long-running commands use it, and the modules that start child processes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 @contextmanager
 def handled_by(handler: Handler, *numbers: signal.Signals) -> Generator[None]:
-    """Have these signals call a handler within the block."""
+    """Install a handler for these signals within the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -29,10 +32,10 @@ def handled_by(handler: Handler, *numbers: signal.Signals) -> Generator[None]:
 
 
 class Interruption(KeyboardInterrupt):
-    """The exception that a signal raises in a block that it ends.
+    """The exception that a signal raises in the block that it ends.
 
     Args:
-        dropped: called when the last holder has released the interruption.
+        dropped: called when the last reference to the exception is gone.
     """
 
     def __init__(self, dropped: Callable[[], None]) -> None:
@@ -45,11 +48,11 @@ class Interruption(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Generator[None]:
-    """Have SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
+    """Make SIGTERM and SIGHUP end the block as Ctrl-C does, so that no child outlives it.
 
-    The first signal ends it; later ones wait until its children have ended. Nothing in the
-    block can catch the interruption for good. Where Python itself drops it, as it drops all that is
-    raised in a finalizer or in the callback of a weak reference, it is raised again.
+    The first signal ends the block; later signals are ignored, so that its children can end. If
+    code in the block catches the interruption, it is raised again. The same holds if Python drops
+    it, as Python does with exceptions in finalizers and in callbacks of weak references.
     """
     over = False
 
@@ -58,13 +61,13 @@ def ended_by_signals() -> Generator[None]:
         for other in NUMBERS:
             signal.signal(other, signal.SIG_IGN)
         if number != signal.SIGALRM:
-            # Not `sys.stderr`, which refuses to be used within a use of itself.
+            # Not `sys.stderr`: it raises if the signal interrupts a write to it.
             with suppress(OSError):
                 os.write(2, STOPPING)
         raise Interruption(raise_again)
 
     def raise_again() -> None:
-        # A moment later, when the block is out of what dropped it.
+        # A timer raises it a moment later, when the finalizer or callback has returned.
         if not over:
             signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
 
@@ -88,7 +91,7 @@ def ended_by_signals() -> Generator[None]:
 
 @contextmanager
 def stop_event() -> Generator[threading.Event]:
-    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set; the block continues until it looks."""
+    """Yield an event that Ctrl-C, SIGTERM and SIGHUP set; the block has to check it."""
     stop = threading.Event()
     with handled_by(lambda _number, _frame: stop.set(), *NUMBERS):
         yield stop
@@ -96,9 +99,10 @@ def stop_event() -> Generator[threading.Event]:
 
 @contextmanager
 def held_back() -> Generator[None]:
-    """Have signals that would end the block wait until its end; for a few steps only.
+    """Defer signals until the end of the block, which must be short.
 
-    Only those with a handler of ours can wait, and only the main thread is ever interrupted.
+    Only signals with a Python handler are deferred. On another thread than the main one this does
+    nothing, because signals interrupt only the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

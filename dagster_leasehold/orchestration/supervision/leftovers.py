@@ -1,8 +1,8 @@
-"""The processes that a command of a home started, and their end if the command was killed.
+"""The processes that `leasehold` commands started on a home, and their end if a command is killed.
 
-As a program (`python -m` this module, with a home and the identity of the command that starts it),
-it waits until its standard input closes. If the command has not said goodbye there, it was killed,
-and its leftover processes are ended.
+`dev`, `stop` and `status` use it. As a program (`python -m` this module, with a home and the
+identity of the command), it is the guard of a command: it waits until its standard input closes. If
+it has not received `GOODBYE` there, the command was killed, and the guard ends its processes.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ LOCK_FILE = "running.lock"
 GOODBYE = b"goodbye"
 POLL_S = 0.05
 LOG_FOLDERS = (".", "nodes/*", "nodes/*/spark", "spark")
-"""The folders of a home with logs of processes."""
+"""The folders of a home where child processes have their logs and notes."""
 
 
 def noted_children(home: Path) -> Iterator[tuple[Path, ChildNote]]:
-    """Yield the notes of the processes that commands have started on a home."""
+    """Yield the path and content of the notes of all child processes on a home."""
     for folder in LOG_FOLDERS:
         for path in sorted(home.glob(f"{folder}/*{NOTE_SUFFIX}")):
             if (note := ChildNote.read(path)) is not None:
@@ -42,7 +42,7 @@ def noted_children(home: Path) -> Iterator[tuple[Path, ChildNote]]:
 
 
 def commands_at_work(home: Path) -> set[ProcessIdentity]:
-    """Return the commands that have started processes on a home, without agents among these."""
+    """Return the live commands with child processes, except agents, which are children of `dev`."""
     notes = [note for _, note in noted_children(home)]
     parents = {note.parent for note in notes} - {note.process for note in notes}
     return {each for each in parents if each.existence() is Existence.ALIVE}
@@ -53,10 +53,10 @@ class Usage:
     """The processes of one kind on a home, and their memory.
 
     Attributes:
-        name: of the started process, with its descendants.
-        processes: their number.
-        memory_bytes: the sum of their proportional sizes; of their resident sizes where the system
-            does not tell those.
+        name: the name of the child process; its descendants are included.
+        processes: the number of processes.
+        memory_bytes: the sum of their proportional set sizes, or of their resident set sizes if
+            the system does not provide the former.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Usage:
 
 
 def usages(home: Path) -> list[Usage]:
-    """Return the processes of a home on this host, the command that started them first."""
+    """Return the processes of a home on this host; the commands that started them come first."""
     parts: dict[str, list[psutil.Process]] = {}
     for command in commands_at_work(home):
         with suppress(psutil.NoSuchProcess):
@@ -88,14 +88,14 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 
 def end_leftovers(home: Path) -> list[str]:
-    """End the processes on a home whose parents are gone; return their names."""
+    """End the child processes on a home whose parents are gone; return their names."""
     ended: list[str] = []
     for path, note in noted_children(home):
         if note.parent.existence() is not Existence.GONE:
             continue
         if end_session(note.process, note.stop_timeout_s):
             ended.append(note.name)
-        # Another command might have started its own meanwhile, and noted that.
+        # Another command can have written its own note to this path meanwhile.
         if ChildNote.read(path) == note:
             path.unlink(missing_ok=True)
     return ended
@@ -103,13 +103,13 @@ def end_leftovers(home: Path) -> list[str]:
 
 @contextmanager
 def running_alone(home: Path) -> Generator[None]:
-    """Hold a home for one `leasehold dev` at a time.
+    """Lock a home, which one `leasehold dev` can use at a time.
 
-    Processes that an earlier command left are ended first, and the block's own are ended after
-    it, even if this process is killed.
+    It first ends the processes that a killed command left running. If this process is killed within
+    the block, a guard ends the processes that the block has started.
 
     Raises:
-        InvalidSetting: another one is at work on it, or it cannot be made.
+        InvalidSetting: another command uses the home, or the folder cannot be created.
     """
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -133,6 +133,7 @@ def running_alone(home: Path) -> Generator[None]:
 
 @contextmanager
 def _guarded(home: Path) -> Generator[None]:
+    """Run the guard during the block."""
     command = ProcessIdentity.of(os.getpid())
     with held_back():
         guard = subprocess.Popen(
@@ -151,7 +152,7 @@ def _guarded(home: Path) -> Generator[None]:
 def _guard(home: Path, command: ProcessIdentity | None) -> None:
     if sys.stdin.buffer.read() == GOODBYE or command is None:
         return
-    # The system closes the files of a killed process a moment before the process is gone.
+    # The system closes the files of a killed process shortly before it removes the process.
     while command.existence() is Existence.ALIVE:
         time.sleep(POLL_S)
     end_leftovers(home)

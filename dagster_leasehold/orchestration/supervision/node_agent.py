@@ -1,10 +1,10 @@
-"""The agent of a node: `leasehold node`. One a host, beside the runs and not part of them.
+"""The agent of a node, which the command `leasehold node` runs: one process per host.
 
-It keeps the host's code server running, which takes the node's runs, and Spark warm for them. It
-beats for the node as long as it lives itself, plans for it, and tells the group when its code
-server takes no runs, so that the shards go elsewhere by transfer. Told to end, it hands the shards
-over to other nodes, lets the runs reach the end of their batches, frees the rest, and only then
-stops its child processes.
+It keeps the code server running, which starts the node's runs, and keeps Spark warm for them. It
+sends the node's heartbeats and plans for the node. If the code server takes no runs, it marks the
+node as not accepting runs, so that the shards are transferred to other nodes. When it is asked to
+stop, it transfers the shards, lets the runs finish their batches, frees the remaining shards, and
+stops its child processes last.
 """
 
 from __future__ import annotations
@@ -47,34 +47,36 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 ENDED_S = 0.1
-"""How late the end of a run's process is noticed, in seconds."""
+"""The interval of checks for ended run processes, in seconds."""
 KEEP_S = 0.5
 RUNS_LOOK_S = 5.0
 LOOKED, BEATEN, PLANNED = "looked at its code server", "tried to beat", "tried to plan"
 TURN_MAX_S = 120.0
-"""The longest that a turn of the agent's loops takes, with a database that answers late.
+"""The longest duration of one iteration of the agent's loops, with a slow database, in seconds.
 
-Each beat of a group is a turn: a round takes as much longer as there are groups.
+Each heartbeat of one group counts as an iteration, so the limit does not depend on the number of
+groups.
 """
 HAND_OVER_FRACTION = 0.5
-"""The part of the time for leaving that other nodes have to take the shards over."""
+"""The fraction of `leave_timeout_s` in which other nodes can take the shards by transfer."""
 SILENT_MAX_S = 10.0
-"""After how long without an answer of its code server a node gives its shards away, in seconds."""
+"""The time without an answer of its code server after which a node accepts no runs, in seconds."""
 
 
 class NodeAgent:
-    """The agent of one node; `run` returns when it has left.
+    """The agent of one node; `run` returns when the node has left its groups.
 
     Args:
-        node: its name.
+        node: the name of the node.
         rows: the row to register in each group, without incarnation and address.
         store: the lease store.
-        instance: Dagster's.
+        instance: the Dagster instance.
         server: the node's code server.
-        spark: keeps its Spark warm; None if another process does.
-        folder: of its state.
-        advertised: where Dagster's daemon reaches the code server.
-        leave_timeout_s: how long handing its shards over and ending its runs can take, in seconds.
+        spark: keeps the node's Spark warm; None if another process does that.
+        folder: the folder of the agent's state.
+        advertised: the address where Dagster's daemon reaches the code server.
+        leave_timeout_s: the longest time for the transfer of the shards and the end of the runs,
+            in seconds.
         clock: monotonic seconds.
     """
 
@@ -124,7 +126,7 @@ class NodeAgent:
         """Work until `stop` is set, then leave.
 
         Raises:
-            NodeNameTaken, AssignmentConflict: the node may not be a member.
+            NodeNameTaken, AssignmentConflict: the node cannot join a group.
         """
         self._incarnation = self._succeed()
         try:
@@ -143,7 +145,11 @@ class NodeAgent:
         AgentState.forget(self._folder)
 
     def _stopped_before_look(self, stop: threading.Event) -> bool:
-        """Wait for the next look, which is due when a run's process has ended."""
+        """Wait until the next look is due, at once if a run's process has ended.
+
+        Returns:
+            True if `stop` was set meanwhile.
+        """
         for _ in range(math.ceil(LOOK_S / ENDED_S)):
             if stop.wait(min(LOOK_S, ENDED_S)):
                 return True
@@ -160,9 +166,9 @@ class NodeAgent:
     # -- health -----------------------------------------------------------------------------------
 
     def unhealthy(self) -> str:
-        """Return the sentence that says why the agent is to be started again; empty if it is well.
+        """Return why the agent needs a restart; empty if all its loops run.
 
-        Each of its loops has to turn; a database that does not answer is no reason.
+        A database that does not answer is not a reason.
         """
         for loop, turned_at in self._turned_at.items():
             if (silent_s := self._clock() - turned_at) > TURN_MAX_S:
@@ -170,7 +176,7 @@ class NodeAgent:
         return ""
 
     def not_ready(self) -> str:
-        """Return the sentence that says why the node takes no shards; empty if it does."""
+        """Return why the node takes no shards; empty if it takes them."""
         if not self._published or not self._accepts_runs:
             return f"The code server of node {self._node} takes no runs."
         for member in self._members:
@@ -179,13 +185,13 @@ class NodeAgent:
         return ""
 
     def _succeed(self) -> str:
-        """Take over from a killed predecessor; return the incarnation to continue under."""
+        """Take over from a killed predecessor; return its incarnation, or a new one."""
         self._mark.unlink(missing_ok=True)
-        former = AgentState.read(self._folder)
-        if former is None:
+        predecessor = AgentState.read(self._folder)
+        if predecessor is None:
             return uuid.uuid4().hex
-        self._server.succeed(former.sessions)
-        return former.incarnation
+        self._server.succeed(predecessor.sessions)
+        return predecessor.incarnation
 
     def _look(self) -> None:
         self._turned_at[LOOKED] = self._clock()
@@ -207,16 +213,18 @@ class NodeAgent:
             self._tolerantly(self._bury)
 
     def _begin(self) -> None:
-        """Once the code server answers, watch the node's name; when it is free, publish and join.
+        """Start heartbeats and plans, and publish the code server once the node's name is free.
 
-        1. The note of the last incarnation was lost, and a run of that incarnation still beats.
-        2. Published now, the node would be sent runs for that incarnation, and each beats.
-        3. So it is published later: once those runs have ended, the old incarnation is silent.
+        1. The note of the last incarnation was lost, and a run of that incarnation still sends
+           heartbeats. So another live process holds the name.
+        2. If the agent published the code server now, launchers would send it runs for the old
+           incarnation. These runs would send its heartbeats as well, and it would never expire.
+        3. The agent waits instead. Once the old runs have ended, the old incarnation expires.
         """
         if not self._members:
             address = instance_address(self._instance)
             if not address:
-                return  # Dagster's sensors make it at their first tick
+                return  # Dagster's sensors create it at their first tick
             self._members = [
                 Member(
                     self._store,
@@ -244,7 +252,7 @@ class NodeAgent:
             self._published = True
 
     def _look_for_ticks(self) -> None:
-        """Read the marks of the rebalance sensors' ticks; say which sensor fell silent."""
+        """Read the tick marks of the rebalance sensors, and report sensors that have stopped."""
         marks: dict[GroupKey, str] | None = None
         try:
             marks = tick_marks(self._instance, self._rows)
@@ -257,15 +265,15 @@ class NodeAgent:
             if silent_s and member.key not in self._silent:
                 say(
                     f"The rebalance sensor of {member.key} has not ticked for {silent_s:.0f} s:"
-                    f" until it does, no run is launched for node {self._node}, which gives its "
-                    "shards away once no run has one open. See that Dagster's daemon runs, and "
-                    "that the sensor is switched on."
+                    f" until it ticks, no run is launched for node {self._node}, and its shards "
+                    "move to other nodes once no run has one open. Check that Dagster's daemon "
+                    "runs and that the sensor is switched on."
                 )
             change = self._silent.add if silent_s else self._silent.discard
             change(member.key)
 
     def _bury(self) -> None:
-        """Fail the runs whose process is gone, and free the shards that they had open."""
+        """Fail the runs whose process is gone, and free their open shards."""
         for member in self._members if self._runs.fail_dead() else ():
             steps = FailingSteps(self._clock)
             burial = Burial(self._store, member.key, lambda: uuid.uuid4().hex, steps)
@@ -275,7 +283,7 @@ class NodeAgent:
                 say(f"Group {member.key}: {line}.")
 
     def _followed(self, member: Member) -> bool:
-        """Return True if runs have shards of the node open, as far as anybody can tell."""
+        """Return True if runs have shards of the node open; the last answer if this is unknown."""
         try:
             return bool(member.open_shards())
         except StoreError:
@@ -284,12 +292,13 @@ class NodeAgent:
     # -- beats ----------------------------------------------------------------------------------
 
     def _keep_all(self) -> None:
-        """Beat in every group, on a thread of its own: nothing else can delay a beat."""
+        """Send the heartbeats of all groups, on a thread that no other work delays."""
         while not self._left.wait(KEEP_S):
             for member in self._members:
                 if self._left.is_set():
                     return
-                # A silent store keeps each beat waiting, and a round of many groups for minutes.
+                # Set for each group: if the store does not answer, a round of many groups takes
+                # minutes.
                 self._turned_at[BEATEN] = self._clock()
                 try:
                     if change := self._beat(member):
@@ -298,13 +307,13 @@ class NodeAgent:
                     self._problem = error
                     return
                 except LeaseholdError as error:
-                    say(f"A beat of node {self._node} got no answer: {error}")
+                    say(f"A heartbeat of node {self._node} got no answer: {error}")
                 except Exception as error:
-                    # An unforeseen error of a driver must not end the beating unseen.
-                    say(f"A beat of node {self._node} failed: {type(error).__name__}: {error}")
+                    # An unexpected error of a driver must not end this thread.
+                    say(f"A heartbeat of node {self._node} failed: {type(error).__name__}: {error}")
 
     def _plan_all(self) -> None:
-        """Plan for the node in every group; a plan that takes long delays no beat."""
+        """Plan for the node in all groups, on a thread that delays no heartbeat."""
         while not self._left.wait(KEEP_S):
             for member, planner in zip(self._members, self._planners, strict=True):
                 if self._left.is_set():
@@ -315,19 +324,17 @@ class NodeAgent:
                 except LeaseholdError as error:
                     say(f"Node {self._node} could not plan in group {member.key}: {error}")
                 except Exception as error:
-                    say(
-                        f"The planning of node {self._node} failed: {type(error).__name__}: {error}"
-                    )
+                    say(f"The plan of node {self._node} failed: {type(error).__name__}: {error}")
                 else:
                     for decision in report.decisions if report else ():
                         say(f"Group {member.key}: {decision}.")
 
     def _beat(self, member: Member) -> str:
-        # The launcher has to find it: only a published node joins.
+        # Only a published node joins, because launchers cannot find any other node.
         return member.keep_alive(accepts_runs=self._accepts_runs, joins=self._published)
 
     def _tolerantly(self, work: Callable[[], None]) -> None:
-        """Do something with Dagster's storage or the leases, which can be away for a while."""
+        """Do work on Dagster's storage or the lease store, and only report an error."""
         try:
             work()
         except StoreError as error:
@@ -338,14 +345,14 @@ class NodeAgent:
     # -- leaving --------------------------------------------------------------------------------
 
     def _leave(self) -> None:
-        """Hand the shards over, let all runs reach the end of their batches, and free the rest.
+        """Transfer the shards, let all runs finish their batches, and free the remaining shards.
 
-        1. Launchers no longer find the node, and its runs that still wait are canceled.
-        2. The group is told that the node takes no runs; while others do, its runs continue, and
-           each shard has an owner until it is with the next one.
-        3. The mark tells the runs that are still at work to stop at their next checkpoint.
-        4. Once no run has a shard open, all shards that are left are freed in one transaction, so
-           that nodes claim them at their next tick instead of after the timeout.
+        1. Launchers no longer find the node, and its queued runs are canceled.
+        2. The node is marked as not accepting runs. While other nodes accept runs, its own runs
+           continue, and each shard has an owner until its transfer is complete.
+        3. The file `leaving` makes the remaining runs stop at their next checkpoint.
+        4. Once no run has a shard open, the remaining shards are freed in one transaction, so that
+           other nodes claim them at their next tick instead of after the timeout.
         """
         say(f"Node {self._node} is leaving: its shards go to other nodes.")
         self._accepts_runs = False
@@ -359,15 +366,15 @@ class NodeAgent:
             self._left.wait(KEEP_S)
         self._stop_threads()
         for member in self._members:
-            # All that turns by now is this loop.
+            # The other loops have ended, so this one stands for all of them in `unhealthy`.
             self._turned_at = dict.fromkeys(self._turned_at, self._clock())
             try:
                 say(f"Node {self._node} {_departure(member)}.")
             except StoreError as error:
-                say(f"The lease store did not let node {self._node} go: {error}")
+                say(f"Node {self._node} could not leave group {member.key}: {error}")
 
     def _hand_over(self, deadline: float) -> None:
-        """Return once no other node is to get a shard of this one, or it has become late."""
+        """Wait until no other node will take a shard of this one, or until the deadline."""
         while self._clock() < deadline and self._hands_over():
             self._turned_at[LOOKED] = self._clock()
             self._tolerantly(self._bury)
@@ -378,7 +385,7 @@ class NodeAgent:
         try:
             return any(member.hands_over() for member in self._members)
         except StoreError as error:
-            say(f"The lease store does not tell who has the shards of node {self._node}: {error}")
+            say(f"The owners of the shards of node {self._node} are unknown: {error}")
             return True
 
     def _cancel_waiting(self) -> None:
@@ -386,7 +393,7 @@ class NodeAgent:
         self._runs.cancel_waiting()
 
     def _busy(self) -> bool:
-        """Return True if a run of the node is still at work, or if that is unknown."""
+        """Return True if a run of the node is active, or if this is unknown."""
         try:
             if any(member.open_shards() for member in self._members):
                 return True
@@ -396,7 +403,7 @@ class NodeAgent:
 
 
 def _departure(member: Member) -> str:
-    """Leave a group, and return a phrase about that."""
+    """Leave a group, and return the predicate of a message about it."""
     try:
         outcome = member.leave()
     except UnknownGroup:

@@ -1,6 +1,7 @@
-"""The address of each node's code server, and its Dagster home, in Dagster's own storage.
+"""The directory of nodes in Dagster's storage: each code server's address and Dagster home.
 
-Agents publish, launchers look up. An entry does not say that a node lives: its lease does.
+Agents publish entries, and launchers look them up. An entry does not prove that the node is alive;
+only its lease does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address where a code server listens."""
+    """A host and a port, where a code server or a health page listens."""
 
     host: str
     port: int
@@ -34,7 +35,7 @@ class Endpoint:
         """Return `host:port` as an endpoint.
 
         Raises:
-            InvalidSetting: it is not of that form.
+            InvalidSetting: the text has another form.
         """
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
@@ -43,24 +44,24 @@ class Endpoint:
 
 
 def publish(instance: DagsterInstance, node: str, endpoint: Endpoint) -> None:
-    """Let launchers find a node's code server, and the home that `instance` has on its host."""
+    """Publish the address of a node's code server, and the root directory of its `instance`."""
     entry = json.dumps({**asdict(endpoint), "home": instance.root_directory})
     instance.daemon_cursor_storage.set_cursor_values({_PREFIX + node: entry})
 
 
 def withdraw(instance: DagsterInstance, node: str) -> None:
-    """Hide the node from launchers: it takes no further runs."""
+    """Remove the node's address, so that launchers send it no runs."""
     instance.daemon_cursor_storage.set_cursor_values({_PREFIX + node: ""})
 
 
 def find(instance: DagsterInstance, node: str) -> Endpoint | None:
-    """Return the address of a node's code server; None if no agent published it, or it left."""
+    """Return the address of a node's code server; None if it was not published or is withdrawn."""
     published = _published(instance, node)
     return Endpoint(published["host"], published["port"]) if published else None
 
 
 def home_of(instance: DagsterInstance, node: str) -> str | None:
-    """Return the folder of Dagster's own files on a node's host; None if `find` gives none."""
+    """Return the root directory of Dagster's instance on a node's host; None as in `find`."""
     published = _published(instance, node)
     return published["home"] if published else None
 
@@ -81,14 +82,14 @@ def _entry(instance: DagsterInstance, node: str) -> str | None:
 
 
 def server_id(endpoint: Endpoint, *, timeout_s: float = ANSWER_TIMEOUT_S) -> str | None:
-    """Return the id of the code server that answers at an endpoint; None if none does in time."""
-    # It loads Dagster.
+    """Return the id of the code server at an endpoint; None if no server answers in time."""
+    # Imported here because it loads Dagster.
     from dagster_leasehold.assets.dagster_internals import code_server_client
 
     try:
         client = code_server_client(host=endpoint.host, port=endpoint.port)
-        # The client forwards the timeout to gRPC, which takes fractions as well.
+        # The client declares an int, but gRPC accepts fractions of a second.
         return client.get_server_id(timeout=cast("int", timeout_s))
     except Exception:
-        # Dagster wraps all errors of gRPC, by kinds that change from release to release.
+        # Dagster wraps gRPC's errors in classes that differ between its releases.
         return None

@@ -1,4 +1,7 @@
-"""The run launcher of a deployment whose nodes have agents: each run goes to its node."""
+"""The run launcher of a deployment with agents, which starts each run on its node.
+
+`dagster.yaml` names it, and Dagster's daemon and webserver call it.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,11 @@ from dagster_leasehold.orchestration.supervision.node_directory import (
 
 
 class NodeRunLauncher(DefaultRunLauncher):
-    """A launcher that starts a run on the node that its tag `leasehold/node` names.
+    """A launcher that starts a run on the node in its tag `leasehold/node`.
 
-    A run without the tag goes to the node that holds its partition's shard. What concerns no
-    node with an agent, such as the lease table, runs where Dagster would run it: on the code
-    server of the workspace.
+    Without the tag, the run starts on the node that holds the shard of its partition. Any other
+    run, such as one for the lease asset, starts on the code server of the workspace, as with
+    Dagster's default launcher.
 
     In `dagster.yaml`:
 
@@ -52,7 +55,7 @@ class NodeRunLauncher(DefaultRunLauncher):
         """Start a run on the code server of its node.
 
         Raises:
-            DagsterLaunchFailedError: the node is not there; one sentence says so.
+            DagsterLaunchFailedError: the node has left, or its code server does not answer.
         """
         run = context.dagster_run
         node = node_of_launcher(run) or self._holder(run)
@@ -65,34 +68,35 @@ class NodeRunLauncher(DefaultRunLauncher):
         if endpoint is None:
             super().launch_run(context)
             return
-        # A server that hangs would keep the queue waiting for a minute.
+        # Checked first, because a launch on a server that hangs would block the queue for a minute.
         if server_id(endpoint) is None:
             raise DagsterLaunchFailedError(
                 f"The code server of node {node} at {endpoint} does not answer: see the log of its "
                 "agent."
             )
         client = code_server_client(host=endpoint.host, port=endpoint.port)
-        there = _InstanceOfNode(self._instance, home_of(self._instance, cast("str", node)))
-        self.launch_run_from_grpc_client(cast("DagsterInstance", there), run, client)
+        node_instance = _InstanceOfNode(self._instance, home_of(self._instance, cast("str", node)))
+        self.launch_run_from_grpc_client(cast("DagsterInstance", node_instance), run, client)
 
     def terminate(self, run_id: str) -> bool:
         """Terminate a run; return False at once if the run's server does not answer."""
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished and not _reachable(run):
             self._instance.report_engine_event(
-                "The code server of this run does not answer, so that it cannot be terminated.", run
+                "The code server of this run does not answer, so the run cannot be terminated.", run
             )
             return False
         return super().terminate(run_id)
 
     def _holder(self, run: DagsterRun) -> str | None:
-        """Return our node that holds the shard of a run without the tag, if there is one."""
-        # A range of partitions begins on the node of its first.
+        """Return our node that holds the shard of a run's partition, or None."""
+        # A run of a range of partitions starts on the node of the first one.
         partition = run.tags.get(PARTITION_TAG) or run.tags.get(RANGE_START_TAG)
         if partition is None:
             return None
         for asset in run.asset_selection or ():
-            # Not one of our streams, or a store that does not answer: the run itself will say so.
+            # The asset can belong to no stream, or the store can be away; then the run starts
+            # elsewhere and reports the error itself.
             with suppress(LeaseholdError):
                 if holder := self._holder_of(asset.path[-1], partition):
                     return holder
@@ -113,9 +117,10 @@ class NodeRunLauncher(DefaultRunLauncher):
         return None
 
     def _answers(self, node: str) -> bool:
-        """Return True if a node can take a run though its group says that it takes none.
+        """Return True if the code server of a node answers.
 
-        It can where the rebalance sensor is switched off, and people launch runs by hand.
+        It can answer although the node is marked as not accepting runs: the agent marks it so while
+        the rebalance sensor is switched off, but people can still launch runs by hand.
         """
         endpoint = find(self._instance, node)
         return endpoint is not None and server_id(endpoint) is not None
@@ -130,9 +135,9 @@ class NodeRunLauncher(DefaultRunLauncher):
 
 
 class _InstanceOfNode:
-    """Dagster's instance as a run on a node is told of it: with the home of the node's host.
+    """The instance that a launcher passes to a run on a node, with folders of the node's host.
 
-    Told of the daemon's, the run would keep its output below a path that its host may not have.
+    With the daemon's folders, the run would write to paths that its host might not have.
     """
 
     def __init__(self, instance: DagsterInstance, home: str | None) -> None:
@@ -141,24 +146,30 @@ class _InstanceOfNode:
         self._home = home
 
     def get_ref(self) -> Any:
-        """Return how the run finds its instance."""
+        """Return the reference from which the run opens its instance."""
         ref = self._instance.get_ref()
         return in_home(ref, self._home) if self._home else ref
 
 
 def in_home(ref: Any, home: str) -> Any:
-    """Return an instance's reference with another home's folders for all but storage."""
-    own = Path(_base_dir(ref.local_artifact_storage_data))
-    logs = Path(_base_dir(ref.compute_logs_data) or "/")
+    """Return an instance's reference with artifacts and compute logs in another home.
+
+    Compute logs outside the old home keep their folder, because the user has chosen it.
+    """
+    old_home = Path(_base_dir(ref.local_artifact_storage_data))
+    old_logs = Path(_base_dir(ref.compute_logs_data) or "/")
     moved = ref._replace(local_artifact_storage_data=_based(ref.local_artifact_storage_data, home))
-    if not logs.is_relative_to(own):
-        return moved  # they were launched for a chosen node
-    logs_there = str(Path(home) / logs.relative_to(own))
-    return moved._replace(compute_logs_data=_based(ref.compute_logs_data, logs_there))
+    if not old_logs.is_relative_to(old_home):
+        return moved
+    new_logs = str(Path(home) / old_logs.relative_to(old_home))
+    return moved._replace(compute_logs_data=_based(ref.compute_logs_data, new_logs))
 
 
 def _base_dir(data: Any) -> str:
-    """Return a part's folder; empty where it has none, or the run's own environment names it."""
+    """Return the `base_dir` of an instance's component; empty if it is absent or not a string.
+
+    It is not a string if the configuration reads it from an environment variable.
+    """
     folder = (yaml.safe_load(data.config_yaml) or {}).get("base_dir")
     return folder if isinstance(folder, str) else ""
 
@@ -169,7 +180,7 @@ def _based(data: Any, folder: str) -> Any:
 
 
 def _reachable(run: DagsterRun) -> bool:
-    """Return True if the server of a run answers, or is not a TCP server."""
+    """Return True if the code server of a run answers, or does not listen on a TCP port."""
     info = json.loads(run.tags.get(GRPC_INFO_TAG, "{}"))
     if not info.get("port"):
         return True

@@ -1,4 +1,4 @@
-"""The Dagster runs of one node, as its agent sees them on its own host."""
+"""The Dagster runs of one node; the node agent fails dead runs and cancels queued ones."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ class NodeRuns:
 
     @property
     def ended(self) -> bool:
-        """True if the process of a run that `fail_dead` saw at work has ended since."""
+        """True if a run's process has ended since the last call of `fail_dead`."""
         return any(map(process_gone, self._processes))
 
     def fail_dead(self) -> list[str]:
-        """Report the runs whose process is gone from this host, which no other host can see.
+        """Fail the runs whose process on this host is gone; return their ids.
 
-        Returns:
-            Their ids.
+        Other hosts cannot see these processes.
         """
         from dagster import DagsterRunStatus
 
@@ -51,7 +50,7 @@ class NodeRuns:
         return failed
 
     def cancel_waiting(self) -> None:
-        """Cancel the runs that have not begun, because the node is leaving."""
+        """Cancel the queued runs, because the node is leaving."""
         from dagster import DagsterRunStatus
 
         for run in self._with(DagsterRunStatus.QUEUED):
@@ -60,7 +59,7 @@ class NodeRuns:
             )
 
     def at_work(self) -> bool:
-        """Return True if a run of the node starts, works or stops."""
+        """Return True if a run of the node is starting, started or being canceled."""
         from dagster import DagsterRunStatus
 
         return bool(

@@ -1,4 +1,7 @@
-"""Checks before anything is started: room on the disk, a free port, Java, and our own package."""
+"""Checks before a command starts processes: disk space, port, Java and import path.
+
+`dev` and `node` call them, and `doctor` and `spark check` report them.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,37 @@ from dagster_leasehold.orchestration.settings import Settings
 
 MIB = 1024 * 1024
 HOME_BYTES = 32 * MIB
-"""The room for the first minutes of a deployment, and some to spare: databases, logs, drafts."""
+"""The disk space for the databases, logs and output of a deployment's first minutes."""
 WEB_PORT_DEFAULT = 3000
 PORTS_TRIED = 50
 
 
 def free_bytes(path: Path) -> int | None:
-    """Return the room for this account on the disk that holds a path, or will hold it.
+    """Return the bytes that this user can write to the file system of a path, existing or not.
 
     Returns:
-        Bytes, or None where the disk does not tell, as some that are reached over a network.
+        None if the file system does not report its size, as some network file systems.
     """
-    place = path.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    disk = os.statvfs(place)
+    folder = path.absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    disk = os.statvfs(folder)
     if not disk.f_blocks:
         return None
-    # A part of many disks is reserved for the superuser.
+    # Many file systems reserve some blocks for the superuser.
     blocks = disk.f_bfree if os.geteuid() == 0 else disk.f_bavail
     return blocks * disk.f_frsize
 
 
 def require_room(home: Path, needed_bytes: int = HOME_BYTES) -> None:
-    """Refuse a disk that is too full for a deployment.
+    """Check that the disk has enough space for a deployment.
 
     Args:
-        home: the folder of the deployment, which need not exist yet.
-        needed_bytes: what will be written soon.
+        home: the folder of the deployment; it does not have to exist yet.
+        needed_bytes: the required space, in bytes.
 
     Raises:
-        NoSpace: the disk has less room than that.
+        NoSpace: the disk has less space.
     """
     free = free_bytes(home)
     if free is not None and free < needed_bytes:
@@ -64,20 +67,20 @@ def held_port(
     *,
     served: bool = False,
 ) -> Generator[int]:
-    """Hold the wanted port of this host, or the next free one, against all other holders.
+    """Reserve the requested port of this host, or the first free one, for a server to start.
 
-    A server binds its port seconds after it was chosen, and then another one might have chosen it
-    as well. What marks it as chosen is the port of UDP of the same number, which nothing here uses,
-    and which the system takes back however its holder ends.
+    A server binds its port seconds after the port was chosen, and another command could choose the
+    same port in between. So this process binds the UDP port with the same number, which no server
+    of ours uses, as a lock. The system releases it even if this process is killed.
 
     Args:
         requested_port: the port; None for the first free one.
         first: the port to try first.
         host: the address to listen on.
-        served: True where a server of ours listens there already.
+        served: True if a server of ours already listens on the port.
 
     Raises:
-        InvalidSetting: the wanted port is taken, or all that were tried are.
+        InvalidSetting: the requested port, or each of the tried ports, is in use.
     """
     for port in range(first, first + PORTS_TRIED) if requested_port is None else (requested_port,):
         with (
@@ -100,12 +103,12 @@ def held_port(
 
 
 def check_folder(folder: Path | None = None) -> None:
-    """Refuse a folder that hides our package from the processes to be started.
+    """Check that the working folder does not hide our package from the processes to start.
 
-    Python looks for a module where it is started before it looks among installed packages.
+    Python searches its working folder before the installed packages.
 
     Raises:
-        InvalidSetting: it holds a package of our name that is not ours.
+        InvalidSetting: the folder contains another package with our name.
     """
     here = folder or Path.cwd()
     name = dagster_leasehold.__name__
@@ -119,11 +122,11 @@ def check_folder(folder: Path | None = None) -> None:
 
 
 def check_spark(settings: Settings) -> None:
-    """Refuse a machine that cannot start Spark, if Spark is to be started.
+    """Check that this host can start Spark, unless the settings name a remote Spark.
 
     Raises:
-        JavaNotFound: there is no Java to run it.
-        SparkUnavailable: there is no bash to start it.
+        JavaNotFound: there is no Java that Spark can run on.
+        SparkUnavailable: there is no bash.
     """
     from dagster_leasehold.assets.errors import SparkUnavailable
     from dagster_leasehold.assets.spark.spark_runtime import java_home
@@ -132,8 +135,8 @@ def check_spark(settings: Settings) -> None:
     if is_remote(settings.spark.engine):
         return
     java_home(settings.spark_folder / "java")
-    # Spark's own start is a script. Without its shell, the server would end at once, again and
-    # again, and its log would not say why.
+    # Spark's start script needs bash. Without bash, the server would end at each start, and its log
+    # would not show the reason.
     if shutil.which("bash", path=os.environ.get("PATH", "")) is None:
         raise SparkUnavailable(
             "Spark is started by a script of bash, and no bash is on the PATH: install it, or "

@@ -1,4 +1,7 @@
-"""Dagster's run queue, which runs of the sensors pass by while no limit is near."""
+"""A run coordinator that launches the sensors' runs at once while they are far from all limits.
+
+`dagster.yaml` names it, and Dagster calls it for each submitted run.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,10 @@ LAUNCH_S = 1.0
 
 
 class PromptRunCoordinator(QueuedRunCoordinator):
-    """A queue that launches a run of the sensors at once while no run waits and no limit is near.
+    """A run queue that a sensor's run bypasses if no run is queued and no limit would be reached.
 
-    It takes the place of `QueuedRunCoordinator` in `dagster.yaml`, with the same configuration. All
-    other runs are queued, and so is each run as soon as it would reach one of the limits.
+    It replaces `QueuedRunCoordinator` in `dagster.yaml`, with the same configuration. All other
+    runs are queued.
     """
 
     def __init__(self, *args: Any, **config: Any) -> None:
@@ -35,12 +38,13 @@ class PromptRunCoordinator(QueuedRunCoordinator):
     def submit_run(self, context: SubmitRunContext) -> DagsterRun:
         """Launch a run, or queue it.
 
-        1. A node's server hangs, and a launch waits for it for a minute.
-        2. The sensor waits for a second: late ticks would make all nodes give their shards away.
-        3. Meanwhile runs of other nodes are queued, and launched by several threads.
+        1. A node's code server hangs, and a launch waits for it for a minute.
+        2. The sensor waits for about a second only. If it waited longer, its next tick would be
+           late, and all nodes would release their shards.
+        3. Meanwhile, runs of other nodes are queued, and the queue launches them on its threads.
         """
         run = context.dagster_run
-        # Two launches that look at once would see the same room.
+        # One launch at a time: two that count the active runs together would exceed a limit.
         if not _of_sensor(run) or not self._launching.acquire(blocking=False):
             return super().submit_run(context)
         with ExitStack() as stack:
@@ -53,33 +57,34 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         while True:
             launch.join(LAUNCH_S)
             run = self._instance.get_run_by_id(run.run_id) or run
-            # A run that this process left behind as not started would count as active for ever.
+            # Wait until the run has started or the launch has ended: a run that stays NOT_STARTED
+            # would count as active forever.
             if run.status is not DagsterRunStatus.NOT_STARTED or not launch.is_alive():
                 return run
 
     def _launch(self, run: DagsterRun, context: SubmitRunContext) -> None:
-        # Dagster fails a run that cannot be launched, and stores why.
+        # Dagster fails a run that cannot be launched, and stores the reason.
         with suppress(Exception):
             self._instance.launch_run(run.run_id, context.workspace)
         self._launching.release()
 
     def _has_room(self, run: DagsterRun) -> bool:
-        """Return True if no run waits, and one more could begin beside this one."""
+        """Return True if no run is queued, and there is room for this run and one more."""
         queue = self._instance.get_concurrency_config().run_queue_config
         if queue is None or queue.max_user_code_failure_retries:
             return False
-        most = queue.max_concurrent_runs
+        runs_max = queue.max_concurrent_runs
         ahead = self._instance.get_runs(
-            RunsFilter(statuses=AHEAD), limit=most if most > 0 else None
+            RunsFilter(statuses=AHEAD), limit=runs_max if runs_max > 0 else None
         )
-        if any(each.status is DagsterRunStatus.QUEUED for each in ahead):
+        if any(other.status is DagsterRunStatus.QUEUED for other in ahead):
             return False
-        fits = most < 0 or len(ahead) + 1 < most
+        fits = runs_max < 0 or len(ahead) + 1 < runs_max
         return fits and not near_limits(run, ahead, queue.tag_concurrency_limits or ())
 
 
 def _of_sensor(run: DagsterRun) -> bool:
-    """Return True for a new run of a sensor for a node, which takes no place in a pool."""
+    """Return True for a new run that a sensor requested for a node and that uses no pool."""
     pools = run.run_op_concurrency
     return (
         run.status is DagsterRunStatus.NOT_STARTED
@@ -91,14 +96,17 @@ def _of_sensor(run: DagsterRun) -> bool:
 def near_limits(
     run: DagsterRun, ahead: Sequence[DagsterRun], limits: Iterable[Mapping[str, Any]]
 ) -> bool:
-    """Return True if a run beside others would leave no room below one of the limits on tags."""
-    for each in limits:
-        key, only = each["key"], each.get("value")
+    """Return True if this run, with the runs ahead of it, would reach a tag concurrency limit."""
+    for limit in limits:
+        key, limited_value = limit["key"], limit.get("value")
         value = run.tags.get(key)
-        if value is None or (isinstance(only, str) and value != only):
+        if value is None or (isinstance(limited_value, str) and value != limited_value):
             continue
-        of_value = isinstance(only, str) or bool(only and only["applyLimitPerUniqueValue"])
-        counted = [other.tags[key] for other in ahead if key in other.tags]
-        if (counted.count(value) if of_value else len(counted)) + 1 >= each["limit"]:
+        per_value = isinstance(limited_value, str) or bool(
+            limited_value and limited_value["applyLimitPerUniqueValue"]
+        )
+        values_ahead = [other.tags[key] for other in ahead if key in other.tags]
+        count = values_ahead.count(value) if per_value else len(values_ahead)
+        if count + 1 >= limit["limit"]:
             return True
     return False

@@ -1,7 +1,7 @@
-"""The start of the embedded Spark server beside everything else, so that the first run is warm.
+"""The start of the embedded Spark server in the background, so that the first run does not wait.
 
-As a program (`python -m` this module, with a folder and the user's configuration of Spark as JSON),
-it starts the server of that folder and runs a first small job on it.
+The node agent and `dev` use `SparkKeeper`. As a program (`python -m` this module, with a folder and
+the user's Spark configuration as JSON), it starts the server of that folder and runs a small job.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ WAIT_MAX_S = 60.0
 
 
 class SparkKeeper:
-    """The start of a folder's embedded Spark server, so that the first run finds it warm.
+    """The start of a folder's embedded Spark server before the first run.
 
-    Later runs start it themselves when they find none, under the same lock. It does nothing where
-    the settings name another kind of Spark.
+    It starts the server once; if the server ends later, the next run starts it under the same lock.
+    If the settings name another Spark, it does nothing.
     """
 
     def __init__(self, settings: Settings, environment: Mapping[str, str], clock: Clock) -> None:
@@ -51,7 +51,7 @@ class SparkKeeper:
             note_keeper(self._folder)
 
     def look(self) -> None:
-        """Start the server, until that succeeds; to be called every second or so."""
+        """Start the server, and retry a failed start; the caller calls it about once a second."""
         if not self._active or self._warm:
             return
         now = self._clock()
@@ -69,17 +69,17 @@ class SparkKeeper:
         self._started_at = now
 
     def _end_start(self, now: float) -> None:
-        """Note the outcome of a start that has come to its end."""
+        """Record and report the outcome of a start that has ended or timed out."""
         assert self._start is not None
         code = self._start.exit_code()
         if code is None and now - self._started_at < START_TIMEOUT_S:
             return
-        why = self._start.last_line() if code else f"no answer within {START_TIMEOUT_S:.0f} s."
+        reason = self._start.last_line() if code else f"no answer within {START_TIMEOUT_S:.0f} s."
         self._start.stop()
         self._start = None
         self._begin_at = now + self._waits.next_s()
         self._warm = code == 0
-        say(f"Spark did not start: {why}" if code != 0 else "Spark is warm.")
+        say(f"Spark did not start: {reason}" if code != 0 else "Spark is warm.")
 
     def stop(self) -> None:
         """Stop the server."""
@@ -97,8 +97,8 @@ def _start_in(
 ) -> ChildProcess:
     """Return the process that starts the server of a folder.
 
-    It is one of its own, because a client of Spark in this one would outlive the server, and try to
-    reach it for minutes when this process ends.
+    A Spark client in the current process would outlive the server: when the process ends, the
+    client would try to reach the server for minutes.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return ChildProcess(
@@ -110,14 +110,14 @@ def _start_in(
 
 
 def run_first_job(address: str, folder: Path) -> int:
-    """Consume one record in the session that all runs share, and throw the output away.
+    """Consume one record in the Spark session that all runs share, and delete the output.
 
-    It is the same kind of job as in a run without a transform, because each of its parts
-    takes its own time when it comes first: planning in Python, forking workers, loading the modules
-    that read and write. The parts that a transform of DataFrames needs besides are left to it.
+    It runs the same job as a run without a transform, because each part of that job is slow the
+    first time: planning in Python, forking workers, importing the modules that read and write. It
+    does not warm up the additional parts that a transform of DataFrames needs.
 
     Returns:
-        The number of records that were written: one.
+        The number of records that were written, which is 1.
     """
     from pyspark.sql import SparkSession
 
@@ -151,13 +151,13 @@ def warm_up(folder: Path, conf: Mapping[str, str]) -> None:
     """Start the server of a folder, if none runs, and run a first job on it.
 
     Raises:
-        SparkUnavailable: it does not start.
-        JavaNotFound: there is no Java to run it.
+        SparkUnavailable: the server does not start.
+        JavaNotFound: there is no Java that Spark can run on.
     """
     from dagster_leasehold.assets.spark.spark_session import connect_address
 
     address = connect_address(folder, conf)
-    # Only the start has to succeed: what keeps a job from running, the first run says better.
+    # Only the start has to succeed: if the job fails, the first run reports the reason better.
     with suppress(Exception):
         run_first_job(address, folder)
 
@@ -168,5 +168,5 @@ if __name__ == "__main__":
     except LeaseholdError as mistake:
         sys.stderr.write(f"{mistake}\n")
         sys.exit(2)
-    # Without the client's farewell, which would close the session that all runs share.
+    # Exit without the client's cleanup, which would close the session that all runs share.
     os._exit(0)

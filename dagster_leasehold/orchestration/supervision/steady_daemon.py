@@ -1,16 +1,15 @@
-"""Dagster's daemon beside one code server that stays.
+"""Dagster's daemon with one permanent code server.
 
-Told to load a module, Dagster's daemon starts a new code server every minute and ends the one
-before it: two seconds of processor time each time, whether there are records or not. As a program
-(`python -m` this module, with the module of definitions), this one starts the server itself, at a
-socket that only its user can reach, and then becomes the daemon. With `--folder DIR`, socket and
-workspace file are there, so that a webserver can use the same server, and the daemon waits until
-the file `storage-ready` is there as well. With `--health HOST:PORT` it
-serves health pages for an orchestrator.
+If Dagster's daemon loads a module itself, it replaces its code server every minute, which takes two
+seconds of CPU time even without records. As a program (`python -m` this module, with the module of
+the definitions), this module starts the server at a socket that only its user can reach, keeps it
+running, and then becomes the daemon. With `--folder DIR`, it puts the socket and the workspace file
+there, so that a webserver can use the same server. With `--health HOST:PORT`, it serves health
+pages.
 
-Dagster waits by the wall clock. When that is set back by an hour, its daemon ticks no sensor and
-begins no run for an hour. So the daemon starts over in its process then, and the times of the last
-ticks are forgotten before.
+Dagster schedules by the wall clock. If the clock is set back by an hour, its daemon ticks no sensor
+and starts no run for an hour. So this module then restarts the daemon within the process, after it
+has deleted the times of last ticks that are in the future.
 """
 
 from __future__ import annotations
@@ -40,20 +39,21 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 20
-"""After how many seconds without its daemon the server ends, once its runs have ended."""
+"""The time without its daemon's heartbeats after which the server ends once its runs have ended."""
 START_MAX_S = 120.0
 HUNG_S = 120.0
-"""After how long without an answer the server is ended, in seconds: longer than any start."""
+"""The time without an answer after which the server is killed, in seconds; no start takes longer.
+"""
 POLL_S = 0.1
 STEP_S = 1.0
-"""A clock that is corrected slowly loses less than this between two looks, in seconds."""
+"""The smallest step back to react to, in seconds; the system corrects small errors gradually."""
 SOCKET_FILE, WORKSPACE_FILE = "code.sock", "workspace.yaml"
 
 
 def _server_program() -> str:
-    """Return the program of the server: its runs are forked, unless agents have servers for them.
+    """Return the program of the code server: the forking server, or Dagster's own with agents.
 
-    To fork, a process of a hundred megabytes has to wait for work.
+    With agents, runs start on their servers, and the forking process would waste 100 MB here.
     """
     with suppress(LeaseholdError):
         if load_settings().agents:
@@ -62,11 +62,11 @@ def _server_program() -> str:
 
 
 class SteadyServer:
-    """A code server at a socket, started again whenever it has ended.
+    """A code server at a Unix socket, which is restarted when it ends.
 
     Args:
-        module: the definitions that it loads.
-        folder: of its socket; short, since the path of a socket must be.
+        module: the module of the definitions that it loads.
+        folder: the folder of its socket; its path must be short, as the system limits socket paths.
     """
 
     def __init__(self, module: str, folder: Path) -> None:
@@ -77,7 +77,7 @@ class SteadyServer:
 
     @property
     def workspace(self) -> str:
-        """The text of a workspace file that leads Dagster's processes to the server."""
+        """The content of a workspace file with the address of the server."""
         return (
             "load_from:\n"
             "  - grpc_server:\n"
@@ -100,14 +100,17 @@ class SteadyServer:
         )
 
     def wait_until_ready(self) -> None:
-        """Return when the server answers, has ended, or took too long: the daemon shows which."""
+        """Wait until the server answers, has ended, or the timeout has passed.
+
+        The daemon reports a server that does not answer.
+        """
         while self._process.poll() is None and steady_clock() - self._started_at < START_MAX_S:
             if self._beat():
                 return
             time.sleep(POLL_S)
 
     def look(self) -> None:
-        """Beat for the server's daemon; start the server if that is due, and end one that hangs."""
+        """Send a heartbeat; restart a server that has ended, and kill a server that hangs."""
         now = steady_clock()
         if self._begin_at is not None:
             if now >= self._begin_at:
@@ -124,28 +127,28 @@ class SteadyServer:
             self._process.kill()
 
     def end(self) -> None:
-        """Tell the server to end; it does once its runs have ended."""
+        """Send SIGTERM to the server, which ends once its runs have ended."""
         self._process.terminate()
 
     def _beat(self) -> bool:
-        """Tell the server that its daemon lives; return False if it does not answer."""
+        """Send the server a heartbeat of its daemon; return False if it does not answer."""
         from dagster_leasehold.assets.dagster_internals import code_server_client
 
         try:
             code_server_client(socket=str(self._socket)).heartbeat("daemon")
         except Exception:
-            # Dagster wraps all errors of gRPC, by kinds that change from release to release.
+            # Dagster wraps gRPC's errors in classes that differ between its releases.
             return False
         self._answered_at = steady_clock()
         return True
 
 
 class ClockWatch:
-    """A watch for a wall clock that is set back.
+    """A detector of backward steps of the wall clock, by comparison with a monotonic clock.
 
     Args:
         wall: the wall clock, in seconds.
-        steady: a monotonic clock, in seconds.
+        steady: the monotonic clock, in seconds.
     """
 
     def __init__(self, wall: Clock, steady: Clock) -> None:
@@ -153,27 +156,27 @@ class ClockWatch:
         self._ahead_s = wall() - steady()
 
     def set_back_s(self) -> float:
-        """Return how many seconds the clock was set back since the last look."""
-        before_s, self._ahead_s = self._ahead_s, self._wall() - self._steady()
-        back_s = before_s - self._ahead_s
+        """Return by how many seconds the clock was set back since the last call, or 0."""
+        last_ahead_s, self._ahead_s = self._ahead_s, self._wall() - self._steady()
+        back_s = last_ahead_s - self._ahead_s
         return back_s if back_s > STEP_S else 0.0
 
 
 def _keep(server: SteadyServer, turned: Callable[[str], object], set_back: Event) -> NoReturn:
-    """Keep the server running, and have the daemon start over; to be called on its own thread."""
+    """Keep the server running, and restart the daemon if the clock is set back, on a thread."""
     watch = ClockWatch(time.time, steady_clock)
     while True:
         turned(SERVER)
         time.sleep(HEARTBEAT_S)
         server.look()
         if back_s := watch.set_back_s():
-            say(f"The clock was set back by {back_s:.0f} s: the daemon starts over.")
+            say(f"The clock was set back by {back_s:.0f} s: the daemon is restarted.")
             set_back.set()
             os.kill(os.getpid(), signal.SIGINT)
 
 
 def run_anew(daemon: Callable[[], None], set_back: Event) -> None:
-    """Run Dagster's daemon, again each time that the clock was set back."""
+    """Run Dagster's daemon, and run it again whenever the clock was set back."""
     from dagster import DagsterInstance
 
     while True:
@@ -190,10 +193,9 @@ def run_anew(daemon: Callable[[], None], set_back: Event) -> None:
 
 
 def forget_later_ticks(instance: Any, now_s: float) -> None:
-    """Forget the last ticks of sensors that came later than now: the clock was set back.
+    """Delete last ticks of sensors that are in the future, because the clock was set back.
 
-    Dagster's daemon leaves a sensor alone until its interval since then is over, which would be
-    when the clock has caught up.
+    Dagster's daemon would tick such a sensor only after the clock has passed that time.
     """
     from dagster_leasehold.assets.dagster_internals import has_ticked_later, without_ticks
 
@@ -204,7 +206,7 @@ def forget_later_ticks(instance: Any, now_s: float) -> None:
 
 
 def arguments() -> ArgumentParser:
-    """Return the parser of the command line."""
+    """Return the parser of this program's arguments."""
     parser = ArgumentParser(prog="steady_daemon", description="Dagster's daemon.")
     parser.add_argument("module", help="module of definitions")
     parser.add_argument(
@@ -217,22 +219,23 @@ def arguments() -> ArgumentParser:
 
 
 def main() -> None:
-    """Start the server, and run the daemon until it is told to end."""
-    given = arguments().parse_args()
-    # As the daemon does once it runs: SIGTERM ends the block, and its folder goes.
+    """Start the server, and run the daemon until a signal ends it."""
+    options = arguments().parse_args()
+    # The daemon handles these signals once it runs. Until then SIGTERM also has to end the block,
+    # so that its temporary folder is removed.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        own = tempfile.TemporaryDirectory(prefix="leasehold-")
-        folder = Path(given.folder or stack.enter_context(own))
+        temporary = tempfile.TemporaryDirectory(prefix="leasehold-")
+        folder = Path(options.folder or stack.enter_context(temporary))
         turned: Callable[[str], object] = lambda _: None  # noqa: E731
-        if given.health:
+        if options.health:
             try:
-                health = stack.enter_context(daemon_pages(Endpoint.parse(given.health)))
+                health = stack.enter_context(daemon_pages(Endpoint.parse(options.health)))
             except LeaseholdError as error:
                 sys.exit(str(error))
             turned = health.turned
-        server = SteadyServer(given.module, folder)
+        server = SteadyServer(options.module, folder)
         stack.callback(server.end)
         workspace = folder / WORKSPACE_FILE
         workspace.write_text(server.workspace, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The watchdog of systemd: it starts a service again that has not said for long that it is well.
+"""Notifications to systemd's watchdog, which restarts a service that stops sending them.
 
-A unit asks for it with `WatchdogSec=`; its process is told in the environment where to say so, and
-how often. Without systemd, nothing is sent.
+A unit enables the watchdog with `WatchdogSec=`, and systemd passes its socket and its timeout in
+the environment. Without systemd, nothing is sent. The node agent and `steady_daemon` send them.
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ from threading import Event, Thread
 from dagster_leasehold.orchestration.supervision.health_pages import Check
 
 MESSAGES_PER_LIMIT = 3
-"""A message that a busy host delays must not end the service."""
+"""The number of messages per timeout; one delayed message must not make systemd restart us."""
 
 
 @contextmanager
 def told_watchdog(unhealthy: Check, environment: Mapping[str, str] = os.environ) -> Generator[None]:
-    """Tell systemd within the block that this process is well, for as long as it is.
+    """Notify systemd's watchdog within the block, while this process is healthy.
 
     Args:
         unhealthy: the check behind `/healthz`.
-        environment: names the socket, the limit in microseconds, and the process that is meant.
+        environment: has the watchdog's socket, its timeout in microseconds, and the id of the
+            process that should notify it.
     """
-    place, limit = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
-    if not place or not limit or environment.get("WATCHDOG_PID", "") not in ("", str(os.getpid())):
+    path, limit = environment.get("NOTIFY_SOCKET", ""), environment.get("WATCHDOG_USEC", "")
+    if not path or not limit or environment.get("WATCHDOG_PID", "") not in ("", str(os.getpid())):
         yield
         return
-    # A name without a file begins with a zero byte, which no environment can hold.
-    address = f"\0{place[1:]}" if place.startswith("@") else place
+    # An abstract socket's name begins with a zero byte; in the environment "@" stands for it.
+    address = f"\0{path[1:]}" if path.startswith("@") else path
     ended, wait_s = Event(), int(limit) / 1_000_000 / MESSAGES_PER_LIMIT
 
-    def tell() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+    def notify() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             while not ended.wait(wait_s):
-                # What is not heard counts as not said.
+                # If systemd does not receive the message, its timeout decides.
                 with suppress(OSError):
                     if not unhealthy():
-                        to.sendto(b"WATCHDOG=1", address)
+                        sender.sendto(b"WATCHDOG=1", address)
 
-    thread = Thread(target=tell, name="watchdog", daemon=True)
+    thread = Thread(target=notify, name="watchdog", daemon=True)
     thread.start()
     try:
         yield
