@@ -94,7 +94,7 @@ class Siblings:
         return [shard for run in queued for shard in self._taken.get(run.run_id, ())]
 
     def _inherit(self) -> list[ShardId]:
-        """Take over the partitions that the failed parent of this retry had taken over."""
+        """Take over the unfinished partitions that the parent of this retry had taken over."""
         parent = self.run.parent_run_id
         if parent is None:
             return []

@@ -36,8 +36,8 @@ class CompactConfig(dg.Config):
         target_bytes: the size of a merged file, in bytes; by default, the stream's setting.
         node: the node that compacts; set only in a sensor's run. Such a run continues where the
             last one ended, skips young batches, and yields to consumption.
-        old_until: only in a sensor's run, for idle shards: all batches with smaller numbers are
-            old enough.
+        old_until: a batch number per idle shard; set only in a sensor's run. All batches below it
+            are old enough to be compacted.
         vacuum: True to remove unneeded old files afterwards.
     """
 

@@ -82,8 +82,8 @@ def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: Shar
     spark = spark_of_run(deployment.spark)
     run_id = context.run.run_id
     tag_run(context.instance, run_id, stream)
-    done = shard_run.ShardRun(stream, deployment.store(), run_id)
-    progress = shard_run.ProgressReports(done, context, time.monotonic)
+    results = shard_run.ShardRun(stream, deployment.store(), run_id)
+    progress = shard_run.ProgressReports(results, context, time.monotonic)
     marks = {"job": "consume", "run": run_id, "node": config.node}
     with span("run", stream.key, **marks, shards=len(config.shards)):
         reports, seconds = consume_shards(
@@ -100,16 +100,16 @@ def _consume(context: dg.OpExecutionContext, config: ConsumeConfig, stream: Shar
             tell=context.log.warning,
             ended=lambda run: run_ended(context.instance, run),
         )
-        done.add(reports, seconds=seconds)
+        results.add(reports, seconds=seconds)
         show_on_run(
             context.instance, run_id, [report.shard for report in reports], read_text(reports)
         )
-        done.deliver(context)
-        if failure := done.failure():
+        results.deliver(context)
+        if failure := results.failure():
             fail(failure)
     # One line for all shards: Dagster stores each line as an event.
     committed = sum(report.batches > 0 for report in reports)
-    context.log.info(f"{committed} of {len(reports)} shards committed batches: {done.summary()}")
+    context.log.info(f"{committed} of {len(reports)} shards committed batches: {results.summary()}")
     if failure:
         raise dg.Failure(failure, allow_retries=False)
 

@@ -110,8 +110,8 @@ def without_ticks(state: Any) -> Any:
 def start_runs_with(context: object) -> None:
     """Make Dagster's code server in this process start its runs with `context`.
 
-    The server asks `multiprocessing` for a context that starts a new interpreter. If a release
-    of Dagster asks in another module, it gets that context, and runs start more slowly.
+    The server asks `multiprocessing` for its own context, which starts a new interpreter per run.
+    If a release of Dagster asks from another module, it gets that context, and runs start later.
     """
     original = multiprocessing.get_context
 

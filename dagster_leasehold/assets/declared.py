@@ -1,4 +1,7 @@
-"""The base of declarations in Python and YAML: pydantic checks them, errors are one sentence."""
+"""The base of all declarations in Python and YAML: pydantic validates them.
+
+An error is one sentence. `shard_stream` and the other modules with settings use it.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ class Declared:
     """The base of declared classes.
 
     Attributes:
-        called: the kind of a declaration, as messages begin with it; empty if it has no name.
+        called: the kind of declaration, such as `Stream`, as the first word of messages; empty if
+            declarations of this class have no name.
 
     Raises:
         InvalidSetting: a setting is missing or unknown, or its value is not valid; the message
@@ -88,10 +92,10 @@ class Declared:
         if not cls.called:
             return ""
         if isinstance(values, ArgsKwargs):
-            given = {**(values.kwargs or {}), **({"name": values.args[0]} if values.args else {})}
+            fields = {**(values.kwargs or {}), **({"name": values.args[0]} if values.args else {})}
         else:
-            given = values if isinstance(values, Mapping) else {}
-        return f"{cls.called} {shown(given.get('name', ''))}: "
+            fields = values if isinstance(values, Mapping) else {}
+        return f"{cls.called} {shown(fields.get('name', ''))}: "
 
 
 def refusal(error: ValidationError, declared_class: type[Any]) -> str:
@@ -101,7 +105,7 @@ def refusal(error: ValidationError, declared_class: type[Any]) -> str:
     type_, limits = first["type"], first.get("ctx", {})
     if type_ in _UNKNOWN:
         names = declared_class.__pydantic_fields__
-        return f"{shown(setting)} is no setting: {suggestion(setting, names)}"
+        return f"{shown(setting)} is not a setting: {suggestion(setting, names)}"
     if type_ in _MISSING:
         return f"{setting} is missing."
     match type_:

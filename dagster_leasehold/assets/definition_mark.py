@@ -21,8 +21,8 @@ from dagster_leasehold.lease_store.release import RELEASE
 FILES_MAX = 2_000
 """The most source files of a user's package that a mark covers."""
 _LEFT_OUT = frozenset({"source", "transform", "on_commit", "asset_spec", "execute"})
-"""Fields that the mark does not cover as they are: callables, and the source and the transform,
-which `definition_mark` adds in another form."""
+"""Fields whose `repr` is not in the mark. `definition_mark` adds the source and the transform in
+another form, and ignores the other callables."""
 
 
 def definition_mark(stream: ShardStream) -> str:

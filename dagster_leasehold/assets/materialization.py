@@ -1,8 +1,8 @@
 """Reports of committed batches: materializations for Dagster, progress for the source's service.
 
-Each commit writes one outbox row. A run reports its own rows, and the outbox sensor reports the
-rows of runs that died first. Both group them by run and shard, so that Dagster gets each batch
-once.
+Each commit writes one outbox row. A run reports its own rows. The outbox sensor reports the rows of
+runs that died before their report. Both group the rows by run and shard, so that Dagster gets each
+batch once.
 
 The service of a source, such as Kafka, can show a stream's checkpoints. They are sent after a
 commit and before its outbox rows are flagged as delivered, so at least once per commit. Leasehold

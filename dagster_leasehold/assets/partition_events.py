@@ -60,8 +60,9 @@ def partition_results(
     checks = {shard: done.checks(shard) for shard in shards}
     for shard in shards:
         context.add_asset_metadata(done.metadata(shard), asset_key(stream), shard)
-        # The joint result below is the evaluation of a single partition. For a range, even for a
-        # range of one, it covers the whole asset, so each partition's evaluation is logged here.
+        # In a run of a single partition, the joint result below is the partition's evaluation. In a
+        # run of a range, even a range of one, it is the evaluation of the whole asset, so the
+        # partitions' evaluations are logged here.
         for check in () if context.has_partition_key else checks[shard]:
             log_check(context, check.evaluation(stream, shard))
     results = joint_results(check for shard in shards for check in checks[shard])

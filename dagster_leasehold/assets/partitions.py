@@ -61,7 +61,7 @@ def partitions_of(tags: Mapping[str, str], in_order: Callable[[], Sequence[str]]
 def node_of_launcher(run: dg.DagsterRun) -> str | None:
     """Return the node that the launcher of a run chose, or None.
 
-    A retry of a run of partitions has the tag, but no choice:
+    A retry of a run of partitions inherits the tag, although its launcher chose no node:
 
     1. A run of several partitions dies while it works for its second node. The run itself has
        set its tag to that node.

@@ -185,49 +185,49 @@ class NamedThings(Protocol):
         ...
 
 
-def _source(given: Any, info: ValidationInfo) -> Any:
+def _source(value: Any, info: ValidationInfo) -> Any:
     """Return a source; YAML names its kind, Python gives the object."""
-    if not isinstance(given, str | Mapping):
-        return given
+    if not isinstance(value, str | Mapping):
+        return value
     names: NamedThings | None = info.context
     if names is None:
-        raise ValueError("give the source itself, which named_source makes by name")
-    return names.source(info.data.get("name", ""), given)
+        raise ValueError("give the source itself; named_source creates one by name")
+    return names.source(info.data.get("name", ""), value)
 
 
-def _function(given: Any, info: ValidationInfo) -> Any:
+def _function(value: Any, info: ValidationInfo) -> Any:
     """Return a function; YAML names it as `module.function`, Python gives the object."""
     names: NamedThings | None = info.context
-    if names is not None and isinstance(given, str):
+    if names is not None and isinstance(value, str):
         what = str(info.field_name).replace("_", " ")
-        return names.function(f"The {what} of {shown(info.data.get('name', ''))}", given)
-    if given is not None and not callable(given) and not isinstance(given, ArrowTransform):
+        return names.function(f"The {what} of {shown(info.data.get('name', ''))}", value)
+    if value is not None and not callable(value) and not isinstance(value, ArrowTransform):
         raise ValueError("give the function itself")
-    return given
+    return value
 
 
 NAMED_SOURCE = {"type": ["string", "object"], "minProperties": 1, "maxProperties": 1}
 FUNCTION = TakenBy(_function, {"type": ["string", "null"], "pattern": r"^\w+(\.\w+)+$"})
 
 
-def _limits(given: Limits) -> Limits:
+def _limits(limits: Limits) -> Limits:
     for setting in ("records_max", "bytes_max"):
-        if (value := getattr(given, setting)) <= 0:
-            raise InvalidSetting(f"limits.{setting} is {value}: use a positive number.")
-    return given
+        if (limit := getattr(limits, setting)) <= 0:
+            raise InvalidSetting(f"limits.{setting} is {limit}: use a positive number.")
+    return limits
 
 
-def _nodes(given: Any) -> Any:
+def _nodes(value: Any) -> Any:
     """Parse the settings of nodes, unless they are not a mapping: pydantic refuses these."""
-    if not isinstance(given, Mapping):
-        return given
-    parsed: dict[str, NodeSettings] = {}
-    for name, settings in given.items():
+    if not isinstance(value, Mapping):
+        return value
+    settings_by_node: dict[str, NodeSettings] = {}
+    for name, settings in value.items():
         try:
-            parsed[name] = node_settings(settings)
+            settings_by_node[name] = node_settings(settings)
         except LeaseholdError as error:
             raise InvalidSetting(f"Node {shown(name)}: {error}") from None
-    return parsed
+    return settings_by_node
 
 
 @declared

@@ -306,7 +306,7 @@ def _invalid(error: pydantic.ValidationError, origins: Mapping[str, str]) -> Inv
     if first["type"] == "extra_forbidden":
         siblings = SparkSettings if location[0] == "spark" else Settings
         return InvalidSetting(
-            f"{origin} sets {shown('.'.join(location))}, which is no setting: "
+            f"{origin} sets {shown('.'.join(location))}, which is not a setting: "
             f"{suggestion(location[-1], siblings.model_fields)}"
         )
     return InvalidSetting(
@@ -338,7 +338,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             raise _no_streams(variable)
         if variable not in names:
             raise InvalidSetting(
-                f"The environment variable {shown(variable)} is no setting: "
+                f"The environment variable {shown(variable)} is not a setting: "
                 f"{suggestion(variable, names)}"
             )
         if value:

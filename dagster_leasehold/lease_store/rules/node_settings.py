@@ -111,7 +111,7 @@ def node_settings(given: object) -> NodeSettings:
     for name, value in settings.items():
         if name not in _OF_NODES:
             raise errors.InvalidSetting(
-                f"{shown(name)} is no setting of a node: {suggestion(str(name), _OF_NODES)}"
+                f"{shown(name)} is not a setting of a node: {suggestion(str(name), _OF_NODES)}"
             )
         if name != "pinned" and (isinstance(value, bool) or not isinstance(value, int)):
             raise errors.InvalidSetting(f"{name} is {shown(value)}: use a whole number.")

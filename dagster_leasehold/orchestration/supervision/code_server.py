@@ -35,7 +35,7 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint,
 
 LOG_FILE = "code-server.log"
 HEARTBEAT_TIMEOUT_S = 30
-"""The time without heartbeats of its agent after which a server ends once its runs have ended."""
+"""A server without heartbeats for this time, in seconds, ends as soon as its runs have ended."""
 HEARTBEAT_S = 5.0
 LEFT_MAX_S = HEARTBEAT_TIMEOUT_S - HEARTBEAT_S
 """The largest age of a server's last heartbeat for an agent to adopt the server, in seconds. The
@@ -119,8 +119,8 @@ def left_server(
 ) -> LeftServer | None:
     """Return the code server of a killed agent, if this agent can adopt it.
 
-    It can if it would start the server with the same command and environment, and if the server's
-    heartbeat timeout has not passed. Otherwise the result is None.
+    It can if it would start the server with the same command and environment, and if its next
+    heartbeat still comes before the server's timeout. Otherwise the result is None.
     """
     state = AgentState.read(folder)
     if state is None or not state.sessions or _age_s(folder) > LEFT_MAX_S:
@@ -153,11 +153,11 @@ def _has_environment(process: psutil.Process, environment: Mapping[str, str]) ->
     False if the system does not show its environment.
     """
     try:
-        own = process.environ()
+        actual = process.environ()
     except (psutil.Error, OSError):
         return False
     return all(
-        own.get(name) == value for name, value in environment.items() if name not in OF_ONE_START
+        actual.get(name) == value for name, value in environment.items() if name not in OF_ONE_START
     )
 
 
@@ -257,12 +257,12 @@ class CodeServer:
             processes = session_of(leader)
             if processes and all(_has_environment(each, self.environment) for each in processes):
                 if leader.existence() is Existence.ALIVE:
-                    # A server that was not adopted takes no more runs; its runs continue.
+                    # A server that was not adopted must not take further runs; its runs continue.
                     with suppress(psutil.Error):  # it has just ended by itself
                         psutil.Process(leader.pid).kill()
                 self.sessions.insert(0, leader)
-            elif ended := end_session(leader):
-                say(f"Ended {ended} processes that an earlier agent had left running.")
+            elif count := end_session(leader):
+                say(f"Ended {count} processes that an earlier agent had left running.")
 
     @property
     def silent_s(self) -> float:

@@ -1,10 +1,10 @@
 """Dagster's code server with forked run processes, which start faster than a new interpreter.
 
 As a program (`python -m` this module, with the arguments of `dagster api grpc`), it loads Dagster,
-forks the forking process, and becomes the code server. The forking process forks a copy of itself,
-the copy loads the libraries that only runs need, and forks one process per run. Runs share the
-copy's memory. When no run was active for `IDLE_S`, the copy exits, and the next run gets a new one.
-Each run imports the user's modules itself, in their current version.
+forks the forking process, and becomes the code server. The forking process forks a copy of itself.
+The copy loads the libraries that only runs need, and forks one process per run, which shares its
+memory. When no run was active for `IDLE_S`, the copy exits, and the next run gets a new copy. Each
+run imports the user's modules itself, in their current version.
 
 The forking process has one thread; a fork in the server itself would break gRPC's threads. If the
 server dies, runs continue, as in Dagster's own server. If the forking process dies, runs continue
@@ -35,7 +35,8 @@ from dagster_leasehold.orchestration.presentation import say
 SHARED = ("dagster_leasehold.orchestration.build", "dagster_leasehold.lease_store.sql_store")
 OF_RUNS = ("pyarrow.parquet", "pyspark.sql.connect.session")
 IDLE_S = 600.0
-"""The time without a run after which the libraries of runs are unloaded, the same as Spark's."""
+"""The time without a run after which the libraries of runs are unloaded, in seconds. The embedded
+Spark server stops after the same time."""
 REAP_S = 0.2
 """The interval of checks for ended runs. A closed pipe shows most ends at once, but not if a child
 of the run keeps the pipe open."""
@@ -234,7 +235,7 @@ def _work_of(
 
 
 def _load(names: Iterable[str]) -> None:
-    """Import modules that are installed, and move them out of reach of garbage collection."""
+    """Import the modules that are installed, and exempt them from garbage collection."""
     for name in names:
         with suppress(ImportError):
             resolve_name(name)

@@ -107,11 +107,11 @@ def held_back() -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    waiting: list[int] = []
+    deferred: list[int] = []
     handled = [number for number in NUMBERS if callable(signal.getsignal(number))]
     try:
-        with handled_by(lambda number, _frame: waiting.append(number), *handled):
+        with handled_by(lambda number, _frame: deferred.append(number), *handled):
             yield
     finally:
-        if waiting:
-            signal.raise_signal(waiting[0])
+        if deferred:
+            signal.raise_signal(deferred[0])

@@ -89,16 +89,16 @@ def _memory_bytes(process: psutil.Process) -> int:
 
 def end_leftovers(home: Path) -> list[str]:
     """End the child processes on a home whose parents are gone; return their names."""
-    ended: list[str] = []
+    names: list[str] = []
     for path, note in noted_children(home):
         if note.parent.existence() is not Existence.GONE:
             continue
         if end_session(note.process, note.stop_timeout_s):
-            ended.append(note.name)
+            names.append(note.name)
         # Another command can have written its own note to this path meanwhile.
         if ChildNote.read(path) == note:
             path.unlink(missing_ok=True)
-    return ended
+    return names
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A run coordinator that launches the sensors' runs at once while they are far from all limits.
+"""A run coordinator whose sensor runs bypass the queue while no run waits and no limit is near.
 
 `dagster.yaml` names it, and Dagster calls it for each submitted run.
 """
@@ -44,7 +44,8 @@ class PromptRunCoordinator(QueuedRunCoordinator):
         3. Meanwhile, runs of other nodes are queued, and the queue launches them on its threads.
         """
         run = context.dagster_run
-        # One launch at a time: two that count the active runs together would exceed a limit.
+        # One launch at a time: two launches that count the active runs at the same time could
+        # exceed a limit.
         if not _of_sensor(run) or not self._launching.acquire(blocking=False):
             return super().submit_run(context)
         with ExitStack() as stack:

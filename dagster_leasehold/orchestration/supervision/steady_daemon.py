@@ -39,14 +39,14 @@ from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
 HEARTBEAT_S = 5.0
 HEARTBEAT_TIMEOUT_S = 20
-"""The time without its daemon's heartbeats after which the server ends once its runs have ended."""
+"""A server without heartbeats for this time, in seconds, ends as soon as its runs have ended."""
 START_MAX_S = 120.0
 HUNG_S = 120.0
-"""The time without an answer after which the server is killed, in seconds; no start takes longer.
-"""
+"""A server is killed after this time without an answer, in seconds; no start takes longer."""
 POLL_S = 0.1
 STEP_S = 1.0
-"""The smallest step back to react to, in seconds; the system corrects small errors gradually."""
+"""The smallest backward step of the clock to react to, in seconds. Smaller differences come from
+gradual corrections, as NTP makes them."""
 SOCKET_FILE, WORKSPACE_FILE = "code.sock", "workspace.yaml"
 
 

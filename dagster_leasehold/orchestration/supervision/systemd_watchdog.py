@@ -38,7 +38,7 @@ def told_watchdog(unhealthy: Check, environment: Mapping[str, str] = os.environ)
     def notify() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             while not ended.wait(wait_s):
-                # If systemd does not receive the message, its timeout decides.
+                # Without the message, systemd restarts the service after its timeout.
                 with suppress(OSError):
                     if not unhealthy():
                         sender.sendto(b"WATCHDOG=1", address)

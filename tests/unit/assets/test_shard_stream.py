@@ -77,7 +77,7 @@ def test_a_declaration_by_names_has_the_values_that_they_name() -> None:
         ({"pace": {"commit_interval_s": -1}}, "commit_interval_s is -1: use 0 or a positive num"),
         ({"pace": {"shards_per_run": 0}}, "shards_per_run is 0: use a positive number."),
         ({"pace": {"shards_per_run": "many"}}, "shards_per_run is not valid: Input should be a v"),
-        ({"pace": {"commit_intervall_s": 1}}, "is no setting: did you mean commit_interval_s?"),
+        ({"pace": {"commit_intervall_s": 1}}, "is not a setting: did you mean commit_interval_s?"),
         ({"limits": Limits(bytes_max=0)}, "limits.bytes_max is 0: use a positive number."),
         ({"iceberg": {"snapshots_kept": 0}}, "snapshots_kept is 0: use a positive number."),
         ({"retention": {"vacuum_after_s": 3}}, "vacuum_after_s is 3.0: use at least 60, since"),
@@ -85,9 +85,9 @@ def test_a_declaration_by_names_has_the_values_that_they_name() -> None:
         ({"checks": {"lag_max": -1}}, "lag_max is -1: use 0 or a positive number."),
         ({"on_poison": "drop"}, "on_poison is 'drop': use 'hold' or 'quarantine'."),
         ({"key_prefix": ["a/b"]}, "key_prefix has the part 'a/b': give each part by itself"),
-        ({"source": "kafka"}, "give the source itself, which named_source makes by name"),
+        ({"source": "kafka"}, "give the source itself; named_source creates one by name"),
         ({"transform": "visits.f"}, "transform is not valid: give the function itself."),
-        ({"tabel": {}}, "'tabel' is no setting: use one of asset_spec, assignment"),
+        ({"tabel": {}}, "'tabel' is not a setting: use one of asset_spec, assignment"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_that_names_the_stream(
