@@ -1,15 +1,14 @@
-"""One node in one group, as the process that keeps it alive sees it: join, beat, trust, leave.
+"""A node's membership in one group: join, beat, trust the leases, leave.
 
-All that keep a node alive use a `Member`: the process that rebalances, a node's agent, a run while
-it works, and a client. A run and a client beat on the member's thread, so that a process that
-hangs stops beating, too.
+Every process that beats for a node uses a `Member`: a rebalancer, an agent, a run and a client.
+A run and a client beat on a thread of the same process, so the beats of a frozen process stop.
 
-What the trust window prevents:
+Trust counts from before a beat was sent, not from its reply:
 
-1. 0 s: the member sends a beat, and the store counts it.
-2. The reply takes 3 s. An observer saw the new counter at 0 s and evicts at T.
-3. A member that counted from the reply would trust itself until 3 s + 0.75 T, perhaps beyond T.
-4. Counted from before the beat was sent, its trust ends at 0.75 T, always before T.
+1. At 0 s the member sends a beat, and the store records it.
+2. The reply takes 3 s. An observer saw the new counter at 0 s, and evicts the node at T.
+3. If trust counted from the reply, it would last until 3 s + 0.75 T, which can be after T.
+4. Counted from before the beat was sent, it ends at 0.75 T, always before T.
 """
 
 from __future__ import annotations
@@ -52,43 +51,43 @@ from dagster_leasehold.lease_store.shard_rows import Progress
 _LOG = logging.getLogger(__name__)
 RETRIES_PER_BEAT = 4
 PLANNER_SILENT_TIMEOUTS = 2.0
-"""After so many timeouts without a tick of its planner a node takes no more shards."""
+"""A node stops taking shards after this many timeouts without a tick of its planner."""
 PLANNER_LATE_TIMEOUTS = 0.5
-"""After so much of a timeout without a tick, a node that leaves no longer waits for a plan."""
+"""A leaving node stops waiting for a plan after this part of a timeout without a tick."""
 PLANNER_LOOK_S = 2.0
-"""The interval between an agent's reads of the planner's mark; twice that counts at most of one.
+"""The interval between an agent's reads of the planner's mark, in seconds.
 
-Less than half of the time between two ticks, so that all nodes of a deployment whose planner ticks
-again take runs before its next tick: a plan made in between would move shards to the first of them.
+It is less than half of the time between two ticks. So when the planner ticks again, all its nodes
+take runs before its next tick. Otherwise the next plan would move all shards to the first of them.
+At most twice this interval counts as silence between two reads.
 """
 
 
 class Member:
-    """A node's place in a group, under one incarnation.
+    """A node's membership in a group, under one incarnation.
 
-    As a context manager it beats once on entering, repeats that on its thread, and stops on
-    leaving: so a run does, which relies on the place that others keep.
+    As a context manager it beats once on entry, and then on its thread until exit. A run uses it
+    this way: it renews a membership that another process registered.
 
     Args:
         settings: the row to register: name, incarnation, address, assignment settings, readiness.
-        timing: T and the interval between two beats, until the group's own are known.
+        timing: T and the interval between two beats, until the group's own are read.
         clock: monotonic seconds.
-        observer: named in the journal; by default the node itself.
-        count: called with the verb of each statement.
+        observer: the name of this process in the journal; by default the node.
+        count: called with the operation of each statement.
 
     Attributes:
-        settings: the row to register; the next round sends a change.
-        timeout_s: T, as last seen.
+        settings: the row to register; the next `keep` or `keep_alive` sends changes.
+        timeout_s: T, as last read.
         beat_s: the longest time between two beats, in seconds.
-        beaten_at: the moment before the last confirmed beat was sent; None before the first.
-        trusted_until: when trust ends unless a beat renews it, on the clock given.
-        lost: set once trust has ended; only who knows that its leases continue trusts again.
-        reason: the reason why trust ended; empty while it lasts.
-        contested: True if another living incarnation had the name when last seen, and before that.
-            A run that is started meanwhile is told that incarnation, and its beats keep it alive.
-        problem: the mistake that the thread met last, until a beat succeeds.
-        followed: True if runs have shards of the node open, and continue without the node's
-            planner.
+        beaten_at: the time just before the last confirmed beat was sent; None before the first.
+        trusted_until: when trust ends without a further beat, on `clock`.
+        lost: set once trust has ended; `resume_trust` clears it.
+        reason: why trust ended; empty while it lasts.
+        contested: True until a check finds that no other live incarnation has the name. A run that
+            is launched meanwhile would get that incarnation, and keep it alive by its beats.
+        problem: the last mistake that the thread met; None after a successful beat.
+        followed: True if runs that continue without the planner have shards of the node open.
     """
 
     def __init__(
@@ -133,28 +132,28 @@ class Member:
 
     @property
     def incarnation(self) -> str:
-        """Tells apart the processes that answer to the name; each has a new one."""
+        """The id of this process among processes with the same node name."""
         return self.settings.incarnation
 
     def offer(self, settings: Node) -> None:
-        """Change the row to register; the next round sends it."""
+        """Change the row to register; the next `keep` or `keep_alive` sends it."""
         self.settings = replace(settings, name=self.node, lease_id=0, incarnation=self.incarnation)
 
     def rival(self, nodes: Iterable[Node]) -> Node | None:
-        """Return the row of another incarnation that answers to the name; None if none does."""
+        """Return the row of another incarnation that has the node's name, or None."""
         return rival_of(self.node, self.incarnation, nodes)
 
     def _in_place(self, nodes: Iterable[Node]) -> bool:
-        """Return True if a row says of the node all that is to be said of it."""
+        """Return True if the node's row equals `settings`, apart from its counter."""
         return any(replace(row, lease_id=0) == self.settings for row in nodes)
 
     # -- beats and trust --------------------------------------------------------------------------
 
     def beat(self) -> bool:
-        """Beat once; False if the incarnation does not answer to the name any longer.
+        """Beat once; return False if this incarnation no longer has the node's name.
 
         Raises:
-            StoreError: the store does not answer; the beat might have been counted.
+            StoreError: the store does not answer; the beat can have been recorded.
         """
         sent_at = self.clock()
         self._count("beat")
@@ -164,7 +163,7 @@ class Member:
         return True
 
     def beat_due(self) -> bool:
-        """Return True if the beat would be late if it were left to the next call."""
+        """Return True if the beat would be late at the next call, after an equal interval."""
         now, before = self.clock(), self._asked_at
         self._asked_at = now
         if self.beaten_at is None or before is None:
@@ -173,7 +172,7 @@ class Member:
 
     @property
     def trusted(self) -> bool:
-        """True if the node can rely on its leases; once it was False, `lost` is set."""
+        """True if the node can rely on its leases; a check that finds trust ended sets `lost`."""
         if self.lost.is_set():
             return False
         if self.clock() < self.trusted_until:
@@ -182,18 +181,21 @@ class Member:
         return False
 
     def extend_trust(self, sent_at: float) -> None:
-        """Rely on the leases from when a confirmed beat was sent."""
+        """Trust the leases for the trust window, from when a confirmed beat was sent."""
         self.trusted_until = sent_at + self.timeout_s * TRUST_FRACTION
 
     def resume_trust(self) -> None:
-        """Rely on the last beat, after trust has run out too: the leases continue all the same."""
+        """Trust the leases from the last beat, even if trust had ended.
+
+        The caller has checked that the leases continue.
+        """
         if self.beaten_at is not None:
             self.extend_trust(self.beaten_at)
             self.lost.clear()
             self.reason = ""
 
     def end_trust(self, reason: str) -> None:
-        """Rely on nothing until the node has joined again: it has no place in the group now."""
+        """End trust until the node joins again: it is no longer a member."""
         self._lose(reason)
         self.trusted_until = float("-inf")
 
@@ -203,12 +205,10 @@ class Member:
             self.lost.set()
 
     def renew(self) -> None:
-        """Beat for a run: trust continues with a confirmed beat, and does not come back.
-
-        The work that relied on trust that has run out was told to stop.
+        """Beat for a run. Trust that has ended is not restored, since its work was told to stop.
 
         Raises:
-            StoreError: the store does not answer, which costs no trust by itself.
+            StoreError: the store does not answer; trust is unchanged.
         """
         if self.lost.is_set():
             return
@@ -218,7 +218,7 @@ class Member:
             self.end_trust(str(error))
             return
         if not confirmed:
-            self.end_trust(f"node {self.node} was evicted, or another process answers to its name")
+            self.end_trust(f"node {self.node} was evicted, or another process has its name")
         elif self.beaten_at is not None:
             self.extend_trust(self.beaten_at)
 
@@ -227,11 +227,11 @@ class Member:
     def attempt(
         self, heartbeat: Callable[[], None] | None = None, *, per_beat: float = 1.0
     ) -> float:
-        """Do a heartbeat, or `renew`; return the seconds until the next one is due.
+        """Call `heartbeat`, or `renew`; return the pause before the next call, in seconds.
 
-        A store that does not answer is asked again soon. A mistake that only a person can put
-        right (the name is taken, the settings contradict another member's) is kept in `problem`,
-        and tried again at the usual interval.
+        The pause is short if the store did not answer. A mistake that only a person can correct
+        (the name is taken, the settings contradict another member's) is stored in `problem`, and
+        retried after the usual pause.
         """
         try:
             (heartbeat or self.renew)()
@@ -241,7 +241,7 @@ class Member:
             _LOG.warning("The beat of node %s got no answer: %s", self.node, error)
             return self.beat_s / RETRIES_PER_BEAT
         except Exception:
-            # An unforeseen error of a driver or a feed must not end the beating.
+            # An unexpected error of a driver or a feed must not end the thread.
             _LOG.exception("The beat of node %s failed", self.node)
             return self.beat_s / RETRIES_PER_BEAT
         else:
@@ -255,7 +255,7 @@ class Member:
         per_beat: float = 1.0,
         first_s: float | None = None,
     ) -> None:
-        """Repeat a heartbeat on a thread until `stop`, so often in each interval between beats."""
+        """Repeat a heartbeat on a thread until `stop`, `per_beat` times in each beat interval."""
 
         def run() -> None:
             pause_s = self.beat_s / per_beat if first_s is None else first_s
@@ -268,7 +268,7 @@ class Member:
         self._thread.start()
 
     def stop(self, wait_s: float | None = None) -> None:
-        """End the thread after its present beat, and wait for that, at most some seconds."""
+        """End the thread after its current beat; wait for it, at most `wait_s` seconds."""
         self._stopping.set()
         thread, self._thread = self._thread, None
         if thread is not None and threading.current_thread() is not thread:
@@ -276,8 +276,7 @@ class Member:
 
     def __enter__(self) -> Self:
         pause_s = self.beat_s
-        # Without a confirmed beat there is nothing to trust, but a single lost reply is no reason
-        # to give up a run that has just been started.
+        # A run needs one confirmed beat. A single lost reply must not fail a new run, so retry.
         for _ in range(RETRIES_PER_BEAT):
             pause_s = self.attempt()
             if self.lost.is_set() or self.beaten_at is not None:
@@ -292,16 +291,16 @@ class Member:
     # -- joining and leaving ----------------------------------------------------------------------
 
     def keep(self, pulse: Pulse, observations: Observations) -> str:
-        """Beat if that is due, join, or send changed settings; return the change as a phrase.
+        """Beat if due, join, or send changed settings; return the change as a phrase.
 
         Args:
-            pulse: the group, a moment ago.
-            observations: of the group's nodes, up to that pulse.
+            pulse: the group, as just read.
+            observations: of the group's nodes, including this pulse.
 
         Raises:
-            NodeNameTaken: another live process answers to the name.
+            NodeNameTaken: another live process has the name.
             AssignmentConflict: the settings contradict another member's.
-            StoreError: the store does not answer; the node might have been registered.
+            StoreError: the store does not answer; the node can have been registered.
         """
         self.timeout_s = pulse.group.timeout_s
         if not self._in_place(pulse.nodes):
@@ -312,14 +311,14 @@ class Member:
         return "lost its place in the group, and joined again"
 
     def join(self, pulse: Pulse, observations: Observations) -> str:
-        """Answer to the name, or change the settings; return how, as a phrase.
+        """Register the node or its changed settings; return the change as a phrase.
 
-        A rival whose counter has not moved for longer than the group's timeout is displaced.
-        It raises as `keep` does.
+        Another incarnation of the name is displaced if its counter has not moved for longer than
+        the group's timeout. Raises as `keep`.
         """
         rival, limit_s = self.rival(pulse.nodes), pulse.group.timeout_s
         lapsed = observations.lapsed(limit_s) if rival else {}
-        # The store refuses a contradiction, too; one that is found here costs no write.
+        # The store checks this, too. Checking first saves a write.
         check_member(pulse.group, pulse.nodes, self.settings)
         own = (self.node, self.incarnation)
         how = "joined"
@@ -337,7 +336,7 @@ class Member:
         )
         if not isinstance(outcome, Registered):
             note = (
-                f"Its beat has not moved for {observations.unchanged_s(self.node):.0f} s; after "
+                f"Its counter has not moved for {observations.unchanged_s(self.node):.0f} s; after "
                 f"{limit_s:g} s the name is taken over."
             )
             raise name_taken(self.key, self.node, note)
@@ -345,44 +344,44 @@ class Member:
         return how
 
     def progress(self) -> list[Progress]:
-        """Return checkpoint and tenure of the member's shards."""
+        """Return the checkpoint and tenure of each of the member's shards."""
         self._count("progress")
         return list(self.store.progress(self.key, [self.node]).values())
 
     def leave(self) -> Changed | Stale:
-        """Release all that the member holds at once, and give up its name."""
+        """Release all shards of the member, and give up its name."""
         self._count("leave")
         outcome = self.store.leave(self.key, self.node, self.incarnation)
         self._registered = None
         return outcome
 
     def resign(self) -> Changed | Stale | None:
-        """Leave a group whose members contradict the node's own settings; None if it works.
+        """Leave a group whose members contradict this node's settings; None while runs are open.
 
-        Of two nodes that changed their source_count, each would else be refused for ever, because
-        the other is a member with the old one. It leaves once its runs have ended.
+        If two nodes change their source_count and stay members with the old one, each is refused
+        forever, because of the other.
         """
         if any(each.consumer_run for each in self.progress()):
             return None
         return self.leave()
 
-    # -- a member of its own, without a rebalancer ------------------------------------------------
+    # -- an agent's member, without a rebalancer --------------------------------------------------
 
     @property
     def joined(self) -> bool:
-        """True if an agent's node answers to its name, as far as this process can tell."""
+        """True if `keep_alive` registered the node, and has not seen it lose its name since."""
         return self._registered is not None
 
     def keep_alive(self, *, accepts_runs: bool, joins: bool = True) -> str:
-        """Join, beat, or tell the group whether the node takes runs; for an agent, each second.
+        """Join, beat, or record whether the node takes runs; an agent calls this every second.
 
-        Return the change as a phrase for people; an empty text if there is none. Where another
-        incarnation has the name, the call only watches it, until its counter moves or has stood
-        still for the group's timeout; unless the node `joins`, it never does more than that. A node
-        whose planner is silent takes no runs unless it is followed: they would not be launched.
+        It returns the change as a phrase, or an empty text. While another incarnation has the
+        name, the call only watches its counter, until the counter moves or has not moved for the
+        group's timeout. Unless the node `joins`, nothing is registered. A node whose planner is
+        silent takes no runs unless it is `followed`, since no process would launch them.
 
         Raises:
-            NodeNameTaken: another live process answers to the name.
+            NodeNameTaken: another live process has the name.
             AssignmentConflict: the node's settings contradict another member's.
             StoreError: the store does not answer.
         """
@@ -392,11 +391,11 @@ class Member:
         if unchanged and not self.beat_due():
             return ""
         try:
-            # The others' rows are of no use to a node that only beats, and they are as many again
-            # for each of them: a thousand nodes would read a million rows in the time of a beat.
+            # A node that only beats reads only its own row. Otherwise a thousand nodes would read
+            # a million rows in each beat interval.
             pulse = self.store.pulse(self.key, self.node if unchanged else None)
         except UnknownGroup:
-            # The step `shard_list` makes it at its first tick.
+            # The step `shard_list` creates the group at its first tick.
             self._registered, self.contested = None, False
             return ""
         except StoreError:
@@ -414,11 +413,13 @@ class Member:
         return self.keep_alive(accepts_runs=accepts_runs, joins=joins)
 
     def _join_alone(self, pulse: Pulse, *, joins: bool) -> str:
-        """Register, if no living process answers to the name.
+        """Register the node, unless another live process has its name.
 
-        1. The node takes no runs for a while; the store notes it, and its reply is lost.
-        2. The node takes runs again, as it had told the store before step 1.
-        3. What it had told before step 1 is forgotten with it, so that step 2 is sent at all.
+        `_registered` is cleared before the write:
+
+        1. The node stops taking runs. The store records it, but the reply is lost.
+        2. The node takes runs again, so its settings are the same as before step 1.
+        3. If `_registered` still had the settings from before step 1, step 2 would send nothing.
         """
         self._observations.see(pulse.nodes, pulse.group.timeout_s)
         self._watch_rival(pulse)
@@ -438,10 +439,10 @@ class Member:
         return f"{taking} in group {self.key}"
 
     def _watch_rival(self, pulse: Pulse) -> None:
-        """Check whether another process that has the name lives.
+        """Check whether another process with the same name is alive.
 
         Raises:
-            NodeNameTaken: its counter moved while it was watched.
+            NodeNameTaken: its counter moved between two checks.
         """
         rival = self.rival(pulse.nodes)
         self.contested = rival is not None
@@ -460,12 +461,12 @@ class Member:
 
     @property
     def planner_silent_s(self) -> float:
-        """The seconds that the planner has been silent, if that is too long; 0 otherwise."""
+        """The planner's silence in seconds, if it is too long; 0 otherwise."""
         silent_s = self._planner.silent_s
         return silent_s if silent_s > PLANNER_SILENT_TIMEOUTS * self.timeout_s else 0.0
 
     def open_shards(self) -> list[ShardId]:
-        """Return the node's shards that a run has open; none if there is no such group.
+        """Return the node's shards that a run has open; empty if the group does not exist.
 
         Raises:
             StoreError: the store does not answer.
@@ -476,10 +477,10 @@ class Member:
             return []
 
     def hands_over(self) -> bool:
-        """Return True while other nodes are still to get shards of this one, which takes no runs.
+        """Return True while this node, which takes no runs, has shards that others will take.
 
-        It is False if they would not be taken: no other node takes runs, no process plans, or the
-        group is paused or says by name which node has what.
+        It is False if no other node takes runs, if no process plans, if the group is paused, or if
+        its nodes' settings determine the assignment.
 
         Raises:
             StoreError: the store does not answer.

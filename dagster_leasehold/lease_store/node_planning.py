@@ -6,9 +6,9 @@ and their changes are compare-and-set: of two that claim a shard, one is refused
 
 After a host has died:
 
-1. The node before it in the order of names watches its beats, and sees none for T.
-2. That node's planner evicts it. Its shards are unassigned, and the group's `generation` has risen.
-3. The planners of all nodes see that within a second, and claim their shards.
+1. The planner of the preceding node, by name, watches the dead node's beats, and sees none for T.
+2. That planner evicts the dead node. Its shards are unassigned, and the group's `generation` rises.
+3. The planners of all nodes see that within a second, and claim their shares.
 4. The run of each node opens the gained shards. No step waits for Dagster.
 
 If several neighbours die at once, step 1 takes T for each in turn. A sensor watches all nodes and
@@ -32,7 +32,7 @@ A check reads two rows and a beat three. So in a group of a thousand nodes, whic
 second, checks read less than a fifth of what beats read.
 """
 PAUSE = 9.0
-"""The pause after a check, in multiples of its duration: a planner works a tenth of the time."""
+"""The pause after a check, in multiples of its duration: a planner is busy a tenth of the time."""
 
 
 class NodePlanner:
@@ -40,7 +40,7 @@ class NodePlanner:
 
     Args:
         node: a member that another process beats for.
-        observer: named in the journal.
+        observer: the name of this process in the journal.
         clock: monotonic seconds.
         rebalancer: the class that carries plans out.
     """
@@ -69,10 +69,10 @@ class NodePlanner:
             neighbour_only=True,
         )
         self._next_s = float("-inf")
-        self._held: set[ShardId] | None = None
+        self._last_owned: set[ShardId] | None = None
 
     def plan(self) -> TickReport | None:
-        """Check the group, and plan if it has changed; None if it is too early.
+        """Check the group, and plan if it has changed; None before the next check is due.
 
         Raises:
             StoreError: the store does not answer.
@@ -95,17 +95,17 @@ class NodePlanner:
     def gained(self, run: str) -> tuple[ShardId, ...]:
         """Plan, and return the shards that the node has gained since the last check.
 
-        Not included are the shards of the first check and shards that need runs of their own, since
-        the launcher starts runs for these. A run that searches a bad record takes no other shards.
+        Shards of the first check and shards that need a run of their own are left out: the launcher
+        starts runs for them. A run that isolates a bad record gains no other shards.
 
-        It raises as `plan` does.
+        Raises as `plan`.
         """
         report = self.plan()
         if report is None:
             return ()
         owned = set(report.owned[self._node])
-        gained = set() if self._held is None else owned - self._held
-        self._held = owned
+        gained = set() if self._last_owned is None else owned - self._last_owned
+        self._last_owned = owned
         rows = report.progress
         if not gained or any(row.blocked for row in rows.values() if row.consumer_run == run):
             return ()

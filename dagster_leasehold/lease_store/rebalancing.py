@@ -1,8 +1,8 @@
-"""Rebalancing: observe, evict dead nodes, plan, and carry out what concerns the served nodes.
+"""Rebalancing of one group: watch its nodes, evict dead ones, plan, and move shards.
 
-Every process of a group does this on its own, without a leader. A move is carried out by the
-process that serves the node that gains the shard. So each move has exactly one executor, and a
-deployment that does not run cannot be given shards that no run would consume.
+The step `rebalance`, the planner of a node and each client use a `Rebalancer`, without a leader.
+The process that serves the node that gains a shard carries out the move. So each move has exactly
+one executor, and a deployment whose planner is down gets no shards that no run would consume.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 
 CLAIMS_PER_STEP = 5_000
 TRANSFERS_PER_STEP = 500
-"""The most transfers that one call begins: after these, the next beat of a node can be due."""
+"""The most transfers of one statement; between two statements, `late` is checked."""
 ROUNDS_MAX = 4
 
 
@@ -56,9 +56,9 @@ class TickNotes:
     """The current tick's decisions, refusals and statements, collected for its report.
 
     Attributes:
-        decisions: one line for each thing that was decided, with its reason.
+        decisions: one line for each decision, with its reason.
         refusals: served nodes that could not join, and why.
-        statements: the number of statements, by verb.
+        statements: the number of statements, by operation.
     """
 
     decisions: list[str] = field(default_factory=list[str])
@@ -66,7 +66,7 @@ class TickNotes:
     statements: Counter[str] = field(default_factory=Counter[str])
 
     def begin(self) -> None:
-        """Begin a tick: nothing is noted yet."""
+        """Clear the notes of the last tick."""
         self.decisions, self.refusals, self.statements = [], [], Counter()
 
     def count(self, verb: str) -> None:
@@ -74,7 +74,7 @@ class TickNotes:
         self.statements[verb] += 1
 
     def decide(self, line: str) -> None:
-        """Note a decision."""
+        """Record a decision."""
         self.decisions.append(line)
 
 
@@ -83,18 +83,18 @@ class TickReport:
     """The outcome of `Rebalancer.tick`.
 
     Attributes:
-        remembered: text to give to the next tick; a new process continues from it.
-        decisions: one line for each thing that was decided, with its reason; empty when idle.
-        owned: for each served node, the shards that it may consume now.
-        readable: those that may be read: held by no other node, and subscribable.
-        progress: checkpoint and tenure of each of those shards.
-        snapshot: the group as the tick left it.
-        live: the members that are not judged dead.
-        plan: the plan of the last round; its actions for other deployments' nodes included.
-        rounds: the number of planning rounds that this tick needed.
+        remembered: the observations as text, for the first tick of a new process.
+        decisions: one line for each decision, with its reason; empty if nothing changed.
+        owned: the shards that each served node holds, also while they are in transfer to others.
+        readable: the owned shards that are not in transfer, and that their source lets be read.
+        progress: checkpoint and tenure of each shard of the served nodes.
+        snapshot: the group after the tick.
+        live: the members that this process does not consider dead.
+        plan: the plan of the last round, including moves for nodes of other deployments.
+        rounds: the number of planning rounds of the tick.
         refusals: served nodes that could not join, and why.
-        statements: the number of statements that the tick sent, by verb.
-        troubles: one line for each step that failed; the others were taken.
+        statements: the number of statements that the tick sent, by operation.
+        troubles: one line for each step that failed or waits for its retry.
     """
 
     remembered: str
@@ -116,15 +116,14 @@ class TickReport:
         return self.snapshot.group.generation
 
     def has_member(self, node: NodeName, incarnation: str) -> bool:
-        """Return True if this incarnation answers to the node's name."""
+        """Return True if this incarnation has the node's name."""
         rows = self.snapshot.nodes
         return any((row.name, row.incarnation) == (node, incarnation) for row in rows)
 
     def ready(self, node: NodeName) -> tuple[ShardId, ...]:
-        """Return the shards that a served node may work on; none while the group is paused.
+        """Return the shards that a served node can work on; none while the group is paused.
 
-        One that its source lets no consumer read stays assigned, and is given up until that
-        changes.
+        A shard that its source lets no consumer read stays assigned, but is left out.
         """
         if self.snapshot.group.paused:
             return ()
@@ -132,7 +131,7 @@ class TickReport:
 
     @property
     def explanation(self) -> str:
-        """One line: the decisions with their reasons, or that there were none, and the refusals."""
+        """The decisions with their reasons, the refusals and the failed steps, as one line."""
         refused = [*(str(refusal) for refusal in self.plan.refusals), *self.troubles]
         if self.decisions:
             return "; ".join([*self.decisions, *refused])
@@ -142,16 +141,16 @@ class TickReport:
 
 @dataclass(frozen=True, slots=True)
 class PlanSteps:
-    """Carries out a plan, shard by shard.
+    """Sends the moves of a plan to the store.
 
-    Each raises `StoreError` at the second step in a row that the store did not answer, and where
-    the outcome of a move is unknown.
+    Its methods raise `StoreError` if the store does not answer two steps in a row, or if the
+    outcome of a move is unknown.
 
     Attributes:
-        observer: named in the journal.
-        steps: the steps that failed, and when each is due again.
-        notes: of the present tick.
-        doubtful: gets the shards for which a move came too late.
+        observer: the name of this process in the journal.
+        steps: the failed steps, and when each is retried.
+        notes: the notes of the current tick.
+        doubtful: collects the shards whose move came too late: their rows had changed.
     """
 
     store: LeaseStore
@@ -164,21 +163,21 @@ class PlanSteps:
     def carry_out(
         self, actions: Sequence[plans.Action], summary: str, *, late: Callable[[], bool]
     ) -> bool:
-        """Try all moves of a plan, claims first; True if the store was asked for anything.
+        """Send the moves, claims first; return True if any was sent or is left.
 
-        Once it is `late`, the rest waits for the next tick.
+        Once `late` returns True, the remaining moves wait for the next tick.
         """
         claims = [action for action in actions if isinstance(action, plans.Claim)]
         claims.sort(key=lambda claim: rank_key(claim.node))
-        asked, left = False, len(claims)
+        asked, remaining = False, len(claims)
         for start in range(0, len(claims), CLAIMS_PER_STEP):
             part = claims[start : start + CLAIMS_PER_STEP]
             if asked and late():
-                self.notes.decide(f"{left} claims are left to the next tick")
+                self.notes.decide(f"{remaining} claims are left to the next tick")
                 break
-            asked, left = self.claim(part, summary) or asked, left - len(part)
+            asked, remaining = self.claim(part, summary) or asked, remaining - len(part)
         transfers = [action for action in actions if isinstance(action, plans.BeginTransfer)]
-        # Those to one node together: the store writes rows that change alike at once.
+        # Sorted by gaining node: the store writes rows with the same change in one statement.
         transfers.sort(key=lambda transfer: rank_key(transfer.to))
         cancels = [action for action in actions if isinstance(action, plans.CancelTransfer)]
         moves, lines, done = len(transfers) + len(cancels), list[str](), 0
@@ -195,21 +194,21 @@ class PlanSteps:
         return asked or bool(lines) or done < moves
 
     def claim(self, claims: Sequence[plans.Claim], summary: str) -> bool:
-        """Claim free shards, all in one statement where that works; True if any was asked for."""
+        """Claim unassigned shards, together if possible; return True if the store answered."""
         if not claims:
             return False
 
-        def claimed(some: list[plans.Claim]) -> Mapping[ShardId, Changed | Stale]:
+        def send(part: list[plans.Claim]) -> Mapping[ShardId, Changed | Stale]:
             self.notes.count("claim")
             return self.store.claim(
                 self.key,
-                {each.shard: (each.node, each.seen_lease_id) for each in some},
+                {each.shard: (each.node, each.seen_lease_id) for each in part},
                 observer=self.observer,
                 reason=f"it was free; {summary}",
             )
 
         by_step = {f"claiming shard {each.shard}": each for each in claims}
-        answers = self.steps.attempt_all(by_step, claimed, raises=(OutcomeUnknown,))
+        answers = self.steps.attempt_all(by_step, send, raises=(OutcomeUnknown,))
         outcomes = self._outcomes(answers)
         failpoints.reach("after_claim")
         by_node: dict[NodeName, list[ShardId]] = {}
@@ -217,43 +216,43 @@ class PlanSteps:
             if each.shard in outcomes:
                 by_node.setdefault(each.node, []).append(each.shard)
         for node in sorted(by_node, key=rank_key):
-            asked = by_node[node]
-            won = tuple(shard for shard in asked if isinstance(outcomes[shard], Changed))
-            if won:
-                self.notes.decide(f"{node} claimed {listed(won)}: {summary}")
-            if len(won) < len(asked):
-                self.notes.decide(f"{len(asked) - len(won)} claims of {node} came too late")
+            shards = by_node[node]
+            gains = tuple(shard for shard in shards if isinstance(outcomes[shard], Changed))
+            if gains:
+                self.notes.decide(f"{node} claimed {listed(gains)}: {summary}")
+            if len(gains) < len(shards):
+                self.notes.decide(f"{len(shards) - len(gains)} claims of {node} came too late")
         return bool(answers)
 
     def _transfer(self, transfers: Sequence[plans.BeginTransfer]) -> list[str]:
-        """Begin transfers, all at once where that works; return a line for each that was tried."""
+        """Begin transfers, together if possible; return a line for each that has an outcome."""
 
-        def begun(some: list[plans.BeginTransfer]) -> Mapping[ShardId, Changed | Stale]:
+        def send(part: list[plans.BeginTransfer]) -> Mapping[ShardId, Changed | Stale]:
             self.notes.count("begin_transfer")
             return self.store.begin_transfer(
                 self.key,
-                {each.shard: (each.to, each.seen_lease_id, each.reason) for each in some},
+                {each.shard: (each.to, each.seen_lease_id, each.reason) for each in part},
                 observer=self.observer,
             )
 
         by_step = {f"shard {each.shard}": each for each in transfers}
-        answers = self.steps.attempt_all(by_step, begun, raises=(OutcomeUnknown,))
+        answers = self.steps.attempt_all(by_step, send, raises=(OutcomeUnknown,))
         outcomes = self._outcomes(answers)
         return [_line(each, outcomes[each.shard]) for each in transfers if each.shard in outcomes]
 
     def _cancel(self, action: plans.CancelTransfer) -> list[str]:
-        def cancelled() -> Changed | Stale:
+        def send() -> Changed | Stale:
             self.notes.count("cancel_transfer")
             return self.store.cancel_transfer(
                 self.key, action.shard, action.seen_lease_id,
                 observer=self.observer, reason=action.reason,
             )  # fmt: skip
 
-        outcome = self._alone(action.shard, cancelled)
+        outcome = self._alone(action.shard, send)
         return [] if outcome is None else [_line(action, outcome)]
 
     def complete(self, lease: ShardLease, *, waited_s: float, limit_s: float) -> bool:
-        """Take over a shard whose holder let the deadline pass; True if that was tried."""
+        """Take over a shard whose holder missed the deadline; return True if the store answered."""
         reason = f"{lease.consumer_owner} did not release it in {waited_s:.1f} s of {limit_s:g} s"
         outcome = self._alone(lease.shard, partial(self._complete, lease, reason))
         if isinstance(outcome, Changed):
@@ -267,7 +266,7 @@ class PlanSteps:
         )
 
     def free_orphans(self, orphans: list[str]) -> bool:
-        """Free shards that only the store can reach, each with its reason; True if it did."""
+        """Free the orphans, each listed with its reason; return True if that succeeded."""
         freed = self.steps.attempt(
             "freeing orphans", self._free_orphans, None, raises=(OutcomeUnknown,)
         )
@@ -280,7 +279,7 @@ class PlanSteps:
         return self.store.free_orphans(self.key, observer=self.observer)
 
     def evict(self, node: NodeName, seen_lease_id: int, reason: str) -> bool:
-        """Evict a node whose counter still has the value seen; True if that succeeded."""
+        """Evict a node if its counter is still `seen_lease_id`; return True if it was evicted."""
         evict = partial(self._evict, node, seen_lease_id, reason)
         return self.steps.attempt(f"evicting node {node}", evict, False)
 
@@ -301,7 +300,7 @@ class PlanSteps:
     def _outcomes(
         self, answers: Iterable[Mapping[ShardId, Changed | Stale]]
     ) -> dict[ShardId, Changed | Stale]:
-        """Return the outcomes of some answers, and note the shards whose move came too late."""
+        """Merge answers by shard; add the shards whose move came too late to `doubtful`."""
         outcomes = {shard: outcome for answer in answers for shard, outcome in answer.items()}
         self.doubtful.update(
             shard for shard, outcome in outcomes.items() if isinstance(outcome, Stale)
@@ -315,7 +314,7 @@ def _line(action: plans.Action, outcome: Changed | Stale) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A snapshot, and what was made of it: computed once for as long as nothing changes."""
+    """A snapshot and the plan for it, kept until the group or its live nodes change."""
 
     snapshot: Snapshot
     live: frozenset[NodeName]
@@ -335,30 +334,28 @@ class Owned:
 
 
 class Rebalancer:
-    """Rebalances one group for the nodes that this process serves; one tick at a time.
+    """Rebalances one group for the nodes that this process serves, one tick at a time.
 
-    An object lives as long as its process and remembers between ticks. What a successor must
-    know travels as text: each tick returns it, and the first tick of a new object takes it.
+    A process keeps one object, which keeps its observations between ticks. Each tick also returns
+    them as text. The first tick of a new process continues from this text.
 
     Args:
         serves: the nodes whose moves this process carries out.
-        timing: the beat interval of the served nodes; T itself is the group's.
+        timing: the beat interval of the served nodes; the timeout T is the group's own.
         clock: monotonic seconds.
-        observer: named in the journal.
-        incarnation_of: makes a new incarnation for a node that has none to continue with.
-        members: served nodes that their caller has made members of already.
-        beats: True if this process keeps the served nodes alive; False where agents do.
-        settings: assignment settings, address and readiness to register the nodes with.
-        place: of this process (`process_identity`); only there a successor keeps its incarnations.
-        serving: where agents beat: picks the served nodes from the group's at every tick, so that
-            a node that joins or leaves is served or not from then on.
-        neighbour_only: True for a process that plans for one node beside others that plan: of the
-            others' beats it watches the beats of the node after its own, in the order of their
-            names, and it reads the progress of its shards where the group has changed. So the
-            planning of a thousand nodes does not read a million rows in the time of a beat.
-        follows_above: for the process that plans for a deployment: of more shards than this it
-            reads only the progress that has changed, and now and then it compares all that it
-            keeps. None for a client, which compares its shards' rows at each tick.
+        observer: the name of this process in the journal.
+        incarnation_of: creates an incarnation for a node that no earlier process remembered.
+        members: the served nodes' `Member` objects, if the caller has created them already.
+        beats: True if this process beats for the served nodes; False if agents do.
+        settings: the rows to register: assignment settings, address and readiness of each node.
+        place: where this process runs (`process_identity`). A new process keeps the incarnations
+            only in the same place.
+        serving: selects the served nodes from the group's nodes at every tick, if agents beat.
+        neighbour_only: True for a process that plans for one node. It watches the beats of the
+            next node by name only, and reads the progress of its shards only after the group has
+            changed. Otherwise a thousand nodes would read a million rows in each beat interval.
+        follows_above: with more shards than this, a tick reads only the progress that changed, and
+            all rows from time to time. None reads all rows of the served nodes at each tick.
     """
 
     def __init__(
@@ -417,13 +414,13 @@ class Rebalancer:
             member.offer(node)
 
     def tick(self, remembered: str = "") -> TickReport:
-        """Do all that is due, and report each step and its reason.
+        """Beat, evict, plan and move shards as needed; report each step and its reason.
 
-        An idle tick is three statements with one served node: the pulse, its beat and the
+        An idle tick for one node sends three statements: the pulse, the node's beat, and the
         progress of its shards.
 
         Raises:
-            StoreError: the store does not answer; earlier observations stay.
+            StoreError: the store does not answer; earlier observations are kept.
             UnknownGroup: there is no such group.
         """
         self._notes.begin()
@@ -443,7 +440,7 @@ class Rebalancer:
             progress = self._progress_of(snapshot)
             owned = self._owned_in(snapshot)
         except BaseException:
-            # The store may have changed since it was read, before it failed.
+            # The store can have changed between the last read and the failure.
             self._forget()
             observations.lose_sight()
             raise
@@ -464,10 +461,10 @@ class Rebalancer:
         )
 
     def leave(self) -> list[str]:
-        """Leave cleanly: all shards of the served nodes are free at once; one line for each node.
+        """Leave the group and free the served nodes' shards; return one line for each node.
 
         Raises:
-            StoreError: at least one node could not leave; the others have left all the same.
+            StoreError: at least one node could not leave; the others have left.
         """
         self._forget()
         lines: list[str] = []
@@ -485,7 +482,7 @@ class Rebalancer:
         return lines
 
     def _recall(self, remembered: str) -> Observations:
-        """Return this object's own memory, or that of its predecessor the first time."""
+        """Return the observations; the first call restores the ones of an earlier process."""
         if self._observations is None:
             self._observations = Observations.recall(remembered, self._clock)
             former = recall_incarnations(remembered, self._place)
@@ -511,10 +508,10 @@ class Rebalancer:
         rows = {node.name: node for node in pulse.nodes}
         changed = False
         for name, member in self._members.items():
-            # Those before it in the loop can just have joined or left.
+            # Members earlier in the loop can have joined or left.
             now = replace(pulse, nodes=tuple(rows.values()))
             keep = partial(self._keep_one, member, now, rows, observations)
-            # Only a node whose step failed is not kept alive, and a beat cannot wait.
+            # A failure concerns one node only. The next tick retries it, since beats cannot wait.
             changed = self._steps.attempt(f"node {name}", keep, False, at_once=True) or changed
         return changed
 
@@ -544,7 +541,7 @@ class Rebalancer:
         return bool(change)
 
     def _own(self, nodes: Iterable[Node]) -> set[NodeName]:
-        """Return the members that this process itself keeps alive: it awaits no beat of theirs."""
+        """Return the members that this process beats for."""
         incarnations = self.incarnations
         return {
             node.name
@@ -553,10 +550,10 @@ class Rebalancer:
         }
 
     def _evict_lapsed(self, pulse: Pulse, observations: Observations) -> bool:
-        """Evict the nodes whose counter did not move for longer than T; True if one was.
+        """Evict nodes whose counter has not moved for over T; return True if any was evicted.
 
-        That includes one of this process's own that is refused and waits for its runs to end: those
-        that live beat for it, and no run is launched in the place of a dead one.
+        This includes nodes of this process that were refused and wait for their runs to end. Live
+        runs beat for such a node, and dead runs are not replaced.
         """
         timeout_s = pulse.group.timeout_s
         refused = {refusal.node for refusal in self._notes.refusals}
@@ -564,8 +561,8 @@ class Rebalancer:
         evicted = False
         for name, value in observations.lapsed(timeout_s).items():
             if name not in own:
-                still_s = observations.unchanged_s(name)
-                reason = f"no beat for {still_s:.1f} s, timeout {timeout_s:g} s"
+                unchanged_s = observations.unchanged_s(name)
+                reason = f"no beat for {unchanged_s:.1f} s, timeout {timeout_s:g} s"
                 evicted = self._execution.evict(name, value, reason) or evicted
         return evicted
 
@@ -577,7 +574,7 @@ class Rebalancer:
     def _settle(
         self, pulse: Pulse, observations: Observations, *, moved: bool
     ) -> tuple[Snapshot, int, Plan]:
-        """Plan and carry out until nothing is left to do for the served nodes.
+        """Repeat planning and moving until the served nodes need no further move.
 
         Returns:
             The group after the last round, the number of rounds, and the last plan.
@@ -590,7 +587,7 @@ class Rebalancer:
                 observations.see(snapshot.nodes, snapshot.group.timeout_s)
             planned = self._plan(snapshot, observations)
             observations.see_transfers(planned.transfers)
-            # However slow the store is, each tick does something.
+            # The first round runs even if a beat is due, so each tick makes progress.
             if rounds == ROUNDS_MAX or (rounds and self._late):
                 return snapshot, rounds, planned.plan
             if not self._carry_out(planned, observations):
@@ -601,14 +598,14 @@ class Rebalancer:
     def _neighbour(self) -> NodeName | None:
         """Return the node whose beats to watch, or None to watch all nodes.
 
-        The last node watches the first; one that is alone watches itself.
+        The last node by name watches the first. A single node watches itself.
         """
         if not self._neighbour_only or self._planned is None:
             return None
         own = self._serves[0]
         ring = {node.name for node in self._planned.snapshot.nodes if node.member} | {own}
-        later = [name for name in ring if rank_key(name) > rank_key(own)]
-        return min(later or ring, key=rank_key)
+        successors = [name for name in ring if rank_key(name) > rank_key(own)]
+        return min(successors or ring, key=rank_key)
 
     def _progress_of(self, snapshot: Snapshot) -> dict[ShardId, Progress]:
         """Return the progress of the served nodes' shards, and compare it with the snapshot."""
@@ -625,30 +622,31 @@ class Rebalancer:
         self._snapshots.forget()
         self._progress.forget()
 
-    def _compare(self, snapshot: Snapshot, held: Collection[ShardId]) -> None:
-        """Read the group again next time if the served nodes do not hold the shards that it says.
+    def _compare(self, snapshot: Snapshot, shards: Collection[ShardId]) -> None:
+        """Discard the snapshot if the served nodes' shards in it differ from the ones just read.
 
-        1. A failover loses the change that led to generation 7; another one reaches it.
-        2. This process has not looked in between, and continues with the snapshot of the first 7.
-        3. An unassigned shard looks held: it would wait for generation 8.
+        1. A failover loses the change that led to generation 7. Another change leads to 7 again.
+        2. This process read nothing in between, and keeps the snapshot of the first generation 7.
+        3. An unassigned shard is still held in that snapshot. Without this check, no node would
+           claim it before generation 8.
         """
         serves = frozenset(self._serves)
-        served = {row.shard for row in snapshot.shards if row.consumer_owner in serves}
-        if served != set(held):
+        expected = {row.shard for row in snapshot.shards if row.consumer_owner in serves}
+        if expected != set(shards):
             self._forget()
 
     @property
     def _late(self) -> bool:
-        """True if the served nodes' next beat is due: then the rest can wait, and it cannot.
+        """True if the next beat of the served nodes is due; other work waits for the next tick.
 
         1. A node joins a group of thousands of shards, and each move is a write.
-        2. The writes take longer than T, in one tick.
-        3. Without this, the node would be evicted in the middle of taking its share.
+        2. In one tick, all the writes would take longer than T.
+        3. Without this check, the node would be evicted while it takes its share.
         """
         return self._clock() >= self._next_beat_at
 
     def _plan(self, snapshot: Snapshot, observations: Observations) -> Planned:
-        """Return the plan, computed once for as long as nothing changes."""
+        """Return the plan; compute it again if the snapshot or the live nodes changed."""
         live = self._live(snapshot, observations)
         planned = self._planned
         if planned is None or planned.snapshot is not snapshot or planned.live != live:
@@ -674,13 +672,13 @@ class Rebalancer:
             asked = self._execution.carry_out(own, plan.summary, late=lambda: self._late)
             return self._complete_due(planned, observations) or asked
         except OutcomeUnknown as error:
-            # It might have happened: the next steps are planned from the store's state then.
+            # The write can have taken effect, so the next plan starts from a new snapshot.
             self._notes.decide(f"the outcome of a write is unknown, and is read again: {error}")
             self._forget()
             return True
 
     def _complete_due(self, planned: Planned, observations: Observations) -> bool:
-        """Take over the shards whose holders let their hand-over's deadline pass."""
+        """Take over the shards whose holders missed the deadline of the transfer."""
         asked = False
         for lease in planned.transfers:
             if lease.lease_owner not in self._serves:
@@ -694,9 +692,9 @@ class Rebalancer:
         return asked
 
     def _owned_in(self, snapshot: Snapshot) -> Owned:
-        """Return the shards that each served node may consume.
+        """Return the shards that each served node holds.
 
-        A node whose settings contradict the others' may consume none until that is fixed.
+        A node whose settings contradict another member's gets none until that is fixed.
         """
         refusals = self._notes.refusals
         conflicts = {each.node for each in refusals if isinstance(each.error, AssignmentConflict)}
@@ -707,7 +705,7 @@ class Rebalancer:
                 holder = row.consumer_owner
                 if row.state.held and holder is not None and holder in serving:
                     shards[holder].append(row)
-            readable = (row for rows in shards.values() for row in rows)
+            leases = (row for rows in shards.values() for row in rows)
             owned = self._owned = Owned(
                 snapshot,
                 serving,
@@ -717,7 +715,7 @@ class Rebalancer:
                 },
                 frozenset(
                     row.shard
-                    for row in readable
+                    for row in leases
                     if row.state is ShardState.ALREADY_ALLOC and row.subscribable
                 ),
             )

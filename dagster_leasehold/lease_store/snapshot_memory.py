@@ -1,8 +1,8 @@
-"""The picture that a planning process keeps of its group, and what it reads to keep it true.
+"""A rebalancer's copy of its group: the snapshot, the progress of its shards, and their weights.
 
-A shard weighs its records per second, by the ledger. Weights are coarse, so that they seldom
-change. Times come from the ledger's rows, compared only with one another: they shape how much
-each node gets, never which one may publish.
+The weight of a shard is its records per second in the ledger. Weights are coarse, so that they
+seldom change. Commit times of the ledger are compared only with one another. They influence how
+much load each node gets, and never which node can commit.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ WEIGHT_MIN = 1.0
 WEIGHT_RATIO_MAX = 64.0
 MANTISSA_STEPS = 8
 WEIGHING_S = 60.0
-"""The time that a plan by load relies on the weights that it was made with, in seconds."""
+"""The time until a snapshot with weights is read again, in seconds."""
 
 FEW_SHARDS = 1_000
-"""The progress of so many shards is read at each tick, in about ten milliseconds."""
+"""Up to this many shards, each tick reads all progress, in about ten milliseconds."""
 REREAD_S = 60.0
 REREAD_ROWS_PER_S = 1_000
-"""All rows of a larger group than a minute of these are read again less often."""
+"""The rate limit of full reads: with more rows than this for a minute they are less frequent."""
 
 
 def planning_snapshot(store: GroupsAndLedger, key: GroupKey, since: int | None = None) -> Snapshot:
-    """Return a snapshot to plan from: with weights, if the group wants its load levelled.
+    """Return a snapshot for planning, with weights if the group balances by load.
 
-    With `since`, only the shards that have changed after that generation.
+    With `since`, it contains only the shards that changed after that generation.
 
     Raises:
         UnknownGroup: there is no such group.
@@ -49,24 +49,26 @@ def planning_snapshot(store: GroupsAndLedger, key: GroupKey, since: int | None =
 
 @dataclass(slots=True)
 class SnapshotMemory:
-    """The last snapshot of a group. Once the group has changed, only what changed is read.
+    """The last snapshot of a group. After a change of the group, only changed rows are read.
 
-    A wrong row would stay wrong, since only rows that change are read:
+    That alone can leave a wrong row in the snapshot:
 
-    1. A failover loses the change that led to generation 7, which this process has read. Another
-       change leads to generation 7 again, and to 8.
-    2. The rows of the first 7 are back as they were, under lower numbers: not read.
+    1. A failover loses the change that led to generation 7, which this process has read. Other
+       changes lead to generations 7 and 8.
+    2. The failover restored the rows that the lost change had written, with generations below 7.
+       A read of the changes after generation 7 does not include them.
 
-    So the whole group is read where the generation has fallen, where a move came too late although
-    its shard has not changed since it was planned, where the store failed, where the served
-    nodes' shards are not the ones of the snapshot, and now and then.
+    So the whole group is read in five cases: the generation has fallen; a move came too late
+    although its row has not changed since the plan; the store failed; the shards of the served
+    nodes differ from the snapshot; and, in a large group, from time to time.
 
     Attributes:
         clock: monotonic seconds.
-        count: called with the verb of each statement.
-        rereads_above: a group of more shards is read as a whole now and then; none is if None.
-        doubtful: shards for which a move came too late.
-        changed: the shards that have changed since the caller last cleared it; None for all.
+        count: called with the operation of each statement.
+        rereads_above: a group with more shards than this is read as a whole from time to time;
+            with None, no group is.
+        doubtful: shards whose last move came too late.
+        changed: the shards that have changed since the caller last cleared this; None for all.
     """
 
     store: GroupsAndLedger
@@ -81,11 +83,11 @@ class SnapshotMemory:
     _whole_at: float = 0.0
 
     def forget(self) -> None:
-        """Read the whole group next time: it might have changed unseen."""
+        """Discard the snapshot, so that the next call reads the whole group."""
         self._snapshot = None
 
     def at(self, generation: int | None) -> tuple[Snapshot, bool]:
-        """Return the group as of a generation, and True if it was read just now.
+        """Return the snapshot of a generation, and True if it was read now; None always reads.
 
         Raises:
             UnknownGroup: there is no such group.
@@ -111,7 +113,7 @@ class SnapshotMemory:
         return snapshot, True
 
     def _due(self, before: Snapshot, now_s: float) -> bool:
-        """Return True if the whole is to be read; of fewer shards each tick compares all."""
+        """Return True if the whole group must be read; with few shards each tick compares all."""
         above, shards = self.rereads_above, before.shards
         many = above is not None and len(shards) > above
         return many and self._whole_at + pause_s(shards) < now_s
@@ -124,7 +126,7 @@ class SnapshotMemory:
         return snapshot
 
     def _read_changes(self, before: Snapshot) -> Snapshot | None:
-        """Return the snapshot that a former one has become; None if that is in doubt."""
+        """Return `before` updated by the changed rows; None if it cannot be relied on."""
         now = self._read(before.group.generation)
         changed = {row.shard: row for row in now.shards}
         fallen = now.group.generation < before.group.generation
@@ -138,14 +140,14 @@ class SnapshotMemory:
 
 @dataclass(slots=True)
 class ProgressMemory:
-    """The progress of the served nodes' shards. Of many shards, only what changed is read.
+    """The progress of the served nodes' shards. With many shards, only changes are read.
 
-    Commits and new suspicions of shards that are open appear with the next reading of all.
+    A commit or a new suspicion of an open shard appears only at the next full read.
 
     Attributes:
         clock: monotonic seconds.
-        count: called with the verb of each statement.
-        follows_above: all is read each time of at most so many shards; of any number if None.
+        count: called with the operation of each statement.
+        follows_above: up to this many shards, every read is full; with None, always.
     """
 
     store: GroupsAndLedger
@@ -159,13 +161,13 @@ class ProgressMemory:
     _whole_at: float = 0.0
 
     def forget(self) -> None:
-        """Read all next time: the journal's numbers might have been given out again."""
+        """Make the next read a full one: a failover can have reused the journal's numbers."""
         self._tail = None
 
     def read(
         self, serves: Collection[NodeName], snapshot: Snapshot, changed: set[ShardId] | None
     ) -> bool:
-        """Read the progress of the served nodes' shards again; return True if all was read.
+        """Update the progress of the served nodes' shards; return True after a full read.
 
         Args:
             serves: the nodes.
@@ -194,8 +196,8 @@ class ProgressMemory:
         if self.follows_above is None or shards <= self.follows_above:
             self._tail = None
         elif self._tail is None:
-            # What a transaction of this moment writes can be numbered below the newest entry, and
-            # be missed: the next reading of all sees it.
+            # An entry of a transaction in flight can get a number below the newest entry, and be
+            # missed. The next full read includes its change.
             self._tail = self._new_tail()
             self._tail.begin(self.store, self.key)
         self.count("progress")
@@ -204,17 +206,16 @@ class ProgressMemory:
 
 
 def pause_s(rows: Collection[object]) -> float:
-    """Return the pause between two readings of all rows, in seconds."""
+    """Return the pause between two full reads, in seconds."""
     return max(REREAD_S, len(rows) / REREAD_ROWS_PER_S)
 
 
 def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
     """Return the records per second of each shard, rounded to three binary digits.
 
-    A shard's rate is counted up to the newest commit of the whole group: one that has fallen
-    silent gets lighter while others continue. A shard with one batch only has no rate yet. No shard
-    weighs less than one record per second, or than a 64th of the heaviest: looking after an idle
-    shard costs something, too.
+    A shard's interval ends at the newest commit of the whole group, so an idle shard gets lighter
+    while others continue. A shard with a single batch has no rate yet. The least weight is one
+    record per second, or a 64th of the heaviest if that is more: an idle shard costs work, too.
     """
     rows = [row for row in throughputs if row.batches > 1]
     if not rows:
@@ -230,6 +231,6 @@ def learned_weights(throughputs: Iterable[Throughput]) -> dict[ShardId, float]:
 
 
 def quantised(rate: float) -> float:
-    """Return the nearest number with three binary digits: sums of such are exact, in any order."""
+    """Round to three binary digits, so that sums are exact in any order."""
     mantissa, exponent = frexp(rate)
     return ldexp(round(mantissa * MANTISSA_STEPS) / MANTISSA_STEPS, exponent)

@@ -339,7 +339,7 @@ class LaunchRounds:
         }
 
     def _held(self, report: TickReport) -> list[Progress]:
-        """Return the progress of the shards that served nodes hold, also if in transfer."""
+        """Return the progress of the shards that served nodes hold, also while in transfer."""
         ours = {node.name for node in self._ours(report)}
         rows = report.snapshot.shards
         shards = {row.shard for row in rows if row.consumer_owner in ours}
@@ -349,7 +349,7 @@ class LaunchRounds:
         return [node for node in report.snapshot.nodes if node.address == self.address]
 
     def _owners(self, report: TickReport) -> Mapping[ShardId, NodeName]:
-        """Return the node of each shard that a served node consumes and accepts runs for."""
+        """Map each shard to its holder, for served nodes that accept runs."""
         ours = {node.name for node in self._ours(report) if node.accepts_runs}
         return {
             shard: node for node, shards in report.owned.items() if node in ours for shard in shards

@@ -1,6 +1,6 @@
-"""The two sensors of a call of `build_definitions`: one launches runs, the other does the rest.
+"""The two sensors that `build_definitions` creates: one launches runs, one does all other work.
 
-There are two because a launch must not wait for a publication or a slow source. Both are named
+They are separate because a launch must not wait for a publication or a slow source. Both are named
 after their first stream, which belongs to no other sensors.
 """
 

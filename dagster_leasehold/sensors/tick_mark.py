@@ -1,12 +1,12 @@
-"""The mark by which the agents of a deployment see that the step `rebalance` still ticks.
+"""The mark that shows a deployment's agents that the step `rebalance` still ticks.
 
-Agents send beats even while the daemon is down, so their nodes would keep shards that get no runs.
-Therefore each tick writes a new mark to Dagster's storage, which daemon and agents share. While a
-group gets no new mark, its nodes count as nodes that accept no runs.
+Agents keep beating while Dagster's daemon is down, although no runs are launched for their nodes.
+So each tick writes a new mark to Dagster's storage, which the daemon and the agents share. An agent
+that sees no new mark registers its node as accepting no runs, and other nodes get its shards.
 
-The mark is written at the end of a tick. If it were written at the beginning, the first agent to
-see it could accept runs again while the tick is still planning, and would be assigned the shards of
-all other nodes.
+The mark is written at the end of a tick. If it were written at the beginning, the first agent that
+reads it could accept runs again while the tick is still planning, and the plan would give its node
+the shards of all other nodes.
 """
 
 from __future__ import annotations

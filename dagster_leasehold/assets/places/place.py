@@ -210,7 +210,7 @@ class OutputPlace(ABC):
         return {}
 
     def forget_replaced(self, before_ns: int) -> None:
-        """Delete the records of files that were replaced before a moment."""
+        """Delete the notes about files that were replaced before this time."""
         del before_ns
 
     @abstractmethod

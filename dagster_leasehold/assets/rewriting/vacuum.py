@@ -10,13 +10,13 @@ set, in an object store a note has the time. The order of the reads protects an 
 3. If the attempt is in progress at the second read, its folder has the name of its run, and stays.
 4. If it has ended by then, the ledger names its output at the third read.
 
-The age is read again at the moment of removal. Otherwise a swap in between would be missed:
+Vacuum reads a file's age a second time just before it removes the file. Otherwise:
 
 1. Vacuum lists a file that was written long ago and that the ledger names.
 2. A reader lists it, too.
 3. A compaction notes that the file is being replaced, and swaps it out.
-4. Vacuum reads the ledger: no row names the file. But its age, read again, is young because of the
-   note. The file stays.
+4. Vacuum reads the ledger, and no row names the file. But the second read of the file's age finds
+   the note of step 3, so the file is young, and stays.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Assets per hour of event time: when an hour is complete, and how it is made from output.
+"""Hourly assets: decide when an hour of event time is complete, and build it from output.
 
-Called by the watermark sensor and by declarations of hourly assets. It reads committed output, and
-knows neither the batch loop nor rewrites.
+The watermark sensor and the declarations of hourly assets call this package. It reads committed
+output, and depends on neither the batch loop nor rewrites.
 """

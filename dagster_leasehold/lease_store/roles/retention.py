@@ -74,9 +74,9 @@ class Retention(Operations):
     def prune_journal(
         self, key: GroupKey, shard: ShardId | None, *, before: datetime, keep: int = ENTRIES_KEPT
     ) -> Portion:
-        """Delete the oldest entries of a shard, or of no shard, before a moment.
+        """Delete the oldest journal entries of a shard, or without a shard, older than `before`.
 
-        An entry stays while an unproven batch needs it.
+        An entry stays while the proof of a batch still needs it.
         """
 
         def work(rows: Rows) -> Portion:
@@ -140,11 +140,11 @@ class Retention(Operations):
     ) -> Portion:
         """Delete the oldest ledger rows of a shard, whose output has expired.
 
-        These are rows up to number `through` that were committed before a moment. They are deleted
-        from the shard's start on, as far as no merged file is divided and all events are
-        delivered. The newest committed row stays, and so do all rows while a run rewrites the
-        shard's output. Vacuum removes their files, so the caller has made these look new: a
-        reader can still use them.
+        These are rows up to number `through` that were committed before `before`. Deletion starts
+        at the shard's first row, and stops before a merged file would be divided or an undelivered
+        event lost. The newest committed row stays, and so do all rows while a run rewrites the
+        shard's output. Vacuum removes the files of deleted rows. The caller marks these files as
+        new first, since readers can still use them.
         """
 
         def work(rows: Rows) -> Portion:

@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 FIRST_WAIT_S = 5.0
 WAIT_MAX_S = 300.0
 STEPS_MAX = 10_000
-"""The most failing steps that are remembered; beyond it, the ones due first are forgotten."""
+"""The most failing steps that are kept; beyond this, the one that is due first is dropped."""
 SHOWN_MAX = 20
 SILENCE_MAX = 2
 CALLS_MAX = 64
@@ -48,7 +48,7 @@ def retry_wait_s(failures: int, *, first_s: float, max_s: float, jitter: float =
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return an error as one line for people, with its type if it was unforeseen."""
+    """Return an error as one line; an unexpected error has its type in front."""
     if isinstance(error, errors.LeaseholdError):
         return str(error)
     text = one_line(without_secrets(str(error)))
@@ -91,7 +91,7 @@ class FailingSteps:
     _round: int = 0
 
     def begin(self) -> None:
-        """Begin a round: clear its notes, and forget steps that were not tried for long."""
+        """Start a round: clear the notes, and drop steps that have been due for a long time."""
         self._notes, self._silence, self._round = [], 0, self._round + 1
         now_s = self.clock()
         self._failures = {
@@ -178,10 +178,10 @@ class FailingSteps:
         *,
         raises: tuple[type[Exception], ...] = (),
     ) -> list[Answer]:
-        """Take one step for many items; if it fails, for halves, until the failing items are alone.
+        """Take one step for many items; divide failing items in halves until each fails alone.
 
         Args:
-            items: by the name of the step for each; the ones that are not due are skipped.
+            items: by the name of each item's step; items that are not due are skipped.
             action: the step for some items; repeating it is harmless.
             raises: errors that end the round.
 

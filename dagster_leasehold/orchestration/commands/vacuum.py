@@ -124,9 +124,9 @@ def _show(
 
 
 def _expire(target: Target, key: GroupKey, age: timedelta | None, *, dry_run: bool) -> PruneReport:
-    """Drop a group's output that is older than an age; a dry run only counts it.
+    """Drop a group's output older than `age`; a dry run only counts ledger rows.
 
-    The dry run also counts old rows whose file holds newer records, although they would be kept.
+    The dry run also counts old rows whose file has newer records, which a real run would keep.
     """
     from dagster_leasehold.assets.output.attempts import touch_replaced
 

@@ -70,7 +70,7 @@ class TableCatalog(Protocol):
         ...
 
     def create(self, lock: PublishLock, metadata: TableMetadata) -> OpenTable | LockOver:
-        """Create a table without snapshots, unless it exists; return the table."""
+        """Return the table; if it does not exist, create it without a snapshot first."""
         ...
 
     def publish(
