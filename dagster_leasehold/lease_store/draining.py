@@ -5,8 +5,8 @@ commit, and a client after it has saved its confirmed records. Nothing opens aga
 
 1. `open_tenure` locks the shard's row, and only then checks if the group is paused.
 2. The pause is committed.
-3. `draining` locks all rows of the group. It waits for a transaction that locked a row before, and
-   sees its tenure. One that locks a row afterwards finds the group paused.
+3. `draining` locks all rows of the group. It waits for a transaction that locked a row first, and
+   reads its tenure. A transaction that locks a row afterwards finds the group paused.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ShardDrain:
         check_point: the cursor up to which output is committed.
         holder: the node that can consume it.
         run: the run that has it open; empty if none has.
-        intent: a range that was intended and not committed. If no run has the shard open, a dead
-            run left it, and the next run repeats it.
+        intent: a range with an intent and no commit. If no run has the shard open, a dead run left
+            it, and the next run repeats the range.
     """
 
     shard: ShardId
@@ -68,8 +68,8 @@ class Draining:
 
 
 def draining_of(group: Group, shards: Iterable[ShardLease], intents: Iterable[Batch]) -> Draining:
-    """Return the work in progress that the rows of a group show."""
-    intended = {batch.shard: batch for batch in intents if batch.state is BatchState.INTENT}
+    """Return the work in progress of a group, from its rows."""
+    open_intents = {batch.shard: batch for batch in intents if batch.state is BatchState.INTENT}
     rows = sorted(shards, key=lambda row: rank_key(row.shard))
     drains = (
         ShardDrain(
@@ -78,7 +78,7 @@ def draining_of(group: Group, shards: Iterable[ShardLease], intents: Iterable[Ba
             check_point=row.check_point,
             holder=row.consumer_owner,
             run=row.consumer_run,
-            intent=intended.get(row.shard),
+            intent=open_intents.get(row.shard),
         )
         for row in rows
     )
@@ -93,7 +93,7 @@ def wait_until_drained(
     sleep: Callable[[float], None],
     report: Callable[[Draining], None] = lambda _: None,
 ) -> Draining:
-    """Wait until a paused group is drained or resumed, or the time is up.
+    """Wait until a paused group is drained or resumed, or `timeout_s` has passed.
 
     Args:
         look: reads the group's state: `Groups.draining` of the lease store.

@@ -13,14 +13,14 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """The node has its name; `lease_id` is its counter."""
+    """The node is registered; `lease_id` is its counter."""
 
     lease_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class NameTaken:
-    """Another incarnation has the name; watch its counter."""
+    """Another incarnation has the name; the caller watches its counter."""
 
     incarnation: str
     lease_id: int
@@ -28,7 +28,7 @@ class NameTaken:
 
 @dataclass(frozen=True, slots=True)
 class Beaten:
-    """The beat counted."""
+    """The beat was recorded; `lease_id` is the node's new counter."""
 
     lease_id: int
 
@@ -47,7 +47,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """The condition did not hold, as happens in a race; nothing was changed."""
+    """The condition no longer held, because of a race; nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Opened:
     """A tenure began.
 
     Attributes:
-        check_point: where to resume, or None.
+        check_point: the cursor to resume at, or None.
         next_sequence: the number of the next batch.
-        intent: a range that an earlier tenure intended and did not commit. It comes first, with the
-            same bounds and batch id.
-        failures: the failed tries of that range, or of the first batch if there is none.
-        suspicion: of the records behind the checkpoint, or None.
+        intent: a range that an earlier tenure did not commit. The new tenure commits it first, with
+            the same bounds and batch id.
+        failures: the number of failed attempts at that range, or at the first batch.
+        suspicion: the suspicion against the records after the checkpoint, or None.
     """
 
     tenure: Tenure
@@ -81,7 +81,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class OpenByOther:
-    """Another run has the shard open under the same node."""
+    """Another run of the same node has the shard open."""
 
     run: str
 
@@ -106,8 +106,8 @@ class TenureView:
     """A holder's view of its own shard at a batch boundary.
 
     Attributes:
-        current: True if the tenure lasts.
-        transfer_to: the node that waits for the shard, if any.
+        current: True if the tenure has not ended.
+        transfer_to: the node that waits for the shard, or None.
         paused: True if the group is paused.
     """
 
@@ -121,7 +121,7 @@ class LockTaken:
     """Another node has the publish or delivery lock.
 
     Attributes:
-        node: has the lock; None if the node that asked is not a member itself.
+        node: the lock's holder; None if the requesting node is not a member.
     """
 
     node: NodeName | None
@@ -129,7 +129,7 @@ class LockTaken:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The lock was valid, and the write took effect."""
+    """The caller held the lock, and the write took effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class PublishesElsewhere:
     """The group publishes to another table, or another group to this table; nothing was changed.
 
     Attributes:
-        group: publishes to `table`.
+        group: the group that publishes to `table`.
     """
 
     group: GroupKey
@@ -154,7 +154,7 @@ class PointerMoved:
     """The table's pointer has moved; nothing was changed.
 
     Attributes:
-        location: of the table's newest metadata file; None if the catalog lacks the table.
+        location: the table's newest metadata file; None if the catalog lacks the table.
     """
 
     location: str | None

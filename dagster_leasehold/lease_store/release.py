@@ -1,8 +1,9 @@
-"""This release, and which releases can share a database with it.
+"""The schema revision of this release, and the check that a database fits it.
 
-A database stores two revisions: that of its tables, and the oldest one whose releases can use them.
-A revision that only adds (a table, an index, a column with a default) keeps the second one, so
-nodes can be upgraded one by one. Any other revision raises it, and older releases are refused.
+A database stores two revisions: the revision of its tables, and the oldest revision whose releases
+can still use them. An upgrade that only adds (a table, an index, a column with a default) keeps the
+second one, so nodes can be upgraded one by one. Any other upgrade raises it, and older releases
+are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ REVISIONS = ("0100",)
 """Databases of versions before 0.2.0 have smaller numbers, and cannot be upgraded."""
 HEAD = REVISIONS[-1]
 OLDEST = "0100"
-"""The newest revision that did more than add to the schema: older releases cannot use it."""
+"""The newest revision that does more than add to the schema; older releases cannot use it."""
 
 
 def _installed() -> str:
@@ -35,8 +36,8 @@ class StoredSchema:
     """The schema of a database.
 
     Attributes:
-        revision: of its tables; None if it has no lease tables yet.
-        oldest: the oldest revision whose releases can use them; None without tables.
+        revision: the revision of its tables; None if it has no lease tables yet.
+        oldest: the oldest revision whose releases can use the tables; None without tables.
     """
 
     revision: str | None
@@ -44,23 +45,23 @@ class StoredSchema:
 
     @property
     def newer(self) -> bool:
-        """True if a newer release has upgraded it, or has begun to."""
+        """True if a newer release has upgraded the database, or has started to."""
         return max(self.revision or "", self.oldest or "") > HEAD
 
     @property
     def unsupported(self) -> bool:
-        """True if a version before 0.2.0 made it."""
+        """True if a version before 0.2.0 created the database."""
         return self.revision is not None and self.revision < REVISIONS[0]
 
     def check(self, place: str) -> None:
         """Refuse a schema that this release cannot use.
 
         Args:
-            place: the database, for the sentence.
+            place: the database's name, for the error.
 
         Raises:
-            SchemaTooNew: a newer release has upgraded it, or has begun to.
-            SchemaTooOld: it was not upgraded yet.
+            SchemaTooNew: a newer release has upgraded the database, or has started to.
+            SchemaTooOld: the database was not upgraded yet.
         """
         oldest = self.oldest or (self.revision if self.newer else None)
         if oldest is not None and oldest > HEAD:

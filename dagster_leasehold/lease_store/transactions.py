@@ -1,24 +1,25 @@
-"""One transaction per verb: run whole, retried whole, and settled when its reply is lost.
+"""Transactions of the SQL store: one for each operation, retried as a whole.
 
-Losing the reply to a COMMIT, settled by re-reading:
-1. The transaction sends COMMIT; the server makes it durable.
-2. The connection breaks before the reply arrives: the driver reports error 2013, exactly as if it
-   had broken before the COMMIT arrived.
-3. Running the transaction again would find its own change, take it for another's, and
+If the reply to a COMMIT is lost, the operation's mark shows whether it took effect:
+1. The transaction sends COMMIT, and the server makes it durable.
+2. The connection breaks before the reply arrives. The driver reports error 2013, exactly as if the
+   connection had broken before the COMMIT arrived.
+3. Running the transaction again would find its own change, mistake it for another process's, and
    report a lost race (or count twice).
-4. So the verb's own mark is looked for first, under the lock that the lost transaction would still
-   be holding if it were not over: found, the first outcome stands; not found, it runs again.
+4. So the next attempt first reads the mark, under the lock that the first transaction would still
+   hold if it were in flight. With the mark, the first outcome is returned; without it, the
+   transaction runs again.
 
-Engines are safe for leases: isolation, time-outs, time zone, strictness, TLS. What is set at
-connect is also read back there: a proxy or an account's init script that changes it is found at
-once, and not by the first lost update.
+A new session sets what leases depend on: isolation, timeouts, time zone, strictness and TLS. It
+also reads the values back. So a proxy or an init script that changes them is found at once, and
+not by the first lost update.
 
-Statements that are larger than the server takes, which it answers by closing the connection:
+A statement can be larger than the server accepts:
 1. A commit with very many files is one statement of 20 MiB; `max_allowed_packet` is 16 MiB.
-2. The server closes the connection while the statement is still being sent. The driver reports
-   error 2006, exactly as for a server that went away.
-3. Trying again is useless, and looking for a dead server is, too. So the statement's size is
-   compared with the session's limit, and the error gets the number that the server has for it.
+2. The server closes the connection while the statement is being sent. The driver reports error
+   2006, exactly as if the server had gone away.
+3. Retries are useless, and so is a search for a dead server. So the statement's size is compared
+   with the session's limit, and the error gets the server's own number for large statements.
 """
 
 from __future__ import annotations
@@ -61,13 +62,13 @@ from dagster_leasehold.lease_store.stored_rows import Raced
 
 LOST_WHILE_SENDING = frozenset({2006, 2013, 2055})
 MANY_ROWS_BYTES = 1_024_000
-"""The largest statement of many rows that the driver does not divide."""
+"""The driver divides a statement of many rows that is larger than this."""
 
 CONNECT_TIMEOUT_S = 3
-READ_TIMEOUT_S = 4  # above the lock wait; a look at a frozen server and one more stay under 10 s
+READ_TIMEOUT_S = 4  # above the lock wait; two attempts at a frozen server take less than 10 s
 LOCK_WAIT_S = 2
-IDLE_S = 20  # the server ends a session that rests in the pool for longer
-IDLE_TRANSACTION_S = 5  # and much sooner one in use, which may have rows locked
+IDLE_S = 20  # the server ends a session that is idle in the pool for longer
+IDLE_TRANSACTION_S = 5  # and sooner a session in use, which can hold row locks
 RECYCLE_S = 15  # the pool replaces a connection before the server ends it
 POOL_SIZE = 5
 SQL_MODE = (
@@ -80,7 +81,7 @@ _FRESH_INFO = "leasehold_fresh"
 _UNKNOWN_VARIABLE = 1193
 ATTEMPTS_MAX = 6
 LOSSES_MAX = 3
-PATIENCE_S = 3.5  # no new attempt after this: a lease's holder must not spend its trust here
+PATIENCE_S = 3.5  # no new attempt after this, so that a lease holder does not lose its trust
 PAUSE_FIRST_S = 0.02
 PAUSE_MAX_S = 0.5
 _GROWING = wait_exponential(multiplier=PAUSE_FIRST_S, max=PAUSE_MAX_S)
@@ -91,18 +92,18 @@ Value = TypeVar("Value")
 
 
 class PacketLimit:
-    """The largest packet that the server of an engine takes, as its newest session has it."""
+    """The server's `max_allowed_packet`, as read by the engine's newest session."""
 
     def __init__(self) -> None:
         self._bytes: int | None = None
 
     def read(self, cursor: Any) -> None:
-        """Read the limit of a new session, which stays the same for as long as it lasts."""
+        """Read the limit of a new session, which is fixed until the session ends."""
         cursor.execute("SELECT @@max_allowed_packet")
         self._bytes = int(cursor.fetchone()[0])
 
     def name_cause(self, context: ExceptionContext) -> None:
-        """Give an error that is due to the size of its statement the number and words for that."""
+        """Rewrite the error of a statement that was too large, so that it says so."""
         error: Any = context.original_exception
         number = error.args[0] if error.args else 0
         if number == PACKET_TOO_LARGE:
@@ -130,7 +131,7 @@ def parse_url(text: str) -> URL:
     """Parse the URL of a lease store, and choose the driver that the tests use.
 
     Raises:
-        InvalidSetting: it is no URL, or of a database that is not supported.
+        InvalidSetting: it is not a URL, or the database is not supported.
     """
     try:
         url = make_url(text)
@@ -164,8 +165,8 @@ def open_engine(url: URL, *, statement_s: int = READ_TIMEOUT_S) -> Engine:
 
     Args:
         url: see `parse_url`.
-        statement_s: how long a statement can take, in seconds. The holder of a lease must not wait
-            for longer than the default; who reads whole tables has to.
+        statement_s: the timeout of a statement, in seconds. A lease holder must not wait longer
+            than the default. Reads of whole tables need more.
     """
     mysql = url.get_backend_name() == "mysql"
     engine = _mysql_engine(url, statement_s) if mysql else _sqlite_engine(url)
@@ -174,12 +175,12 @@ def open_engine(url: URL, *, statement_s: int = READ_TIMEOUT_S) -> Engine:
 
 
 def _give_up_connection(context: ExceptionContext) -> None:
-    """Throw away a connection to a server that no longer takes writes.
+    """Discard a connection to a server that no longer accepts writes.
 
-    Without this, after a fail-over:
-    1. The pool holds connections to the old primary, now a read-only replica.
-    2. A beat gets error 1290; the driver sees a healthy connection and keeps it.
-    3. Every later beat gets the same connection, until the lease has lapsed.
+    Without this, after a failover:
+    1. The pool has connections to the old primary, now a read-only replica.
+    2. A beat gets error 1290. The connection itself is healthy, so the pool keeps it.
+    3. Every later beat gets the same connection, until the lease has expired.
     """
     error = context.sqlalchemy_exception
     if error is not None and hasattr(error, "connection_invalidated"):
@@ -197,7 +198,7 @@ def _mysql_engine(url: URL, statement_s: int) -> Engine:
         url,
         pool_size=POOL_SIZE,
         pool_recycle=RECYCLE_S,
-        pool_reset_on_return=None,  # `_limit_idle_time` does so
+        pool_reset_on_return=None,  # `_limit_idle_time` resets connections
         pool_timeout=READ_TIMEOUT_S,
         hide_parameters=True,
         connect_args={
@@ -211,7 +212,7 @@ def _mysql_engine(url: URL, statement_s: int) -> Engine:
     )
     encrypted = "ssl" in arguments
     packets = PacketLimit()
-    # A session is idle while its process waits for another one.
+    # A session is idle while its process waits for a statement of another session.
     longer_s = statement_s - READ_TIMEOUT_S
 
     def prepare(connection: Any, entry: ConnectionPoolEntry) -> None:
@@ -229,22 +230,21 @@ def _mysql_engine(url: URL, statement_s: int) -> Engine:
 
 
 def _limit_idle_time(engine: Engine, *, in_use_s: int, at_rest_s: int) -> None:
-    """Have the server end a silent session soon while it is in use, and later while it rests.
+    """Limit a session's idle time: to a short time while in use, to a longer one in the pool.
 
-    A process that freezes within a transaction:
-    1. It has changed the row of its group, and is stopped before its COMMIT.
-    2. Every other node waits for that row, and gives up after the lock wait, again and again.
-    3. The server undoes the transaction once the session was silent for its `wait_timeout`.
-    4. A limit as short as that at all times would end the sessions that rest between two beats.
+    A process can freeze within a transaction:
+    1. It has changed the row of its group, and freezes before its COMMIT.
+    2. Every other node waits for that row until its lock wait times out, again and again.
+    3. The server rolls the transaction back once the session was idle for `wait_timeout`.
+    4. The same limit in the pool would end the sessions that are idle between two beats.
 
-    Setting the limit when a connection leaves the pool finds out that it is broken, and when it
-    comes back nothing is left to roll back after a COMMIT: the two statements cost as much as a
-    ping and a rollback, which they replace.
+    The statement at checkout also detects a broken connection. So the two statements replace the
+    pool's ping and rollback, at the same cost.
     """
 
     from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 
-    def leave_pool(connection: Any, entry: ConnectionPoolEntry, _proxy: object) -> None:
+    def check_out(connection: Any, entry: ConnectionPoolEntry, _proxy: object) -> None:
         if entry.info.pop(_FRESH_INFO, False):
             return
         try:
@@ -252,15 +252,15 @@ def _limit_idle_time(engine: Engine, *, in_use_s: int, at_rest_s: int) -> None:
         except connection.Error as error:
             raise InvalidatePoolError from error
 
-    def come_back(connection: Any, _record: ConnectionPoolEntry, state: PoolResetState) -> None:
+    def check_in(connection: Any, _record: ConnectionPoolEntry, state: PoolResetState) -> None:
         if state.terminate_only:
             return
         if not state.transaction_was_reset and connection.server_status & SERVER_STATUS_IN_TRANS:
             connection.rollback()
         _limit(connection, at_rest_s)
 
-    event.listen(engine, "checkout", leave_pool)
-    event.listen(engine, "reset", come_back)
+    event.listen(engine, "checkout", check_out)
+    event.listen(engine, "reset", check_in)
 
 
 def _limit(connection: Any, seconds: int) -> None:
@@ -290,7 +290,7 @@ def _assert_session(cursor: Any, in_use_s: int) -> None:
     """Read back the settings of the session.
 
     Raises:
-        StoreError: something between us and the server changed it.
+        StoreError: a proxy or the server changed one of them.
     """
     cursor.execute("SELECT @@time_zone, @@sql_mode, @@innodb_lock_wait_timeout, @@wait_timeout")
     time_zone, sql_mode, lock_wait, idle = cursor.fetchone()
@@ -310,7 +310,7 @@ def _assert_session(cursor: Any, in_use_s: int) -> None:
 
 
 def _read_only(cursor: Any) -> bool:
-    """Return True if the server is a replica: a privileged account could write there."""
+    """Return True if the server is read-only, as a replica; privileged accounts can still write."""
     cursor.execute("SELECT @@GLOBAL.read_only")
     return str(cursor.fetchone()[0]).upper() not in ("0", "OFF", "NONE")
 
@@ -346,8 +346,8 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.execute("PRAGMA synchronous = FULL")
 
     def begin(connection: Connection) -> None:
-        # A write that began as a read can find that another writer was faster, and SQLite then
-        # fails it without waiting; taking the write lock first makes it wait.
+        # If a transaction begins as a read and another writer is faster, SQLite fails its write
+        # without waiting. A transaction that takes the write lock first waits.
         write = connection.get_execution_options().get(WRITE_OPTION, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
 
@@ -357,20 +357,20 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def _openable(url: URL) -> URL:
-    """Return the URL that reads a file where nothing can be written beside it.
+    """Return a URL that can read a database file in a read-only folder.
 
-    1. SQLite opens a write-ahead log with a file that readers and writers share beside it.
-    2. In a folder that may only be read, it cannot make that file, and refuses to read at all.
-    3. If no process has the store open, there is no log to be read, and the file can be taken as
-       it is; otherwise, the log and the shared file are there already.
+    1. For a database with a write-ahead log, SQLite uses a shared-memory file in the same folder.
+    2. In a read-only folder it cannot create that file, and refuses to read.
+    3. If no process has the store open, the log is empty, and the database can be read as
+       immutable. Otherwise the log and the shared-memory file exist already.
     """
     path = sqlite_path(url)
     if path is None or url.query or not path.is_file() or os.access(path.parent, os.W_OK):
         return url
     log = path.with_name(f"{path.name}-wal")
-    at_rest = not log.exists() or log.stat().st_size == 0
+    empty_log = not log.exists() or log.stat().st_size == 0
     place = f"file:{quote(str(path.absolute()))}"
-    options = {"mode": "ro", "uri": "true"} | ({"immutable": "1"} if at_rest else {})
+    options = {"mode": "ro", "uri": "true"} | ({"immutable": "1"} if empty_log else {})
     return url.set(database=place, query=options)
 
 
@@ -385,11 +385,11 @@ def sqlite_path(url: URL) -> Path | None:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The times that a failed transaction spent waiting, in seconds.
+    """The delays of a failed transaction, in seconds.
 
     Attributes:
         stood_s: the longest time between an answer and this process's next statement.
-        waited_s: the time that its last statement has waited for an answer; 0 where it has one.
+        waited_s: the time that the last statement has waited for its answer; 0 if it was answered.
     """
 
     stood_s: float
@@ -403,23 +403,23 @@ class Pace(local):
         self.begin()
 
     def begin(self) -> None:
-        """Begin a new transaction: nothing was sent yet."""
+        """Start timing a new transaction."""
         self.sent_s: float | None = None
         self.answered_s: float | None = None
         self.stood_s = 0.0
 
     def send(self, now_s: float) -> None:
-        """Note that a statement goes out, and how long the transaction stalled before it."""
+        """Record that a statement is sent, and how long the process stalled before it."""
         if self.answered_s is not None:
             self.stood_s = max(self.stood_s, now_s - self.answered_s)
         self.sent_s, self.answered_s = now_s, None
 
     def answer(self, now_s: float) -> None:
-        """Note that the statement has its answer."""
+        """Record that the statement was answered."""
         self.answered_s = now_s
 
     def delay(self, now_s: float) -> Delay:
-        """Return the waiting of this thread's transaction so far."""
+        """Return the delays of this thread's transaction so far."""
         answered = self.sent_s is None or self.answered_s is not None
         return Delay(self.stood_s, 0.0 if answered else now_s - (self.sent_s or 0.0))
 
@@ -427,14 +427,14 @@ class Pace(local):
 def refusal(
     judged: database_errors.Verdict, error: Exception, place: str, delay: Delay, *, unsettled: bool
 ) -> errors.StoreError:
-    """Return the store's error for one that ended a transaction.
+    """Return the store's error for an error that ended a transaction.
 
     Args:
-        judged: the way on after `error`.
+        judged: the verdict on `error`.
         error: a database error, or a race that was lost in every attempt.
-        place: how messages name the database; no secrets.
-        delay: the transaction's waiting.
-        unsettled: the reply to a COMMIT was lost before.
+        place: the name of the database in messages, without secrets.
+        delay: the transaction's delays.
+        unsettled: True if the reply to a COMMIT was lost, and it is unknown if it took effect.
     """
     if not unsettled and isinstance(error, DBAPIError) and database_errors.disk_is_full(error):
         return errors.StoreUnavailable(
@@ -470,8 +470,8 @@ def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreErr
     """Return the error for a database that does not answer."""
     if unsettled:
         return errors.OutcomeUnknown(
-            f"The reply of the lease store at {place} was lost and it does not answer "
-            "any longer: the last write may or may not have happened; it is safe to try again."
+            f"The lease store at {place} stopped answering during a COMMIT, so the last write may "
+            "or may not have happened. It is safe to try again."
         )
     safe = "nothing was changed, and trying again is safe"
     if delay.stood_s >= IDLE_TRANSACTION_S:
@@ -482,7 +482,7 @@ def unavailable(place: str, delay: Delay, *, unsettled: bool) -> errors.StoreErr
     if delay.waited_s >= READ_TIMEOUT_S:
         return errors.StoreUnavailable(
             f"The lease store at {place} does not answer: a statement had no reply within "
-            f"{delay.waited_s:.0f} s, so that its server is overloaded or frozen; {safe}."
+            f"{delay.waited_s:.0f} s, so its server is overloaded or frozen; {safe}."
         )
     return errors.StoreUnavailable(
         f"The lease store at {place} does not answer: check that the database is "
@@ -497,12 +497,12 @@ def _first_line(error: DBAPIError) -> str:
 
 
 class Transaction:
-    """The transaction of a verb's work: a connection, an id, and a way to undo it all.
+    """One attempt at an operation of the store.
 
     Attributes:
-        connection: where statements go.
-        id: unique; journal entries carry it, so that a lost COMMIT can be recognised.
-        abandoned: nothing was changed after all; roll back.
+        connection: sends the statements.
+        id: unique; journal entries contain it, so that the effect of a lost COMMIT is recognised.
+        abandoned: True if it must be rolled back.
     """
 
     def __init__(self, connection: Connection, identity: str) -> None:
@@ -511,19 +511,19 @@ class Transaction:
         self.abandoned = False
 
     def rows(self, statement: Executable) -> MappingResult:
-        """Send a statement that reads, and return its rows by the names of their columns."""
+        """Return the rows of a query, by column name."""
         return self.connection.execute(statement).mappings()
 
     def all(self, statement: Executable, read: Callable[[RowMapping], Value]) -> list[Value]:
-        """Send a statement that reads, and return what `read` makes of each row."""
+        """Return the rows of a query, each converted by `read`."""
         return [read(row) for row in self.rows(statement)]
 
     def value(self, statement: Executable) -> Any:
-        """Send a statement that reads, and return the first column of its first row, or None."""
+        """Return the first column of a query's first row, or None."""
         return self.connection.execute(statement).scalar()
 
     def abandon(self, outcome: Outcome) -> Outcome:
-        """Undo all writes so far; `outcome` is the operation's."""
+        """Mark the transaction for a rollback; return `outcome`, as the operation's outcome."""
         self.abandoned = True
         return outcome
 
@@ -533,7 +533,7 @@ Mark = Callable[[Transaction], bool]
 
 
 class _Again(Exception):
-    """An attempt failed in a way that another one can get round."""
+    """An attempt failed, and another attempt can succeed."""
 
     def __init__(self, judged: Verdict, error: Exception) -> None:
         super().__init__(judged, error)
@@ -542,16 +542,16 @@ class _Again(Exception):
 
 
 @dataclass(slots=True)
-class _Course(Generic[Outcome]):
+class _Attempts(Generic[Outcome]):
     """The attempts at one transaction so far.
 
     Attributes:
-        kind: the verb.
+        kind: the operation.
         work: its statements.
-        mark: tells if it took effect.
-        write: True if it changes anything.
-        started_s: when the first one began, on the store's monotonic clock.
-        unsettled: outcome and id of one whose COMMIT had no reply.
+        mark: checks if an attempt took effect.
+        write: True for a write.
+        started_s: the start of the first attempt, on the store's monotonic clock.
+        unsettled: outcome and id of an attempt whose COMMIT had no reply.
         losses: the number of lost connections.
     """
 
@@ -565,17 +565,17 @@ class _Course(Generic[Outcome]):
 
 
 class Transactions:
-    """Runs the verbs of a store on an engine.
+    """Runs the operations of a store on an engine.
 
     Args:
         engine: see `open_engine`.
-        place: how messages name the database; no secrets.
+        place: the name of the database in messages, without secrets.
         sleep: waits between attempts, in seconds.
-        clock: monotonic seconds, bounds how long a transaction is tried.
-        jitter: a number in [0, 1), spreads the attempts of processes that collided.
-        new_id: identifies each attempt at a transaction.
-        patient: opens an engine for work on whole tables, whose statements can take minutes; None
-            where this one is as patient.
+        clock: monotonic seconds; limits the time of all attempts.
+        jitter: returns a number in [0, 1) that spreads the attempts of processes that collided.
+        new_id: returns a new id for each attempt.
+        patient: opens an engine whose statements can take minutes, for work on whole tables; None
+            if `engine` serves for that, too.
     """
 
     def __init__(
@@ -603,7 +603,7 @@ class Transactions:
 
     @contextmanager
     def patient_engine(self) -> Generator[Engine]:
-        """Open an engine whose statements can take minutes: too long for holders of leases."""
+        """Open an engine whose statements can take minutes, too long for a lease holder."""
         if self._patient is None:
             yield self.engine
             return
@@ -618,29 +618,29 @@ class Transactions:
 
         Raises:
             StoreUnavailable: the database does not answer.
-            StoreError: it refuses.
+            StoreError: the database refuses.
         """
         return self._run(kind, work, None, write=False)
 
     def write(self, kind: str, work: Work[Outcome], *, mark: Mark | None = None) -> Outcome:
-        """Run a verb's statements in one transaction.
+        """Run an operation's statements in one transaction.
 
         Args:
-            kind: the verb, for the statement counter.
-            work: its statements; runs again from the start when the transaction must.
-            mark: tells in a new transaction whether this very one took effect, after the reply to
-                its COMMIT was lost; None where running the work again is harmless.
+            kind: the operation, for the statement counter.
+            work: its statements; every attempt runs all of them.
+            mark: after the reply to a COMMIT was lost, checks in a new transaction if that attempt
+                took effect; None if running the work twice is harmless.
 
         Raises:
             StoreUnavailable: the database does not answer; nothing was changed.
-            StoreReadOnly: it takes no writes; nothing was changed.
-            OutcomeUnknown: the reply was lost, and the mark could not be looked for.
-            StoreError: it refuses; nothing was changed.
+            StoreReadOnly: the database takes no writes; nothing was changed.
+            OutcomeUnknown: the reply was lost, and the mark could not be read.
+            StoreError: the database refuses; nothing was changed.
         """
         return self._run(kind, work, mark, write=True)
 
     def _run(self, kind: str, work: Work[Outcome], mark: Mark | None, *, write: bool) -> Outcome:
-        course = _Course(kind, work, mark, write, self._clock())
+        attempts = _Attempts(kind, work, mark, write, self._clock())
         retrying = Retrying(
             retry=retry_if_exception_type(_Again),
             stop=stop_after_attempt(ATTEMPTS_MAX),
@@ -649,54 +649,56 @@ class Transactions:
             reraise=True,
         )
         try:
-            return retrying(lambda: self._attempt(course))
+            return retrying(lambda: self._attempt(attempts))
         except _Again as last:
-            raise self._refusal(last.verdict, last.error, course.unsettled) from last.error
+            raise self._refusal(last.verdict, last.error, attempts.unsettled) from last.error
 
-    def _attempt(self, course: _Course[Outcome]) -> Outcome:
-        """Run the transaction once, or settle the one whose reply was lost.
+    def _attempt(self, attempts: _Attempts[Outcome]) -> Outcome:
+        """Run the transaction once, unless an attempt whose reply was lost took effect.
 
         Raises:
-            _Again: it can be tried again.
-            StoreError: it may not.
+            _Again: the next attempt can succeed.
+            StoreError: no further attempt is allowed.
         """
         sent: tuple[Outcome, str] | None = None
         try:
-            if course.unsettled and course.mark:
-                if self._happened(course.kind, course.mark, course.unsettled[1]):
-                    return course.unsettled[0]
-                course.unsettled = None
-            with self._transaction(course.kind, self._new_id(), write=course.write) as transaction:
-                outcome = course.work(transaction)
-                if transaction.abandoned or not course.write:
+            if attempts.unsettled and attempts.mark:
+                if self._happened(attempts.kind, attempts.mark, attempts.unsettled[1]):
+                    return attempts.unsettled[0]
+                attempts.unsettled = None
+            with self._transaction(
+                attempts.kind, self._new_id(), write=attempts.write
+            ) as transaction:
+                outcome = attempts.work(transaction)
+                if transaction.abandoned or not attempts.write:
                     transaction.connection.rollback()
                     return outcome
-                failpoints.reach(f"in_{course.kind}")
+                failpoints.reach(f"in_{attempts.kind}")
                 sent = (outcome, transaction.id)
                 self._pace.send(self._clock())
                 transaction.connection.commit()
             return outcome
         except PoolTimeout as error:
-            raise self._unavailable(course.unsettled) from error
+            raise self._unavailable(attempts.unsettled) from error
         except StoreReadOnly as error:
-            # A replica need not have all commits of the primary, and the old primary may.
-            if course.unsettled:
-                raise self._unavailable(course.unsettled) from error
+            # A replica can lack the last commits of the old primary, so it proves nothing.
+            if attempts.unsettled:
+                raise self._unavailable(attempts.unsettled) from error
             raise
         except (Raced, DBAPIError) as error:
             judged = Verdict.RETRY if isinstance(error, Raced) else verdict(error)
-            course.losses += judged is Verdict.LOST
+            attempts.losses += judged is Verdict.LOST
             doubtful = sent is not None and judged is Verdict.LOST
-            course.unsettled = sent if doubtful else course.unsettled
-            # A doubtful COMMIT deserves one more look, however late it is.
-            late = self._clock() - course.started_s > PATIENCE_S and not doubtful
-            hopeless = judged not in (Verdict.RETRY, Verdict.LOST) or course.losses >= LOSSES_MAX
+            attempts.unsettled = sent if doubtful else attempts.unsettled
+            # After a COMMIT without a reply, one more attempt is made, however late it is.
+            late = self._clock() - attempts.started_s > PATIENCE_S and not doubtful
+            hopeless = judged not in (Verdict.RETRY, Verdict.LOST) or attempts.losses >= LOSSES_MAX
             if late or hopeless:
-                raise self._refusal(judged, error, course.unsettled) from error
+                raise self._refusal(judged, error, attempts.unsettled) from error
             raise _Again(judged, error) from error
 
     def translated(self, error: Exception) -> StoreError:
-        """Return the store's error for one of the database's from outside `read` and `write`."""
+        """Convert a database error that was raised outside `read` and `write`."""
         if isinstance(error, DBAPIError):
             return self._refusal(verdict(error), error, None)
         return self._unavailable(None)
@@ -717,10 +719,10 @@ class Transactions:
             yield Transaction(connection.execution_options(**options), identity)
 
     def _require_primary(self, connection: Connection) -> None:
-        """Refuse a server that was read-only when it was connected to, and is when looked at again.
+        """Refuse a read-only server, after a second check on a new connection.
 
-        1. A replica refuses an ordinary account by itself, but not one with more privileges.
-        2. What such an account wrote there, the next fail-over would lose.
+        1. A replica refuses the writes of an ordinary account, but not of a privileged one.
+        2. The next failover would lose the writes of a privileged account.
         """
         if connection.info.get(READ_ONLY_INFO):
             connection.invalidate()

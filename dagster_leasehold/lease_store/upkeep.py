@@ -1,4 +1,4 @@
-"""The cost of staying in a group: the statements of one lease term, by kind."""
+"""Counts the statements that a process sends per lease term to stay in its group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class UpkeepReport:
     """The statements of one process for one group in the lease term before `at`.
 
     Attributes:
-        at: when it was written, for people.
+        at: when the report was written; for display only.
         term_s: the lease term T, in seconds.
         nodes: the number of nodes that the process serves.
         ticks: the number of ticks in the term.

@@ -1,19 +1,22 @@
-"""Planning: from a snapshot to the smallest set of moves that gives every node its share.
+"""Plans the fewest moves of shards that give every node of a group its share.
 
-Pure: no clock, no I/O, no randomness. All planners of one snapshot compute the same
-plan. Each process carries out the moves of the nodes that it serves, without asking another.
-A plan that was made from a stale snapshot does no harm: every move names the
-`lease_id` that it was planned from, and fails where that has moved on.
+`Rebalancer` calls `plan` with a snapshot. The rules are pure (no clock, no I/O, no randomness), so
+all processes compute the same plan from the same snapshot, and each carries out the moves of its
+own nodes. A plan from a stale snapshot does no harm: every move names the `lease_id` that it was
+planned from, and fails if the shard's row has changed.
 
 By count, every node gets floor or ceil of the average, with the fewest moves. By load, every node
-gets about the same records per second: free shards go, heaviest first, to the node with the least
-load. Shards that are held move from the heaviest nodes to the lightest, one at a time, until both
-are within a twentieth of the mean or no move helps. All these moves are made only if together they
-take more than a tenth off the highest load, or add more than a tenth of the mean to the lowest, or
-if a node carries more than the mean and one heaviest shard: so a weight that changes a little moves
-nothing, and yet no node ever carries more than that. A shard that outweighs the mean by itself is a
-reason, too: its node gives the others away, however light they are beside it. Moves are chosen by
-loads and weights alone, so that a plan that was carried out is followed by an empty one.
+gets about the same records per second. Unassigned shards, heaviest first, go to the node with the
+least load. Then held shards move from the heaviest nodes to the lightest, one at a time, until both
+are within a twentieth of the mean or no move helps. A small change of a weight must not cause
+moves. So these moves are made only in one of four cases:
+
+* together they reduce the highest load by more than a tenth;
+* they increase the lowest load by more than a tenth of the mean;
+* a node carries more than the mean and one heaviest shard;
+* they relieve a node that has other shards besides one that outweighs the mean.
+
+Moves depend on loads and weights only, so after a plan is carried out, the next plan is empty.
 """
 
 from __future__ import annotations
@@ -34,18 +37,18 @@ from dagster_leasehold.lease_store.shard_rows import ShardLease
 _Owned = tuple[NodeName, ShardLease]
 
 RELIEF_MIN = 0.1
-"""How much the highest or lowest load has to improve for shards to move."""
+"""The least relative improvement of the highest or lowest load for which held shards move."""
 LEVEL = 0.05
-"""The distance from the mean, as a part of it, within which loads count as level."""
+"""Loads that differ from the mean by at most this part of it count as level."""
 
 _Entry = tuple[bool, object, ShardId]
 
 
 def tie_break(node: NodeName) -> tuple[object, ...]:
-    """Return the place of a node among the nodes that are equal to the rule: the least comes first.
+    """Return the sort key for nodes that are otherwise equal.
 
-    The first of them gets the larger share and the next free shard. It must be a function of the
-    node alone, so that all processes of a group plan alike.
+    The first node gets the larger share and the next free shard. The key depends on the node alone,
+    so that all processes of a group compute the same plan.
     """
     return rank_key(node)
 
@@ -55,14 +58,13 @@ def balanced_quotas(
 ) -> dict[NodeName, int]:
     """Return the share of each node: floor or ceil of the average number, at most `cap`.
 
-    The larger shares go to nodes that hold more than the smaller one: each of them can then keep
-    one shard more, which is what makes the number of moves smallest. Among equals `tie_break`
-    decides, and nothing that changes while a plan is carried out:
+    The larger shares go to nodes that hold more than the smaller share, so that each keeps one
+    shard more; that minimizes the moves. Among equal nodes `tie_break` decides. The number of
+    shards that a node holds must not decide, since it changes while a plan is carried out:
 
-    1. Three empty nodes share 8 shards: 3, 3, 2 by name. The last of them plans first and
-       claims its 2.
-    2. Were the larger shares to follow the counts, it would now be the fullest, and claim a third
-       that the plan of the others does not give it.
+    1. Three empty nodes share 8 shards: 3, 3, 2 by name. The last node plans first, and claims 2.
+    2. If larger shares went to the fullest nodes, the last node would now claim a third shard,
+       which the plans of the other nodes do not give it.
     """
     if not counts:
         return {}
@@ -73,10 +75,10 @@ def balanced_quotas(
 
 
 def moves_lower_bound(counts: Mapping[NodeName, int], shards: int, cap: int | None = None) -> int:
-    """Count the fewest changes of owner that lead to shares of floor or ceil, by what can stay.
+    """Count the fewest changes of owner that lead to shares of floor or ceil.
 
-    A node keeps at most `floor` of its shards, and one more if it is among the few with a share
-    of `ceil`; every shard that is not kept has to change its owner.
+    A node keeps at most `floor` of its shards, or `ceil` if its share is `ceil`. Every other shard
+    has to change its owner.
     """
     if not counts:
         return 0
@@ -88,7 +90,7 @@ def moves_lower_bound(counts: Mapping[NodeName, int], shards: int, cap: int | No
 
 
 def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
-    """Give every taker floor or ceil of the average, with the fewest moves."""
+    """Plan floor or ceil of the average for each node that takes runs, with the fewest moves."""
     shards = sum(map(len, holdings.own.values())) + len(holdings.free) + len(holdings.homeless)
     counts = {node: len(leases) for node, leases in holdings.own.items()}
     quotas = balanced_quotas(counts, shards, group.node_cap)
@@ -96,7 +98,7 @@ def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
     moves = _Moves(counts, quotas)
     for lease in holdings.returning:
         moves.give_back(lease)
-    # First, so that nothing else takes the room that makes their move cost nothing:
+    # These moves cost nothing if their holders have room, so they use the room first.
     for node, lease in staying:
         moves.place(lease, node)
     for lease in holdings.free:
@@ -122,10 +124,10 @@ def plan_balanced(group: Group, holdings: plans.Holdings) -> plans.Plan:
 def _surplus(
     holdings: plans.Holdings, quotas: Mapping[NodeName, int]
 ) -> tuple[list[_Owned], list[_Owned]]:
-    """Sort the shards beyond the nodes' quotas: which stay with their holders, which leave.
+    """Return the shards beyond the nodes' quotas that stay with their holders, and the others.
 
-    A shard on its way to a node can still stay where it is, at no cost at all, if its holder has
-    room; any other inbound shard would first have to go back, so it is the last choice.
+    If a shard is in transfer to a full node and its holder has room, cancelling the transfer costs
+    nothing. Any other shard in transfer would first have to go back, so it is selected last.
     """
     room = {node: quotas[node] - len(leases) for node, leases in holdings.own.items()}
     returning = {lease.shard for lease in holdings.returning}
@@ -154,7 +156,7 @@ def _surplus(
 
 
 class _Moves:
-    """The moves of one plan while it is made: fills the nodes that have room, emptiest first."""
+    """The moves of one plan; it fills nodes that have room, emptiest first."""
 
     def __init__(self, counts: Mapping[NodeName, int], quotas: Mapping[NodeName, int]) -> None:
         self.counts = dict(counts)
@@ -168,7 +170,7 @@ class _Moves:
         heapq.heapify(self._room)
 
     def give_back(self, lease: ShardLease) -> None:
-        """End a transfer to a node that takes no runs where it began."""
+        """Cancel a transfer to a node that takes no runs."""
         holder, following = lease.consumer_owner, lease.lease_owner
         if holder is not None and following is not None:
             reason = f"{following} takes no runs"
@@ -178,10 +180,10 @@ class _Moves:
             self.moves += 1
 
     def place(self, lease: ShardLease, owner: NodeName | None, *, given_back: bool = False) -> None:
-        """Give a shard to the node with room that has fewest; report it where none has room.
+        """Give a shard to the emptiest node with room; if none has room, report it as unassigned.
 
-        `owner` is the node that has it now, or None; `given_back` means that the shard is going
-        back to `owner` already, so that its next move has to wait for the next round.
+        `owner` is the shard's present owner, or None. With `given_back`, the shard is returning to
+        `owner` already, so its next move waits for the next round.
         """
         taker = self._return_to(lease, owner)
         if taker is None:
@@ -203,11 +205,11 @@ class _Moves:
     def _action(
         self, lease: ShardLease, owner: NodeName | None, taker: NodeName, share: str
     ) -> plans.Action | None:
-        """Return the move that can be made now; None if the store has to settle something first."""
+        """Return the move that is possible now; None if it must wait for a later round."""
         if lease.state is ShardState.NOT_ALLOC:
             return plans.Claim(lease.shard, taker, lease.lease_id, f"it is free, and {share}")
         if owner is None:
-            return None  # A dead node's: free once the node has been evicted.
+            return None  # Its owner is dead. The eviction makes it free.
         quota = self.quotas.get(owner)
         why = f"{owner} takes no runs" if quota is None else f"{owner} has more than its {quota}"
         if lease.state is ShardState.ALREADY_ALLOC:
@@ -218,7 +220,7 @@ class _Moves:
             return plans.CancelTransfer(
                 lease.shard, holder, owner, lease.lease_id, f"{why}; {share}"
             )
-        return None  # From one node without runs to another: it moves on when it has arrived.
+        return None  # In transfer between two nodes that take no runs: it moves after its arrival.
 
     def _return_to(self, lease: ShardLease, owner: NodeName | None) -> NodeName | None:
         """Return the holder of a shard in transfer, if it has room to keep it."""
@@ -257,7 +259,7 @@ def _proof(
     quotas: Mapping[NodeName, int],
     moves: _Moves,
 ) -> tuple[str, ...]:
-    """Explain the moves: each shard that is counted has a reason of its own to move."""
+    """Explain why no fewer moves are possible."""
     lines: list[str] = []
     for node in sorted(counts, key=rank_key):
         if counts[node] > quotas[node] and moves.counts[node] < counts[node]:
@@ -278,7 +280,7 @@ def _proof(
 def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, float]:
     """Return the weight of each shard; nothing if the group balances by count or none has one.
 
-    A shard without a weight of its own, such as a new one, counts like the middle of the others.
+    A shard without a weight of its own, such as a new one, gets the median of the others.
     """
     if not snapshot.group.weighted:
         return {}
@@ -292,7 +294,7 @@ def weighed(snapshot: Snapshot, shards: Iterable[ShardLease]) -> dict[ShardId, f
 
 @dataclass(slots=True)
 class _Share:
-    """The share of one node: `shelves` are its movable shards by weight, cheapest first."""
+    """The share of one node; `shelves` has its movable shards by weight, unassigned ones first."""
 
     node: NodeName
     load: float = 0.0
@@ -322,7 +324,7 @@ class _Share:
             del self.shelves[weight]
 
     def rank(self) -> tuple[float, int, object]:
-        """Sort by load, then by count, then as the rule by count breaks ties."""
+        """Sort by load, then by count, then by `tie_break`."""
         return self.load, self.count, tie_break(self.node)
 
 
@@ -340,14 +342,14 @@ class _Levelling:
             for lease in leases:
                 self.targets[lease.shard] = node
                 if lease.state is ShardState.TRANSFER:
-                    # It is on its way already: it can move on once it has arrived.
+                    # A shard in transfer cannot move again before it has arrived.
                     self.shares[node].load += weights[lease.shard]
                     self.shares[node].count += 1
                 else:
                     self.shares[node].put(weights[lease.shard], _entry(lease.shard, owned=True))
 
     def place(self, leases: Iterable[ShardLease]) -> None:
-        """Give shards that no node keeps to the nodes with the least load, heaviest first."""
+        """Give shards without an owner to the nodes with the least load, heaviest first."""
         heaviest_first = sorted(
             leases, key=lambda lease: (-self._weights[lease.shard], rank_key(lease.shard))
         )
@@ -358,7 +360,7 @@ class _Levelling:
                 taker.put(self._weights[lease.shard], _entry(lease.shard, owned=False))
 
     def shed(self) -> None:
-        """Take the shards beyond the cap from nodes, lightest first."""
+        """Move shards, lightest first, away from nodes that have more than the cap."""
         for share in sorted(self.shares.values(), key=_Share.rank, reverse=True):
             while self._cap is not None and share.count > self._cap and share.shelves:
                 taker = self._lightest()
@@ -370,7 +372,8 @@ class _Levelling:
         """Move shards from the heaviest nodes to the lightest, and undo that if it helps little."""
         before, crowded = self._extremes(), self._crowded()
         moved: list[tuple[_Share, _Share, float, _Entry]] = []
-        # Givers only get lighter and the lightest only heavier: one that cannot help now never can.
+        # A giver only gets lighter, and the lightest load only higher. So a giver that cannot help
+        # now cannot help later, unless it receives a shard.
         stuck: set[NodeName] = set()
         while (pair := self._pair(stuck)) is not None:
             giver, taker = pair
@@ -403,9 +406,9 @@ class _Levelling:
         return min(loads), max(loads)
 
     def _crowded(self) -> list[tuple[_Share, float]]:
-        """Return the nodes that have more than one shard that outweighs the mean, and their loads.
+        """Return the nodes with a shard above the mean load and other shards, and their loads.
 
-        All other shards wait for such a one, or it for them, while other nodes have time.
+        On such a node the shards delay one another, while other nodes are less busy.
         """
         return [
             (share, share.load)
@@ -436,7 +439,7 @@ class _Levelling:
 
 
 def _entry(shard: ShardId, *, owned: bool) -> _Entry:
-    """Order shards of one weight: held ones move last."""
+    """Return the sort entry of a shard among shards of one weight: held shards move last."""
     return owned, rank_key(shard), shard
 
 
@@ -497,36 +500,36 @@ def _loads(holdings: plans.Holdings, weights: Mapping[ShardId, float]) -> dict[N
 
 
 def _owned(holdings: plans.Holdings) -> list[tuple[ShardLease, NodeName | None]]:
-    """Pair every shard with the node that has it, by shard; None if that node is gone."""
-    owned: list[tuple[ShardLease, NodeName | None]] = [(lease, None) for lease in holdings.free]
-    owned += [(lease, lease.lease_owner) for lease in holdings.homeless]
+    """Pair every shard with its owner, sorted by shard; the owner of a free shard is None."""
+    pairs: list[tuple[ShardLease, NodeName | None]] = [(lease, None) for lease in holdings.free]
+    pairs += [(lease, lease.lease_owner) for lease in holdings.homeless]
     for leases in holdings.own.values():
-        owned += [(lease, lease.lease_owner) for lease in leases]
-    return sorted(owned, key=lambda pair: rank_key(pair[0].shard))
+        pairs += [(lease, lease.lease_owner) for lease in leases]
+    return sorted(pairs, key=lambda pair: rank_key(pair[0].shard))
 
 
 def _action(
     lease: ShardLease, owner: NodeName | None, target: NodeName, weight: float, load: float
 ) -> plans.Action | None:
-    """Return the move that can be made now; None if the store has to settle something first."""
+    """Return the move that is possible now; None if it must wait for a later round."""
     share = f"{target} then carries {load:g} records/s, {weight:g} of them from it"
     if lease.state is ShardState.NOT_ALLOC:
         return plans.Claim(lease.shard, target, lease.lease_id, f"it is free, and {share}")
     if owner is None:
-        return None  # A dead node's: free once the node has been evicted.
+        return None  # Its owner is dead. The eviction makes it free.
     if lease.state is ShardState.ALREADY_ALLOC:
         why = f"{owner} has more load than its share, or takes no runs"
         return plans.BeginTransfer(lease.shard, owner, target, lease.lease_id, f"{why}; {share}")
     if lease.consumer_owner == target:
         reason = f"{owner} takes no runs"
         return plans.CancelTransfer(lease.shard, target, owner, lease.lease_id, reason)
-    return None  # In transfer between nodes without runs: it moves on when it has arrived.
+    return None  # In transfer between two nodes that take no runs: it moves after its arrival.
 
 
 def _weighted_proof(
     before: Mapping[NodeName, float], levelling: _Levelling, needed: int, moves: int
 ) -> tuple[str, ...]:
-    """Explain the moves that every load needs, and the purpose of the others."""
+    """Explain which moves are necessary, and by how much the others lower the highest load."""
     lines = [f"{needed} shards are unassigned, or on nodes that take no runs: each must move"]
     if moves > needed:
         highest = max(before.values())
@@ -545,17 +548,17 @@ def _weighted_proof(
 def plan(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
     """Return the moves that this group needs now, by its assignment mode.
 
-    `live` names the nodes that the caller does not judge dead. A dead node's shards are planned
-    for as if they were free already; their claims follow once the node has been evicted.
+    `live` names the nodes that the caller does not consider dead. The plan treats a dead node's
+    shards as free. They can be claimed only after the node's eviction.
     """
     group = snapshot.group
     if group.paused:
         return plans.Plan(
             group.generation, summary=f"{group.key} is paused: nothing changes its owner"
         )
-    decided = _plan_by_mode(snapshot, live=live)
-    left = stranded(snapshot)
-    return replace(decided, unassigned=decided.unassigned + left) if left else decided
+    moves = _plan_by_mode(snapshot, live=live)
+    waiting = stranded(snapshot)
+    return replace(moves, unassigned=moves.unassigned + waiting) if waiting else moves
 
 
 def _plan_by_mode(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Plan:
@@ -569,7 +572,7 @@ def _plan_by_mode(snapshot: Snapshot, *, live: Collection[NodeName]) -> plans.Pl
 
 
 def stranded(snapshot: Snapshot) -> tuple[plans.Unassigned, ...]:
-    """Return the shards whose wait only a person can end: their parents were never listed."""
+    """Return the shards that wait for parents that were never listed; only a user can help."""
     waiting = [lease for lease in snapshot.shards if lease.state is ShardState.WAIT]
     if not waiting:
         return ()
@@ -584,10 +587,10 @@ def stranded(snapshot: Snapshot) -> tuple[plans.Unassigned, ...]:
 def _plan_shared(
     snapshot: Snapshot, *, takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> plans.Plan:
-    """Share the shards that can be consumed among the takers, by count or by load.
+    """Share the consumable shards among the nodes that take runs, by count or by load.
 
-    `wait` and `over` shards do not count, nor do shards that the source does not let anyone
-    subscribe to: they stay where they are. Equal weights are the same as none.
+    Shards in state `wait` or `over` do not count. Shards that the source lets no consumer read stay
+    with their owners. If all weights are equal, shards are shared by count.
     """
     group = snapshot.group
     counted = [lease for lease in snapshot.shards if lease.state.consumable and lease.subscribable]
@@ -610,12 +613,12 @@ def _plan_shared(
 def fewest_moves(
     snapshot: Snapshot, *, live: Collection[NodeName], owners: Mapping[ShardId, NodeName]
 ) -> int:
-    """Count the changes of owner that any way to a settled group needs at least.
+    """Count the fewest changes of owner that lead from earlier owners to a settled group.
 
     Args:
-        snapshot: the group once it has settled.
+        snapshot: the group after it has settled.
         live: its live members.
-        owners: who held which shard before; all that happened since counts as one change.
+        owners: the earlier owner of each shard.
     """
     rows: list[ShardLease] = []
     for lease in snapshot.shards:
@@ -625,9 +628,9 @@ def fewest_moves(
         before = replace(lease, state=state, lease_owner=owner, consumer_owner=owner)
         rows.append(before if lease.state.consumable else lease)
     if snapshot.group.weighted:
-        # By load no count is proven but for the shards whose owner is gone.
-        held_shards = {lease.shard for lease in snapshot.shards if lease.state.held}
-        return sum(row.state is ShardState.NOT_ALLOC and row.shard in held_shards for row in rows)
+        # By load, only the moves of shards whose owner has left are proven to be necessary.
+        assigned = {lease.shard for lease in snapshot.shards if lease.state.held}
+        return sum(row.state is ShardState.NOT_ALLOC and row.shard in assigned for row in rows)
     return plan(replace(snapshot, shards=tuple(rows)), live=live).moves_minimum
 
 
@@ -638,11 +641,11 @@ def eligible_nodes(nodes: Iterable[Node], live: Collection[NodeName]) -> tuple[N
 
 
 def orphans(snapshot: Snapshot) -> list[str]:
-    """Name the shards that only `free_orphans` can reach, each with its reason, by shard.
+    """List the shards that only `free_orphans` can release, each with its reason.
 
-    These are shards that are held by, or on their way to, a node that is no member; shards in
-    transfer that no run has open; and waiting shards whose parents are all finished. They are left
-    by changes that the store did not see as one transaction.
+    These are shards whose holder or next node is not a member, shards in transfer that no run has
+    open, and waiting shards whose parents are all finished. They result from changes that the
+    store did not make in one transaction.
     """
     members = {node.name for node in snapshot.nodes if node.member}
     states: dict[str, ShardState] = {lease.shard: lease.state for lease in snapshot.shards}
