@@ -1,12 +1,12 @@
-"""A member of a consumer group: the heartbeat interface that any client can be built on.
+"""A member of a consumer group: the heartbeat interface that every client is built on.
 
-A client calls `heartbeat(held)` again and again. `held` names the shards that it works on; the
-reply names the shards that it owns. The client opens the shards that are new in the reply,
-continues with the ones in both, and stops the ones that are missing. It keeps a missing shard, and
-can still save it, for as long as it names it in `held`; after that the shard goes to the next node.
+A client calls `heartbeat(held)` repeatedly. `held` names the shards that it works on, and the reply
+names the shards that it owns. The client opens shards that are new in the reply, continues with
+shards in both, and stops shards that are missing. While it still names a missing shard in `held`,
+it keeps the shard and can save it. After that the shard goes to the next node.
 
-A heartbeat is a tick of the rebalancing that Dagster's sensors run, so clients and Dagster's nodes
-can share a group.
+A heartbeat is a tick of the same `Rebalancer` that Dagster's sensors use. So clients and Dagster's
+nodes can share a group.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OpenShard:
         persisted: the checkpoint that the store confirmed, if any.
         unsaved: a newer checkpoint, if any.
         reported: True once a heartbeat named the shard.
-        end_reason: why the tenure ended; empty while it lasts.
+        end_reason: why the tenure ended; empty before that.
     """
 
     def __init__(self, store: LeaseStore, opened: Opened, clock: Clock) -> None:
@@ -79,11 +79,11 @@ class OpenShard:
         self.reported = False
         self.end_reason = ""
         self._saved_at = clock()
-        # A checkpoint that was sent, and whose reply is missing.
+        # A checkpoint that was sent and has no reply.
         self._unanswered: str | None = None
-        # The end of the ledger that runs keep of this shard; None where they keep none.
-        kept_by_runs = opened.intent is not None or bool(opened.next_sequence)
-        self._ledger_end = resumption(opened.check_point, opened.intent) if kept_by_runs else None
+        # The end of the shard's ledger, which runs write; None if there is no ledger.
+        has_ledger = opened.intent is not None or bool(opened.next_sequence)
+        self._ledger_end = resumption(opened.check_point, opened.intent) if has_ledger else None
 
     @property
     def state(self) -> _State:
@@ -92,7 +92,7 @@ class OpenShard:
 
     @property
     def behind(self) -> bool:
-        """True if the newest checkpoint is not known to be stored."""
+        """True if the store has not confirmed the newest checkpoint."""
         return not self.end_reason and self.unsaved not in (None, self.persisted)
 
     def due(self, interval_s: float) -> bool:
@@ -110,7 +110,7 @@ class OpenShard:
         self.unsaved = cursor
 
     def flush(self) -> None:
-        """Persist the unsaved checkpoint, after an earlier one whose reply is missing.
+        """Persist the unsaved checkpoint; before it, repeat a write that had no reply.
 
         1. The write of 7 takes effect, and its reply is lost. The client confirms 9.
         2. A write from the checkpoint before 7 to 9 would be refused, and so would all later ones.
@@ -138,7 +138,7 @@ class OpenShard:
             _LOG.warning("%s", error)
 
     def _persist(self, cursor: str) -> None:
-        """Write a checkpoint; a store that lost the confirmed one ends the tenure."""
+        """Write a checkpoint; end the tenure if the store has lost the last confirmed one."""
         try:
             self._write_checkpoint(cursor)
         except CheckpointRefused as error:
@@ -153,7 +153,7 @@ class OpenShard:
             ) from error
 
     def _write_checkpoint(self, cursor: str) -> None:
-        """Persist a checkpoint; records that the ledger will never hold become a gap of it.
+        """Persist a checkpoint; a shard with a ledger records the skipped range there as a gap.
 
         1. A run commits `[0, 5)`, intends `[5, 8)`, and dies.
         2. This client takes the shard, reads on from 5, and saves 7.
@@ -173,7 +173,7 @@ class OpenShard:
         )
 
     def contradiction(self, before: _State, row: Progress | None) -> str:
-        """Return why the shard's row ends its tenure; empty if the tenure lasts.
+        """Return the reason if the shard's row shows that the tenure has ended, or empty.
 
         Args:
             before: the shard's state just before its row was read.
@@ -200,10 +200,10 @@ def _quoted(check_point: str | None) -> str:
 
 
 class GroupMember:
-    """One node of a consumer group, driven by its caller.
+    """One node of a consumer group, whose caller sends the heartbeats.
 
-    Call `heartbeat` at least every `beat_s` seconds. All methods are safe to call from threads:
-    usually one thread beats, and others work.
+    Call `heartbeat` at least every `beat_s` seconds. All methods are thread-safe: usually one
+    thread beats, and others work.
 
     A lost tenure is reported once: the next call that names the shard raises `LeaseLost`. Later
     calls raise `ShardNotOpen`, as for any shard that is not open.
@@ -234,9 +234,9 @@ class GroupMember:
         self._pause = pause
         self._rebalancer: Rebalancer | None = None
         self._report: TickReport | None = None
-        # One heartbeat at a time; taken before the other lock.
+        # One heartbeat at a time. It is acquired before the other lock.
         self._beating = RLock()
-        # Saves of a shard happen one after another, so that an older cursor cannot overtake.
+        # Saves are serialized, so that an older cursor cannot overwrite a newer one.
         self._lock = RLock()
         self._open: dict[ShardId, OpenShard] = {}
         self._losses: dict[ShardId, LeaseLost] = {}
@@ -301,7 +301,7 @@ class GroupMember:
         return next((row for row in self._snapshot.shards if row.shard == shard), None)
 
     def why_waiting(self, lease: ShardLease) -> str:
-        """Return what a waiting shard waits for and what to do, as the end of a sentence."""
+        """Return the end of a sentence: the reason why a shard waits, and the remedy."""
         states = {str(row.shard): row.state for row in self._snapshot.shards}
         return f"it {why_waiting(lease, states)}"
 
@@ -342,9 +342,9 @@ class GroupMember:
     def heartbeat(self, held: Collection[ShardId]) -> tuple[ShardId, ...]:
         """Beat, carry out this member's part of the plan, and return the shards that it owns.
 
-        `held` names the shards that the caller works on. Stop a held shard that is missing in the
-        reply: another node waits for it, its source does not let it be read, or its tenure is over
-        (then saving it raises `LeaseLost`). The reply is empty while the group is paused.
+        `held` names the shards that the caller works on. Stop a shard that is in `held` and not in
+        the reply: another node waits for it, its source lets no consumer read it, or its tenure has
+        ended (then saving it raises `LeaseLost`). The reply is empty while the group is paused.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the member lost its place and cannot join again.
@@ -420,7 +420,7 @@ class GroupMember:
     def open(self, shard: ShardId) -> Opened | OpenByOther | NotHeld:
         """Begin to work on an owned shard; the outcome says where to resume.
 
-        `NotHeld` is a normal outcome: the shard went elsewhere since the heartbeat.
+        `NotHeld` is a normal outcome: another node got the shard since the heartbeat.
         """
         if not self.trusted:
             return NotHeld("untrusted", None)
@@ -432,8 +432,8 @@ class GroupMember:
             run = f"{incarnation}.{self._openings}"
             outcome = self._store.open_tenure(key, shard, node, run)
             if isinstance(outcome, OpenByOther) and outcome.run.rpartition(".")[0] == incarnation:
-                # A tenure of this process that it does not use: the reply to its opening was lost,
-                # or trust in it ended.
+                # This process does not use that tenure: the reply to its opening was lost, or trust
+                # in it ended.
                 outcome = self._store.open_tenure(key, shard, node, run, replaces=outcome.run)
             if isinstance(outcome, Opened):
                 self._losses.pop(shard, None)
@@ -441,7 +441,7 @@ class GroupMember:
             return outcome
 
     def holds(self, shard: ShardId) -> bool:
-        """Return True if the shard is open here, as far as can be told without the store."""
+        """Return True if the shard is open here; the store is not read."""
         return self.trusted and shard in self._states()
 
     def require(self, shard: ShardId, tenure: Tenure | None = None) -> None:
@@ -479,7 +479,7 @@ class GroupMember:
             ShardNotOpen: the shard is not open here.
             StoreError: it could not be stored now; a later heartbeat tries again.
         """
-        # Kept before the store is asked if the tenure lasts, so that the next heartbeat saves it.
+        # The cursor is kept before the tenure is checked, so that the next heartbeat saves it.
         with self._fenced(shard, tenure) as open_shard:
             open_shard.remember(cursor)
         try:
@@ -590,7 +590,7 @@ class GroupMember:
     # -- losses, each reported once -----------------------------------------------------------
 
     def raise_loss(self, shard: ShardId | None = None) -> None:
-        """Raise an unreported loss, of one shard or of any; it counts as reported then."""
+        """Raise a loss that was not reported yet, of `shard` or of any shard."""
         with self._lock:
             if shard is None:
                 shard = next(iter(self._losses), None)
@@ -599,7 +599,7 @@ class GroupMember:
             raise loss
 
     def report_later(self, shard: ShardId, loss: LeaseLost) -> None:
-        """Let the next call that names the shard raise a loss."""
+        """Store a loss, which the next call that names the shard raises."""
         with self._lock:
             self._losses[shard] = loss
 
@@ -614,7 +614,7 @@ class GroupMember:
         self._losses[shard] = LeaseLost(reason)
 
     def _end_all(self, reason: str) -> None:
-        """End all tenures, and trust: the member has no place in the group."""
+        """End trust and all tenures, since the node is no longer a member."""
         self._member.end_trust(reason)
         with self._lock:
             for shard in self._states():
@@ -623,18 +623,18 @@ class GroupMember:
     # -- trust and the steps of a heartbeat ---------------------------------------------------
 
     def _confirm(self) -> None:
-        """If no beat was confirmed in time, beat now, and check which tenures last.
+        """If no beat was confirmed in time, beat now, and end the tenures that were replaced.
 
-        1. The process stalls for longer than its trust window. After that it reads, saves and
+        1. The process stalls for longer than its trust window. Until step 3 it reads, saves and
            opens nothing.
-        2. It beats. If the beat counts, the node was not evicted, because an eviction removes its
-           incarnation. From here an eviction takes the whole timeout again.
-        3. It reads the rows of its shards. A row with the same epoch and run was not opened by
-           another node, since every opening raises the epoch. That shard continues where it was,
-           under the same tenure.
-        4. If another node took its shards, step 2 is refused or the rows of step 3 differ, and
-           the tenures are over. If one takes them after step 3, the store refuses the next write,
-           which names the old tenure.
+        2. It beats. If the beat is accepted, the node was not evicted, because an eviction removes
+           its incarnation. From now on, an eviction takes the whole timeout again.
+        3. It reads the rows of its shards. If a row has the same epoch and run, no other node has
+           opened the shard, since every opening raises the epoch. The shard continues under the
+           same tenure.
+        4. If another node took the shards, step 2 is refused or the rows of step 3 differ, and the
+           tenures end. If a node takes them after step 3, the store refuses the next write, which
+           names the old tenure.
 
         Raises:
             StoreError: the store does not answer. The tenures stay open, and cannot be used yet.
@@ -657,18 +657,18 @@ class GroupMember:
         if not self.trusted:
             raise StoreUnavailable(
                 f"The lease store answers too slowly for the timeout of group {member.key}: node "
-                f"{member.node} may not rely on its shards, and tries again."
+                f"{member.node} cannot rely on its shards, and tries again."
             )
 
     def _states(self) -> dict[ShardId, _State]:
-        """Return the shards whose tenures last, as far as this process knows."""
+        """Return the shards whose tenures have not ended, without reading the store."""
         with self._lock:
             return {shard: each.state for shard, each in self._open.items() if not each.end_reason}
 
     def _compare(
         self, states: Mapping[ShardId, _State], progress: Mapping[ShardId, Progress]
     ) -> None:
-        """End the tenures that the store no longer has, or has without the confirmed checkpoint.
+        """End tenures that the store has replaced, or whose confirmed checkpoint it has lost.
 
         `states` is as of before `progress` was read. Otherwise:
 
@@ -711,7 +711,7 @@ class GroupMember:
             elif open_shard.reported and open_shard.end_reason:
                 del self._open[shard]
                 try:
-                    # The row still names this tenure if only trust in it ended.
+                    # If only trust ended, the row still has this tenure.
                     self._store.close_tenure(open_shard.tenure, reason=open_shard.end_reason)
                 except (LeaseLost, StoreError) as error:
                     # The next opening replaces the tenure.

@@ -1,7 +1,7 @@
-"""A worker that gives the records of its shards to a processor, written by the user.
+"""A worker that passes the records of its shards to processors that the user writes.
 
-Each shard has a processor of its own: `initialize`, then `process` again and again, then
-`shutdown`. All calls come from the thread that calls `step` or `run`.
+Each shard has its own processor. The worker calls `initialize`, then `process` repeatedly, then
+`shutdown`, from the thread that calls `step` or `run`.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Processor(Protocol):
         """Process some records, in order.
 
         Returns:
-            None if all are done. Otherwise the cursor to read again from. A cursor of these
-            records counts the records before it as done. An earlier cursor brings back records
+            None if all records are done. Otherwise the cursor to read from next. If it is a cursor
+            of these records, the records before it are done. An earlier cursor returns to records
             that were done before; the checkpoint stays until they are done again.
         """
         ...
@@ -65,7 +65,7 @@ class Processor(Protocol):
 
 @dataclass(slots=True)
 class _Work:
-    """The work on one shard; `again_from` is where the processor wants earlier records from."""
+    """The work on one shard; `again_from` is the earlier cursor that the processor returned."""
 
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
     processor: Processor | None = None
@@ -87,14 +87,14 @@ class ProcessorWorker:
     minute; the other shards continue.
 
     Args:
-        member: this worker's place in the group; not registered yet.
+        member: this worker's member of the group; not registered yet.
         feed: reads the log.
-        processor: makes a processor for each shard that is opened.
+        processor: creates a processor for each shard that is opened.
         records_max: the most records of one `process` call.
         idle_s: how long `run` sleeps when no shard had anything to read.
         stall_limit_s: the longest time that one call of a processor or of the feed can take, in
-            seconds. Then the worker leaves the group, so that other nodes continue with its
-            shards. Nothing that the call still does is saved.
+            seconds. After that the worker leaves the group, so that other nodes continue with its
+            shards, and no result of the call is saved.
         clock: monotonic seconds.
 
     Raises:
@@ -124,18 +124,18 @@ class ProcessorWorker:
         self._stall_limit_s = stall_limit_s
         self._lock = threading.RLock()
         self._work: dict[ShardId, _Work] = {}
-        # The shard that `step` works on now, and since when.
+        # The shard that `step` works on now, and when it began.
         self._active: tuple[ShardId, float] | None = None
         self._stalled: RunStalled | None = None
         self._left = False
 
     def states(self) -> dict[ShardId, ConsumerState]:
-        """Return the state of each shard that this worker works on, or releases."""
+        """Return the state of each shard that this worker processes or releases."""
         with self._lock:
             return {shard: work.consumer.state for shard, work in self._work.items()}
 
     def run(self, stopping: threading.Event) -> None:
-        """Join the group and work until `stopping` is set; then save everything and leave.
+        """Join the group and work until `stopping` is set; then save all checkpoints and leave.
 
         Raises:
             NodeNameTaken, AssignmentConflict: the worker cannot be a member.
@@ -156,10 +156,10 @@ class ProcessorWorker:
             raise self._member.problem
 
     def beat(self) -> None:
-        """Beat once: learn the assignment; shards that the node no longer owns begin to stop.
+        """Beat once, and start to stop the shards that the node no longer owns.
 
         Raises:
-            NodeNameTaken, AssignmentConflict: the worker lost its place and cannot join again.
+            NodeNameTaken, AssignmentConflict: the node lost its membership and cannot join again.
             StoreError: the store does not answer.
         """
         if self._has_stalled():
@@ -179,11 +179,11 @@ class ProcessorWorker:
                     works[shard].fence(error)
 
     def _has_stalled(self) -> bool:
-        """Leave the group if a call takes too long; return True if the worker has left.
+        """Leave the group if a call takes too long; return True if that happened.
 
-        1. A processor hangs. This thread keeps beating, so no other node would ever get the shards.
+        1. A processor hangs. This thread still beats, so no other node would ever get the shards.
         2. The worker leaves the group here. Other nodes continue from its checkpoints.
-        3. The processor returns after all. Its shard is fenced, so nothing of it is saved.
+        3. The processor returns late. Its shard is fenced, so none of its results are saved.
         """
         with self._lock:
             active, now = self._active, self._clock()
@@ -211,7 +211,7 @@ class ProcessorWorker:
         self._left = self._stalled is not None
 
     def step(self) -> bool:
-        """Advance every shard by one step; return True if any had something to do.
+        """Advance every shard by one step; return True if any shard had work.
 
         Raises:
             RunStalled: an earlier call took longer than the stall limit.
@@ -248,7 +248,7 @@ class ProcessorWorker:
     # -- one shard ----------------------------------------------------------------------------
 
     def _advance(self, shard: ShardId, work: _Work) -> bool:
-        """Take the next step of one shard; return True if there was anything to do."""
+        """Take the next step of one shard; return True if it had work."""
         state = work.consumer.state
         if state is ConsumerState.STOPPING:
             return self._wind_up(shard, work)
@@ -288,7 +288,7 @@ class ProcessorWorker:
         return True
 
     def _read(self, shard: ShardId, work: _Work) -> bool:
-        """Give the next records to the processor, and follow the cursor that it returns."""
+        """Pass the next records to the processor, and act on the cursor that it returns."""
         assert work.processor is not None
         if work.again_from is not None:
             return self._read_again(shard, work, work.processor, work.again_from)
@@ -311,7 +311,7 @@ class ProcessorWorker:
         return batch is not None or over
 
     def _read_again(self, shard: ShardId, work: _Work, processor: Processor, start: str) -> bool:
-        """Bring back records up to the confirmed checkpoint, which stays meanwhile."""
+        """Process records again, up to the confirmed checkpoint, which does not change."""
         done = self._loop.checked(shard).confirmed
         work.again_from = None
         if start == done:
@@ -328,7 +328,7 @@ class ProcessorWorker:
         return True
 
     def _wind_up(self, shard: ShardId, work: _Work) -> bool:
-        """Shut the processor down, save, and end the tenure; retried if the store is away."""
+        """Shut the processor down, save, and end the tenure; return False to retry."""
         processor, work.processor = work.processor, None
         if processor is not None:
             try:

@@ -1,8 +1,8 @@
-"""A pull loop over the shards of a member, and the client that asks for records through it.
+"""The pull loop over a member's shards, and the client through which a program polls records.
 
 A shard is connected, its records are polled and confirmed, and it is released. A shard with a
 polled batch is transferred once the batch is confirmed or its protect time has passed. So another
-node reads confirmed records again only if this one dies.
+node reads confirmed records again only if this node dies.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class Connection:
         begin: the cursor where reading began.
         confirmed: the end of the confirmed records.
         bootstrap: the bootstrap cursor that the caller gave, which can lie outside the shard.
-        leaving: another node waits for the shard, or the group is paused.
-        over: a read-only shard was confirmed up to its end.
+        leaving: True if another node waits for the shard, or the group is paused.
+        over: True if a read-only shard was confirmed up to its end.
     """
 
     tenure: Tenure
@@ -136,12 +136,12 @@ class PullLoop:
     """Opens the shards of a member, delivers their records, and saves confirmed checkpoints.
 
     Args:
-        member: the place in the group.
+        member: the node's member of the group.
         feed: reads the log.
         clock: monotonic seconds.
         protect_s: the time that a batch waits for its confirmation, in seconds.
-        settles: release a shard that is leaving or over as soon as it has no outstanding batch.
-            Otherwise the caller calls `settle`.
+        settles: True to release a shard that is leaving or over as soon as it has no outstanding
+            batch; False if the caller calls `settle`.
     """
 
     def __init__(
@@ -166,10 +166,10 @@ class PullLoop:
     # -- the member's shards ------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Beat once: learn the assignment, and release shards that another node waits for.
+        """Beat once: update the owned shards, and release shards that another node waits for.
 
         Raises:
-            NodeNameTaken, AssignmentConflict: the node lost its place and cannot join again.
+            NodeNameTaken, AssignmentConflict: the node lost its membership and cannot join again.
             StoreError: the store does not answer.
         """
         with self._lock:
@@ -209,8 +209,8 @@ class PullLoop:
             del self._open[shard]
             return
         except LeaseLost as error:
-            # It must not be reported from now on: this node could be given it again even if the
-            # caller, who goes by `partitions`, never asks for it.
+            # Stop reporting the shard: it can be assigned to this node again, and the caller, which
+            # uses `partitions`, might never connect it.
             del self._open[shard]
             self._member.report_later(shard, error)
             return
@@ -271,7 +271,7 @@ class PullLoop:
         return connection
 
     def checked(self, shard: ShardId) -> Connection:
-        """Return a connection whose tenure lasts for sure.
+        """Return a connection after a check that its tenure has not ended.
 
         Raises:
             LeaseLost, ShardNotOpen: as for `require`.
@@ -292,7 +292,7 @@ class PullLoop:
             raise
 
     def attach(self, shard: ShardId, begin: Bootstrap | None = None) -> str:
-        """Open an owned shard, store where its reading begins, and return that cursor.
+        """Open an owned shard, store the cursor where reading begins, and return it.
 
         Raises:
             ShardOccupied: the shard is not available now.
@@ -352,13 +352,14 @@ class PullLoop:
         return f"it is {outcome.consumer_owner}'s"
 
     def _starting_cursor(self, shard: ShardId, opened: Opened, begin: Bootstrap | None) -> str:
-        """Return where reading begins, and store it.
+        """Return the cursor where reading begins, and store it.
 
-        The bootstrap cursor comes first, then the stored checkpoint, then the group's initial
+        This is the bootstrap cursor, otherwise the stored checkpoint, otherwise the group's initial
         position. A bootstrap cursor outside the shard is clamped; the difference is a gap.
 
         1. A client begins at the log's end, polls records, and dies before it confirms them.
-        2. The log has grown. If no cursor was stored, the next client begins at the new end.
+        2. The log has grown. Without a stored cursor, the next client would begin at the new end,
+           and the records in between would be lost.
         """
         member, stored = self._member, self._member.persisted(shard)
         if begin is not None:
@@ -380,7 +381,7 @@ class PullLoop:
     # -- batches ------------------------------------------------------------------------------
 
     def next_batch(self, shard: ShardId, records_max: int) -> PulledBatch | None:
-        """Return the next records of a shard, or None; raises as `PullClient.poll`.
+        """Return the next records of a shard, or None. Raises as `PullClient.poll`.
 
         The log is read without the lock, so that a slow log does not delay the beats.
         """
@@ -507,7 +508,7 @@ class PullLoop:
 
 
 class PullClient(PullLoop):
-    """Consumes shards of a group at its caller's own pace.
+    """Consumes shards of a group whenever its caller polls.
 
     Args:
         feed: reads the log.
@@ -540,7 +541,7 @@ class PullClient(PullLoop):
         super().__init__(member, feed, clock=clock, protect_s=protect_s)
         self._background = background
         self._turns = itertools.count()
-        # For each refused shard: not requested before this moment, after so many written requests.
+        # For each refused shard: the time of the next request, and the number of written requests.
         self._refused: dict[ShardId, tuple[float, int]] = {}
 
     def start(self, source_count: int = -1, node_id: int = 0) -> None:
@@ -573,12 +574,12 @@ class PullClient(PullLoop):
         return self._member.trusted_until
 
     def partitions(self) -> tuple[ShardId, ...]:
-        """Return the shards that this node owns, as of the last beat."""
+        """Return the shards that this node owned at the last beat."""
         self._raise_problem()
         return self.owned_shards()
 
     def connect(self, shard: ShardId, bootstrap: str | None = None) -> str:
-        """Open a shard, store where its reading begins, and return that cursor.
+        """Open a shard, store the cursor where reading begins, and return it.
 
         `bootstrap` is the cursor to begin at; None or "-1" continues from the stored checkpoint,
         or from the group's initial position. If it differs from a stored checkpoint, the
@@ -591,7 +592,7 @@ class PullClient(PullLoop):
                 connected and is not at `bootstrap`.
             UnknownShard: the group has no such shard.
             CursorInvalid: `bootstrap` is no cursor of the shard.
-            StoreError: the store does not answer, so the start could not be stored.
+            StoreError: the store does not answer, so the cursor could not be stored.
         """
         self._raise_problem()
         start = None if bootstrap == CONTINUE else bootstrap
@@ -602,8 +603,8 @@ class PullClient(PullLoop):
                 if start is None or connection.starts_at(start):
                     return connection.confirmed
                 raise ShardOccupied(
-                    f"Shard {shown(shard)} is connected already, and stands at "
-                    f"{connection.confirmed}: disconnect it before you begin elsewhere."
+                    f"Shard {shown(shard)} is connected already, at cursor {connection.confirmed}: "
+                    "disconnect it before you begin elsewhere."
                 )
             # An invalid cursor is refused before anything is changed.
             begin = None if start is None else Bootstrap(start, self._feed.clamp(shard, start))
@@ -699,9 +700,9 @@ class PullClient(PullLoop):
     def _request(self, shard: ShardId, bootstrap: str | None) -> None:
         """Request a shard; withdraw the request if the shard is not available.
 
-        Each change of the requests is written and journalled. So a shard that looks occupied is
-        refused without a request, and after a refused request the next one waits for a pause that
-        doubles up to a minute.
+        Each change of a request writes to the store and its journal. So a shard that was occupied
+        at the last beat is refused without a request. After a refused request, the next one waits
+        for a pause that doubles up to a minute.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -745,7 +746,7 @@ class PullClient(PullLoop):
         self._member.offer(replace(self._member.settings, pinned=pinned))
 
     def _obstacle(self, shard: ShardId) -> str:
-        """Return why the shard is not available, as of the last beat; empty if it is.
+        """Return why the shard was not available at the last beat; empty if it was.
 
         Raises:
             UnknownShard: the group has no such shard.
@@ -765,9 +766,9 @@ class PullClient(PullLoop):
         return self._rivalry(lease) if lease.subscribable else UNSUBSCRIBABLE
 
     def _rivalry(self, lease: ShardLease) -> str:
-        """Return which other node requests the shard, or is about to release it.
+        """Name another node that requests the shard, or is about to release it.
 
-        A node that owns it without a request gives it to this one, by the plan.
+        A node that owns the shard without a request transfers it to this node, by the plan.
         """
         node, holder = self._member.node, lease.consumer_owner
         rivals = [

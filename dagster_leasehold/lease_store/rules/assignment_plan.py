@@ -1,7 +1,8 @@
-"""Plans of single moves with their reasons, and the modes where nodes name their shards.
+"""The types of a plan and its moves, and the plans of modulo and pinned groups.
 
-`planning` shares the shards of the other groups. A wrong setting of a node can never make two
-nodes consume one shard, since all modes use the same leases.
+In such groups the nodes' settings determine the assignment. `planning` calls this module, and
+balances all other groups itself. A wrong setting can never make two nodes consume one shard, since
+all modes use the same leases.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class BeginTransfer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTransfer:
-    """Edge 6: the holder keeps the shard, and the next node does not get it."""
+    """Edge 6: cancel a transfer; the holder keeps the shard."""
 
     shard: ShardId
     holder: NodeName
@@ -83,7 +84,7 @@ Action = Claim | BeginTransfer | CancelTransfer
 
 @dataclass(frozen=True, slots=True)
 class Unassigned:
-    """A shard that no node can take now, and why."""
+    """A shard that no node can take now, with the reason."""
 
     shard: ShardId
     reason: str
@@ -94,7 +95,7 @@ class Unassigned:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A node whose assignment settings cannot be followed, with the error for its owner."""
+    """A node with invalid assignment settings, and the error for its user."""
 
     node: NodeName
     error: LeaseholdError
@@ -108,11 +109,11 @@ class Plan:
     """The shares of the nodes, and the moves that lead to them.
 
     Attributes:
-        generation: of the group that was planned for.
+        generation: the generation of the group that was planned for.
         actions: the moves, in the order to try them.
         unassigned: the shards that no node can take now.
         counts: the number of consumable shards of each node after all moves.
-        moves: the number of changes of owner, with first claims.
+        moves: the number of changes of owner, including claims.
         moves_minimum: the fewest changes of owner that any plan of this mode needs.
         refusals: the nodes whose settings contradict the others'.
         summary: one line with the numbers of shards and nodes, and the quota.
@@ -145,7 +146,7 @@ class Plan:
         lines += [str(shard) for shard in self.unassigned]
         lines += [f"{node} then has a load of {load:g} records/s" for node, load in self.loads]
         least = self.moves_minimum
-        # By load, no count proves that fewer moves would do as well.
+        # By load, the number is only a lower bound.
         bound = f"at least {least} are needed" if self.loads else f"the fewest possible are {least}"
         lines.append(f"{self.moves} changes of owner; {bound}")
         lines += self.proof
@@ -167,7 +168,7 @@ def rank_key(name: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
 
 
 def listed(shards: tuple[ShardId, ...]) -> str:
-    """Return shards for a line of text: all of a few, the first of many."""
+    """Return shards as text, at most the first `SHOWN_SHARDS_MAX`."""
     if not shards:
         return "no shard"
     ranked = sorted(shards, key=rank_key)
@@ -179,13 +180,14 @@ def listed(shards: tuple[ShardId, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """The consumable shards, by what planning can do with them.
+    """The consumable shards, grouped for planning.
 
     Attributes:
-        own: the shards of each taker.
-        returning: in transfer to a node that takes no runs; they return to their holder.
-        free: unassigned; to claim.
-        homeless: held by a live node that takes no runs; to transfer.
+        own: the shards of each node that takes runs, with the ones in transfer to it.
+        returning: shards in transfer to a node that takes no runs; they return to their holder,
+            and are in its `own`, too.
+        free: shards without a live owner, to be claimed.
+        homeless: shards of live nodes that take no runs, to be transferred.
     """
 
     own: dict[NodeName, list[ShardLease]]
@@ -197,7 +199,7 @@ class Holdings:
 def holdings_of(
     shards: Sequence[ShardLease], takers: Sequence[NodeName], live: Collection[NodeName]
 ) -> Holdings:
-    """Sort shards by their owners; `takers` take runs, `live` nodes do not count as dead."""
+    """Group shards by owner; `takers` are the nodes that take runs, a part of the `live` nodes."""
     holdings = Holdings({node: [] for node in takers}, [], [], [])
     for lease in sorted(shards, key=lambda lease: rank_key(lease.shard)):
         owner, holder = lease.lease_owner, lease.consumer_owner
@@ -226,20 +228,20 @@ def modulo_applies(nodes: Iterable[Node]) -> bool:
 
 
 def check_member(group: Group, members: Iterable[Node], candidate: Node) -> None:
-    """Check that the settings of a candidate agree with the members'.
+    """Check that a candidate's settings agree with the members' settings.
 
     Raises:
-        AssignmentConflict: they do not; the subclass and its sentence say how.
+        AssignmentConflict: they do not; the subclass says how.
     """
     if group.assignment is AssignmentMode.MODULO:
         check_modulo((node for node in members if node.member), candidate)
 
 
 def check_modulo(members: Iterable[Node], candidate: Node) -> None:
-    """Check that a node's modulo settings are complete, and agree with the members'.
+    """Check that a node's modulo settings are complete, and agree with the members' settings.
 
     Raises:
-        AssignmentConflict: they do not; the subclass and its sentence say how.
+        AssignmentConflict: they do not; the subclass says how.
     """
     _check_range(candidate)
     others = (node for node in members if node.name != candidate.name)
@@ -282,7 +284,7 @@ def plan_modulo(
 ) -> Plan:
     """Give each shard to the node whose `node_id` is its rank modulo `source_count`.
 
-    The rank counts all shards of the group, so that it does not change with the state of a shard.
+    A shard's rank is its position among all shards of the group, so it does not depend on states.
     If members contradict each other, nothing moves until they agree.
     """
     members = sorted(
@@ -320,8 +322,8 @@ def plan_pinned(
 ) -> Plan:
     """Give each node the shards that it names.
 
-    If several nodes name a shard, its owner keeps it, or the first node by name gets it; the others
-    are refused. A shard that no node names stays with its holder.
+    If several nodes name a shard, its owner keeps it if it is one of them; otherwise the first node
+    by name gets it. The other nodes are refused. A shard that no node names stays with its holder.
     """
     leases = {lease.shard: lease for lease in snapshot.shards}
     pins: dict[ShardId, list[NodeName]] = {}
@@ -372,9 +374,9 @@ def _towards(
     summary: str,
     refusals: tuple[Refusal, ...] = (),
 ) -> Plan:
-    """Return the moves from the shards' owners to given targets.
+    """Return the plan that moves each shard from its owner to its target.
 
-    Shards that are not subscribable stay with their owners.
+    A shard that is not subscribable or has no target stays with its owner.
     """
     actions: list[Action] = []
     unassigned: list[Unassigned] = []

@@ -1,22 +1,22 @@
-"""Verdicts of death and silence, from the observer's own memory and its own monotonic clock.
+"""Decides if a node is dead or a planner silent, from one observer's memory and monotonic clock.
 
-A node lives as long as its counter moves. An observer remembers which value it saw first and
-when, on its own monotonic clock; a value that has not moved for longer than the timeout means a
-dead node. No time of day, of any machine, takes part.
+Rebalancers, members and agents use it. A node is alive while its counter moves. An observer stores
+when it first read the present value of each counter, on its own monotonic clock. A node whose
+counter has not moved for longer than the timeout T is dead. The time of day of no machine matters.
 
-Why a verdict can never hurt a live node:
+A node is evicted only after it has stopped trusting its leases:
 
-1. The node adds 1 to its counter and trusts itself for 0.75 T from before it sent that.
-2. The observer sees the new value, so not before step 1, and starts to count.
-3. T later it still sees the same value: the node has distrusted itself for at least 0.25 T.
-4. The eviction names the value. If the node beats between 3 and 4, the eviction fails.
+1. The node adds 1 to its counter, and trusts its leases for 0.75 T from before it sent the beat.
+2. The observer reads the new value, which is after step 1, and starts to count.
+3. T later it still reads the same value. The node's trust ended at least 0.25 T ago.
+4. The eviction names the value. If the node beats between steps 3 and 4, the eviction fails.
 
-Why an outage of the store evicts no live node:
+An outage of the store evicts no live node:
 
-1. The store is away for longer than T. No node can beat, and no observer can look.
-2. It comes back. The first observer to look sees counters that have not moved for longer than T.
-3. Time when the observer could not look is not the others' silence: after a long one all
-   counts start over, and each node has T from there to be heard again.
+1. The store is unavailable for longer than T. No node can beat, and no observer can read.
+2. It is available again. The first observer reads counters that have not moved for longer than T.
+3. Time without a successful read does not count as silence. After a long outage all counts start
+   again, and each node has the time T to beat.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ Clock = Callable[[], float]
 """Seconds since some moment of the past; it never steps back."""
 REMEMBERED_TRANSFERS_MAX = 256
 LOOK_FRACTION = 0.6
-"""The part of T that one interval between two looks can count at most.
+"""The most of an interval between two reads that counts as silence, as a part of T.
 
-Less than two thirds: a node that beats every third of T and beat in time before its observer
-stalled, or slept with the whole machine, has not lapsed at the observer's first look after it.
+It is less than two thirds. So a node that beats every third of T, and beat in time before its
+observer stalled or its machine slept, has not lapsed at the observer's first read afterwards.
 """
 
 REMEMBERED_CHARACTERS_MAX = 1_000_000
@@ -49,12 +49,12 @@ FORMAT = 1
 
 
 def floor_to_tenth(seconds: float) -> float:
-    """Round down to a tenth: an observer may only ever claim to have waited less."""
+    """Round down to a tenth, so that an observer never counts more time than has passed."""
     return max(int(seconds * 10) / 10, 0.0)
 
 
 def parse_memory(text: str) -> dict[str, Any]:
-    """Parse the remembered text; return an empty mapping if it is not valid."""
+    """Parse text from `Observations.remember`; return an empty mapping if it is invalid."""
     if not text or len(text) > REMEMBERED_CHARACTERS_MAX:
         return {}
     try:
@@ -68,11 +68,11 @@ def parse_memory(text: str) -> dict[str, Any]:
 
 
 def recall_incarnations(text: str, place: str) -> dict[str, str]:
-    """Return the incarnations that a predecessor in the same place remembered, by node.
+    """Return the incarnations by node, as stored by an earlier process in the same place.
 
-    In another place (after a reboot, in a new container) no process can see what became of the runs
-    that were launched under them, so that the nodes start over there: their former incarnations
-    fall silent, and what dead runs had open is freed.
+    In another place (after a reboot, in a new container) no process can check if the runs under
+    these incarnations are alive. So the nodes get new incarnations there. The old ones stop
+    beating, and the shards that dead runs had open become free.
     """
     memory = parse_memory(text)
     section = memory.get("incarnations")
@@ -86,9 +86,9 @@ def recall_incarnations(text: str, place: str) -> dict[str, str]:
 
 
 def entries(text: str, part: str) -> list[tuple[str, int, float, str]]:
-    """Return one part of remembered text as name, value, seconds unchanged, and incarnation.
+    """Return one part of the text: name, value, seconds unchanged, and incarnation of each entry.
 
-    All else is left out.
+    Invalid entries are skipped.
     """
     section = parse_memory(text).get(part)
     if not isinstance(section, dict):
@@ -116,11 +116,10 @@ def steady_clock() -> float:
 
 
 class Looks:
-    """The looks of one observer, and how much of the time between two of them counts as silence.
+    """The reads of one observer, and how much of the time between two reads counts as silence.
 
-    Time when the observer could not look is not the others' silence. After a look that failed
-    nothing counts until the next one; of any other interval at most a given part counts, since an
-    observer that was frozen, perhaps with the whole machine, has seen no beat.
+    After a failed read, the time until the next read does not count. Any other interval counts up
+    to a limit, since an observer that was frozen (alone or with its machine) read no beats.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -129,14 +128,14 @@ class Looks:
         self.last = clock()
 
     def lose_sight(self) -> None:
-        """Take note that a look failed."""
+        """Record a failed read."""
         self._blind = True
 
     def look(self, countable_s: float) -> tuple[float, float]:
-        """Take note of a look now; return the seconds since the last that count, and the others.
+        """Record a read; return the seconds since the last read that count, and that do not.
 
-        `countable_s` is the most that can count. The others are infinite after failed looks that
-        lasted longer than that: all time counted before then is void.
+        At most `countable_s` seconds count. After failed reads for longer than that, the second
+        number is infinite, so that all time counted before is void, too.
         """
         now = self._clock()
         interval_s = now - self.last
@@ -159,18 +158,18 @@ class _Sight:
     incarnation: str = ""
 
     def begun_later(self, seconds: float, now: float) -> _Sight:
-        """Return the same sight, as if it had begun some seconds later, but not after now."""
+        """Return the same sight with a start some seconds later, at most `now`."""
         return replace(self, since=min(self.since + seconds, now))
 
     def or_earlier(self, before: _Sight | None) -> _Sight:
-        """Return the sight from before, if it was of the same value and incarnation."""
+        """Return `before` if it has the same value and incarnation; otherwise this one."""
         if before is None or before.value != self.value or before.incarnation != self.incarnation:
             return self
         return before
 
 
 class Observations:
-    """How long each node's counter and each transfer has not moved, for one observer."""
+    """One observer's record of how long each counter and each transfer has been unchanged."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -179,14 +178,14 @@ class Observations:
         self._looks = Looks(clock)
 
     def lose_sight(self) -> None:
-        """Record that a look failed: the time until the next one does not count."""
+        """Record a failed read; the time until the next read does not count."""
         self._looks.lose_sight()
 
     def see(self, nodes: Iterable[Node], timeout_s: float) -> None:
-        """Take note of the group's nodes; former members are forgotten.
+        """Record the group's nodes as just read; drop nodes that are no longer members.
 
-        A first sight starts the count; a counter or an incarnation that changed restarts it.
-        `timeout_s` is the group's T.
+        A new node, counter value or incarnation starts its count at 0. `timeout_s` is the group's
+        T.
         """
         _, left_out_s = self._looks.look(timeout_s * LOOK_FRACTION)
         now = self._looks.last
@@ -200,7 +199,7 @@ class Observations:
         }
 
     def _leave_out(self, seconds: float, now: float) -> None:
-        """Begin all counts later by some seconds, at most now."""
+        """Shorten all counts by some seconds, at most to 0."""
         if seconds > 0:
             self._nodes = {
                 name: sight.begun_later(seconds, now) for name, sight in self._nodes.items()
@@ -210,7 +209,7 @@ class Observations:
             }
 
     def see_transfers(self, shards: Iterable[ShardLease]) -> None:
-        """Record the shards in transfer; arrived ones are forgotten."""
+        """Record the shards in transfer; drop the others."""
         now = self._clock()
         self._transfers = {
             lease.shard: _Sight(lease.lease_id, now).or_earlier(self._transfers.get(lease.shard))
@@ -219,17 +218,17 @@ class Observations:
         }
 
     def unchanged_s(self, node: NodeName) -> float:
-        """Return the least seconds that a node's counter has not moved; 0 if never seen."""
+        """Return for how many seconds, at least, a node's counter has not moved; 0 if unknown."""
         sight = self._nodes.get(node)
         return self._clock() - sight.since if sight else 0.0
 
     def transfer_s(self, shard: ShardId) -> float:
-        """Return the least number of seconds that the shard has been in its present transfer."""
+        """Return for how many seconds, at least, a shard has been in transfer; 0 if it is not."""
         sight = self._transfers.get(shard)
         return self._clock() - sight.since if sight else 0.0
 
     def lapsed(self, timeout_s: float) -> dict[NodeName, int]:
-        """Return the nodes whose counter did not move for over `timeout_s`, each with its value."""
+        """Return the nodes whose counter has not moved for over `timeout_s`, with its value."""
         now = self._clock()
         return {
             node: sight.value
@@ -238,11 +237,10 @@ class Observations:
         }
 
     def remember(self, **further: object) -> str:
-        """Return the observations as text for `recall`: "unchanged for at least s seconds".
+        """Return the observations as text for `recall`: how long each was unchanged, at least.
 
-        Time after the last look is left out, because nothing was seen in it. `further` JSON values
-        are kept beside it for the caller, who gets them back from `parse_memory`. Of many
-        transfers only the longest are kept.
+        The time since the last read is left out. The text also has the JSON values in `further`,
+        for `parse_memory`. If there are many transfers, it has only the longest.
         """
         at = self._looks.last
         oldest = sorted(self._transfers.items(), key=lambda item: (item[1].since, item[0]))
@@ -264,10 +262,9 @@ class Observations:
 
     @classmethod
     def recall(cls, text: str, clock: Clock) -> Self:
-        """Continue from the observations of another process; from nothing if the text is no memory.
+        """Continue from the observations of an earlier process, or from none if `text` is invalid.
 
-        The time between the two processes counts as no time: what is lost makes this observer
-        more patient, never less.
+        The time between the two processes does not count, so this observer only waits longer.
         """
         observations = cls(clock)
         now = clock()
@@ -286,17 +283,17 @@ class Observations:
 
 
 class PlannerWatch:
-    """Silence of the planner that launches a node's runs, by own memory and own monotonic clock.
+    """Measures the silence of the planner that launches a node's runs, for the node's agent.
 
-    A deployment can be unable to launch anything while its nodes beat: its daemon is down. Each
-    tick of its planner leaves a new mark, and what counts is how long the mark has not changed.
-    Time when no observer could look does not count, except that marks which stay out of reach
-    count like a silence of their own: a node that cannot read them cannot be sent a run either.
+    While a deployment's daemon is down, its nodes beat, but no run can be launched. Each tick of
+    the planner writes a new mark. The silence is the time for which the mark has not changed, as
+    far as the agent could read it. If the mark cannot be read, that time is counted separately, as
+    silence, too: no run reaches a node that cannot read it.
 
     Args:
         clock: monotonic seconds.
-        look_max_s: the most that the time between two looks counts, in seconds; an
-            observer that was frozen with the whole machine has not seen the planner be silent.
+        look_max_s: the most of the time between two reads that counts, in seconds: an agent that
+            was frozen with its machine could not read new marks.
     """
 
     def __init__(self, clock: Clock, look_max_s: float) -> None:
@@ -308,18 +305,18 @@ class PlannerWatch:
 
     @property
     def silent_s(self) -> float:
-        """The number of seconds that, at least, the planner has been silent."""
+        """The planner's silence in seconds, at least."""
         return max(self._unchanged_s, self._unanswered_s)
 
     def lose_sight(self) -> None:
-        """Take note that the lease store does not answer: no planner can tick without it."""
+        """Record that the lease store does not answer, since no planner can tick without it."""
         self._looks.lose_sight()
 
     def see(self, mark: str | None) -> None:
-        """Take note of the mark of the planner's last tick.
+        """Record the mark of the planner's last tick.
 
-        It is empty if the planner never left one, so that there is nothing to judge by, and None
-        if it could not be read.
+        It is empty if the planner never wrote one, which does not count as silence. It is None if
+        it could not be read.
         """
         passed_s, _ = self._looks.look(self._look_max_s)
         if mark is None:
@@ -333,7 +330,7 @@ class PlannerWatch:
 
 
 def handoff_deadline_s(group: Group, lease: ShardLease) -> float:
-    """Return the seconds that a transfer can take: as announced, up to the group's limit."""
+    """Return the deadline of a transfer in seconds: the announced time, up to the group's limit."""
     if lease.handoff_eta_s is None:
         return group.handoff_limit_s
     return min(lease.handoff_eta_s, group.handoff_limit_s)

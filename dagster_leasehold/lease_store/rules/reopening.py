@@ -1,8 +1,8 @@
-"""Pure rules for forced checkpoints: the batches and shards that they affect.
+"""Pure rules for forced checkpoints: which batches and shards they affect.
 
-A checkpoint that goes back withdraws the batches after it in the same transaction, so that each
-record is committed once. It must lie between two batches, since a batch is withdrawn as a whole.
-It reopens a finished shard, which also affects its descendants.
+The store's `force_checkpoint` calls them. An earlier checkpoint withdraws the batches after it in
+the same transaction, so that each record is committed once. It must lie between two batches, since
+a batch is withdrawn as a whole. It reopens a finished shard, which also affects its descendants.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SHARDS_NAMED_MAX = 8
 
 
 class Reopening(StrEnum):
-    """The fate of descendants of a reopened shard that were read already.
+    """The choice for descendants of a reopened shard that were read already.
 
-    `refuse` refuses the forced checkpoint. `cascade` reads them again from their beginnings, in
-    an ordered group after the reopened shard. `accept` lets them continue out of order.
+    `refuse` refuses the forced checkpoint. `cascade` reads them again from their beginnings; in an
+    ordered group, they wait for the reopened shard. `accept` lets them continue out of order.
     """
 
     REFUSE = "refuse"
@@ -51,7 +51,7 @@ class Forcing:
     withdrawn: Mapping[ShardId, range]
 
     def bootstrapped(self, cursor: str) -> Forcing:
-        """Return the same, with a shard's row that records this bootstrap cursor."""
+        """Return the same effects, with the bootstrap cursor in the shard's row."""
         step, *others = self.steps
         marked = replace(step, after=replace(step.after, bootstrap=cursor))
         return replace(self, steps=(marked, *others))
@@ -59,13 +59,13 @@ class Forcing:
 
 def concerned(shards: Mapping[ShardId, ShardLease], shard: ShardId) -> list[ShardId]:
     """Return the shard and, if it is over, its descendants, nearest first."""
-    shards_concerned = [shard]
+    family = [shard]
     if shards[shard].state is not ShardState.OVER:
-        return shards_concerned
-    for parent in shards_concerned:
+        return family
+    for parent in family:
         children = (row.shard for row in shards.values() if parent in row.parents)
-        shards_concerned += sorted(child for child in children if child not in shards_concerned)
-    return shards_concerned
+        family += sorted(child for child in children if child not in family)
+    return family
 
 
 def force(
@@ -85,7 +85,7 @@ def force(
     Forcing a finished shard to its end changes nothing.
 
     Args:
-        rows: of the `concerned` shards, in that order.
+        rows: the rows of the `concerned` shards, in the same order.
         ledgers: their committed batches.
         cursor: the new checkpoint.
         ordered: True if the group is ordered.
@@ -95,8 +95,8 @@ def force(
         begins: where committed output begins, for shards with expired output.
 
     Raises:
-        CheckpointRefused: the cursor cannot be ordered or is inside a batch, descendants were read
-            and the caller chose to refuse, or output to be read again has expired.
+        CheckpointRefused: the cursor cannot be compared with others or is inside a batch,
+            descendants were read and `reopen` refuses that, or output to be read again has expired.
     """
     row, descendants = rows[0], rows[1:]
     if row.state is ShardState.OVER and cursor == row.check_point:

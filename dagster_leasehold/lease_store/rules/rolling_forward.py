@@ -1,9 +1,8 @@
-"""Pure rules for a ledger that was restored from a backup, and is behind its table.
+"""Pure rules that bring a ledger up to its table, after a restore from a backup.
 
-The table has batches that the ledger has lost, or has consumed again since. The ledger's own rows
-for them are withdrawn, and one committed batch with the table's files replaces them. It is
-committed under a new tenure, which fences a run that has the shard open, and keeps the history
-provable.
+The table has batches that the ledger lost, or that were consumed again since. The ledger's own rows
+for them are withdrawn, and committed rows with the table's files replace them. They are committed
+under a new tenure, which fences a run that has the shard open and keeps the history provable.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dagster_leasehold.lease_store.rules.transitions import Step, closed, forced
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 
 HOLDER = NodeName("roll-forward")
-"""The holder of the new tenure in journal and ledger; it is no node."""
+"""The holder of the new tenure in the journal and the ledger; it is not a node."""
 FILES_PER_ROW = 1_000
 """The most files of a ledger row; the size of a statement is limited."""
 UNSETTLED = "rolling-forward"
@@ -38,7 +37,7 @@ class RolledForward:
     """The rows that roll one shard forward.
 
     Attributes:
-        step: the shard's row and its journal entries.
+        step: the shard's new row and its journal entries.
         batches: the new rows of the ledger, in order.
     """
 
@@ -59,7 +58,7 @@ class RolledForward:
 
 
 def may_roll_forward(row: ShardLease, version: int, ahead: ShardAhead) -> bool:
-    """Return True if a ledger is unchanged since the comparison, and not ahead of its table."""
+    """Return True if the ledger is unchanged since the comparison, and not ahead of its table."""
     return version == ahead.version and may_follow(row.check_point, ahead.end)
 
 
@@ -79,11 +78,11 @@ def roll_forward(
     """Return the rows that bring a shard's ledger up to its table.
 
     Args:
-        row: the shard's.
-        ahead: the content of the table.
+        row: the shard's row.
+        ahead: the table's batches that the ledger lacks.
         members: the nodes of the group, for a shard in transfer.
-        next_number: of the shard's next batch, after abandoning an intent.
-        at: the time; for people only.
+        next_number: the number of the shard's next batch, after abandoning an intent.
+        at: the time of the commit; for display only.
     """
     run = f"{HOLDER}-{ahead.publication}"
     reason = f"the table is ahead of the ledger since a backup was restored: {ahead}"
@@ -101,9 +100,10 @@ def roll_forward(
 def _batches(
     row: ShardLease, ahead: ShardAhead, next_number: int, at: datetime
 ) -> tuple[Batch, ...]:
-    """Return the rows of one range: the last row has the range, and the others are empty.
+    """Return the rows of one range; the last row spans it, and the others span nothing.
 
-    All start at the range's start, so a checkpoint forced there withdraws all of them.
+    Each row has a part of the files. All rows start at the range's start, so a checkpoint forced
+    there withdraws all of them.
     """
     parts = [
         ahead.files[first : first + FILES_PER_ROW]
@@ -142,7 +142,7 @@ def _statistics(files: Collection[DataFile]) -> BatchStatistics:
 
 
 def unsettled(publication: Publication, ahead: ShardAhead) -> Publication:
-    """Return the group's state until its table is adopted with all shards: no table matches it."""
+    """Return the publication to store until all shards are done; no table matches its id."""
     number = max(publication.number, ahead.publications)
     return replace(publication, last=unsettled_id(ahead.publication), number=number)
 

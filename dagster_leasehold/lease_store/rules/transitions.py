@@ -1,6 +1,6 @@
-"""Pure rules of the edges: a shard's row and journal entries after each.
+"""Pure rules of the state machine: a shard's new row and journal entries after each edge.
 
-They read no clock, and do not decide if an edge is useful: planning does that.
+The operations of the store call them. `planning` decides which edge is useful.
 """
 
 from __future__ import annotations
@@ -181,10 +181,10 @@ def orphan_freed(shard: ShardLease, members: Collection[NodeName]) -> Step | Non
 
 
 def opened(shard: ShardLease, run: str, intent: Batch | None = None) -> Step:
-    """Open a tenure with the next epoch; an open tenure, known to be dead, is closed.
+    """Open a tenure with the next epoch; an open tenure of a dead run is closed.
 
-    The tries of an unfinished range continue to count. The last tenure counts only if the range
-    was intended under its epoch.
+    The attempts at an unfinished range continue to count. A dead tenure's attempt counts only if
+    the intent has its epoch.
     """
     tries = shard.tries if intent is not None else 0
     if intent is not None and shard.consumer_run and intent.epoch != shard.consumer_epoch:
@@ -204,7 +204,7 @@ def opened(shard: ShardLease, run: str, intent: Batch | None = None) -> Step:
 def opening(
     key: GroupKey, step: Step, node: NodeName, next_sequence: int, intent: Batch | None
 ) -> Opened:
-    """Return what the holder of an opened shard needs to know."""
+    """Return the outcome of opening a shard, for its holder."""
     row = step.after
     tenure = Tenure(key, row.shard, node, row.consumer_epoch, row.consumer_run)
     failures = row.tries - 1
@@ -221,8 +221,8 @@ def closed(
 ) -> Step:
     """End a tenure; a shard in transfer goes to the next node, if that is still a member.
 
-    `gave_up` counts a failed try of a range, and `failed_at` is when its run failed for any cause;
-    `reason` is the error.
+    `gave_up` counts a failed attempt at a range. `failed_at` is when the run failed, for any cause.
+    In both cases `reason` is the error.
     """
     step = _closed(shard, members, reason)
     suspicion = shard.suspicion
@@ -252,9 +252,9 @@ def sent_back(shard: ShardLease, reason: str) -> Step:
 def forced(
     shard: ShardLease, cursor: str | None, members: Collection[NodeName], reason: str
 ) -> Step:
-    """Force a checkpoint: a new epoch, and edge 7 for a finished shard.
+    """Force a checkpoint under a new epoch; a finished shard takes edge 7.
 
-    None is the shard's beginning. A holder that has the shard open is fenced, so that it loads the
+    The cursor None is the shard's beginning. An open tenure is fenced, so that its holder loads the
     new checkpoint. A shard in transfer goes to the next node.
     """
     fenced = replace(
@@ -283,7 +283,7 @@ def forced(
 
 
 def skipped(shard: ShardLease, cursor: str | None) -> Step | None:
-    """Send the record at which a shard is held to quarantine; None if it is not held there."""
+    """Quarantine the record that blocks a shard at `cursor`; None if it does not block there."""
     suspicion = shard.suspicion
     if suspicion is None or not suspicion.holds_shard or shard.check_point != cursor:
         return None
@@ -293,7 +293,7 @@ def skipped(shard: ShardLease, cursor: str | None) -> Step | None:
 
 
 def holds(shard: ShardLease | None, tenure: Tenure) -> bool:
-    """Return True if a tenure of the shard lasts."""
+    """Return True if the tenure has not ended."""
     return (
         shard is not None
         and shard.state.held
@@ -304,7 +304,7 @@ def holds(shard: ShardLease | None, tenure: Tenure) -> bool:
 
 
 def tenure_view(shard: ShardLease | None, tenure: Tenure, *, paused: bool) -> TenureView:
-    """Return a holder's view of its shard; `shard` is its row, if it has one."""
+    """Return a holder's view of its shard; `shard` is the shard's row, if it exists."""
     if shard is None or not holds(shard, tenure):
         return TenureView(current=False, paused=paused)
     moving = shard.state is ShardState.TRANSFER

@@ -95,7 +95,7 @@ def _check_whole_files(ledger: Ledger, border: Batch, cursor: str, key: GroupKey
     """Refuse a border between batches that share a file.
 
     Raises:
-        CheckpointRefused: it is one.
+        CheckpointRefused: the border divides a merged file.
     """
     before = 0
     for batch in ledger(numbers=range(border.sequence), newest_first=True):
