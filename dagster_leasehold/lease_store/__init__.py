@@ -6,8 +6,8 @@ with a typed outcome (`lease_store.roles`).
 
 What is authoritative
 ---------------------
-The rows are. A process can believe that it holds a shard, but only a write that names a valid
-tenure makes anything visible. No clock decides anything, neither a node's nor the database's.
+Only the rows are. A process can believe that it holds a shard, but only a write that names a valid
+tenure makes output visible. No wall clock decides anything, neither a node's nor the database's.
 Columns named `..._time` and `..._at` are for people.
 
 A tenure
@@ -46,10 +46,10 @@ in an ordered group (edge 10). `lease_store.rules.states` lists the edges, and
 
 The trust window
 ----------------
-Each observer judges for itself that a node is dead: the node's counter stood still for T seconds on
-the observer's monotonic clock, since the observer first saw the value. Evicting compares the
-counter, so a beat in between wins. A holder trusts itself for 0.75 T from *before* it sent its last
-successful beat, and then stops:
+Each observer decides for itself that a node is dead: the node's counter has not moved for T seconds
+on the observer's monotonic clock, since the observer first saw the value. An eviction compares the
+counter, so it fails if the node has beaten in between. A holder trusts its leases for 0.75 T from
+*before* it sent its last successful beat, and then stops:
 
     sent beat          counted                 stops here          can be evicted from here
     |------------------|-----------------------|-------------------|
@@ -83,7 +83,7 @@ When something fails
     the database does not answer          `StoreUnavailable` within ten seconds
     the reply to a COMMIT is lost         the transaction's mark is looked up: its outcome, or
                                           `OutcomeUnknown` if that fails too
-    the server was demoted to a replica   `StoreReadOnly`; the connection is thrown away
+    the server was demoted to a replica   `StoreReadOnly`; the connection is discarded
     the node is silent for T              evicted: its shards are unassigned, the next tenure
                                           resumes at the checkpoint, repeats the intended range
     the holder dies during a transfer     the shard is unassigned (edge 9)
@@ -103,9 +103,9 @@ What is in the package
     rebalancing       planning rounds; `member`: staying in a group
     client            consuming without Dagster
 
-Other packages can call all of this except the tables and the insides of `sql_store` and
-`memory_store`. This package imports no other one, and neither Dagster nor Spark. Start with
-`open_store`. Database drivers and Alembic are imported when they are needed.
+Other packages can call all of this except the tables and the internals of `sql_store` and
+`memory_store`. This package imports no other package of the project, nor Dagster or Spark. Start
+with `open_store`. Database drivers and Alembic are imported when they are needed.
 """
 
 from __future__ import annotations

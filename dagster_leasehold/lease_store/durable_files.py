@@ -26,11 +26,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path, *, exist_ok: bool = False) -> None:
-    """Make a folder and its missing parents, all with durable names.
+    """Create a folder and its missing parents, all with durable names.
 
     A durable file is lost if the name of a folder above it is not durable:
 
-    1. A job makes the folder of its attempt, writes files, and syncs the files and the folder.
+    1. A job creates the folder of its attempt, writes files, and syncs the files and the folder.
     2. The commit that names them is durable.
     3. The power fails before the folder's own name was written to the disk.
 

@@ -51,7 +51,7 @@ def plain_reason(message: str) -> str:
 
 
 def without_secrets(line: str) -> str:
-    """Return a line without what looks like credentials.
+    """Replace parts of a line that look like credentials.
 
     Clients of foreign services put their arguments into error messages.
     """

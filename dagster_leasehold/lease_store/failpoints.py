@@ -1,9 +1,9 @@
-"""Places where a test can make this process die, or freeze, as machines do.
+"""Named places in the code where a test can kill or freeze this process.
 
-Nothing happens unless the environment variable `LEASEHOLD_FAILPOINT` names a place, or a folder
-after an `@`. By name, every process that comes to the place dies. In a folder, a file with the
-name of a place arms it once: the first process that comes there renames the file to
-`<place>.<pid>` and sends itself the signal that the file names (`KILL` when it is empty).
+Without the environment variable `LEASEHOLD_FAILPOINT` nothing happens. If it names a place, every
+process that reaches the place dies. If it names a folder after an `@`, a file in the folder with
+the name of a place arms that place once. The first process that reaches it renames the file to
+`<place>.<pid>`, and sends itself the signal that the file names (`KILL` if the file is empty).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FOLDER_MARK = "@"
 
 
 def armed(place: str) -> bool:
-    """Return True if a process that comes to this place is to be interrupted."""
+    """Return True if a process that reaches this place is interrupted."""
     setting = os.environ.get(ENVIRONMENT_VARIABLE)
     if setting and setting.startswith(FOLDER_MARK):
         return Path(setting[len(FOLDER_MARK) :], place).exists()
@@ -38,7 +38,7 @@ def reach(place: str) -> None:
 def _reach_once(folder: Path, place: str) -> None:
     taken = folder / f"{place}.{os.getpid()}"
     try:
-        # Renaming decides between processes that come here at the same moment.
+        # If several processes get here at once, only one of them can rename the file.
         (folder / place).rename(taken)
         named = taken.read_text(encoding="utf-8").strip() or "KILL"
     except OSError:

@@ -53,7 +53,7 @@ class Timing:
     """The durations of the protocol, in seconds.
 
     Attributes:
-        timeout_s: T; a node whose counter stands still for longer counts as dead.
+        timeout_s: T; a node whose counter has not moved for longer counts as dead.
         beat_s: the interval between two beats; at most T/3.
 
     Raises:

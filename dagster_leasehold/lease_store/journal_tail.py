@@ -1,4 +1,4 @@
-"""Following the end of a journal: each entry once, whatever the order of transactions.
+"""Follows the end of a journal; yields each entry once, in any order of the transactions.
 
 An entry is numbered when it is written, and visible when its transaction ends:
 
@@ -6,8 +6,8 @@ An entry is numbered when it is written, and visible when its transaction ends:
 2. A reader sees 11. If it continued from there, it would never see 10.
 3. A commits.
 
-So entries are read again until a higher number was seen so long ago that all transactions of that
-time are over. Entries that were read before are skipped.
+So entries are read again for some time after a higher number appeared, until all transactions that
+were in flight then have ended. Entries that were read before are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dagster_leasehold.lease_store.roles.ledger import Ledger
 
 Value = TypeVar("Value")
 SETTLED_AFTER_S = 120.0
-"""Far longer than any transaction, whose statements and idle times are limited."""
+"""Far longer than any transaction, since statements and idle times are limited."""
 
 
 class JournalTail:

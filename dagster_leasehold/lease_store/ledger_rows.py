@@ -14,8 +14,8 @@ from dagster_leasehold.lease_store.shard_rows import Tenure
 class BatchState(StrEnum):
     """The state of a batch.
 
-    An `abandoned` batch was intended and never committed. A `withdrawn` batch was committed until
-    a forced checkpoint went back before it; its range is read again.
+    An `abandoned` batch has an intent and was never committed. A `withdrawn` batch was committed,
+    until a checkpoint was forced to before it; its range is read again.
     """
 
     INTENT = "intent"
@@ -239,7 +239,7 @@ class LedgerHead:
 
 @dataclass(frozen=True, slots=True)
 class ShardTotals:
-    """All that was ever committed to a shard; even a forced checkpoint does not lower it."""
+    """Totals of all commits to a shard; even a forced checkpoint does not lower them."""
 
     shard: ShardId
     batches: int = 0

@@ -1,4 +1,4 @@
-"""The processes of a session: all that a child process has started.
+"""Finds and ends the processes that a child process has started, by their session.
 
 Each child leads a session, and the processes that it starts belong to it unless they leave it. So
 they can be found and ended after the child has ended.

@@ -15,7 +15,7 @@ from dagster_leasehold.lease_store.identifiers import GroupKey, NodeName, ShardI
 from dagster_leasehold.lease_store.ledger_rows import Batch, DataFile
 
 LATE_S = 300.0
-"""Committed output that waits longer for its table is behind, in seconds."""
+"""A table is behind if committed output has waited for it longer than this, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class ShardAhead:
-    """A shard of which the table has more than the ledger, because a backup was restored.
+    """A shard with batches in the table that the ledger lacks, because a backup was restored.
 
     Attributes:
         publication: the id of the table's newest publication.

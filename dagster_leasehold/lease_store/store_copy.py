@@ -174,7 +174,7 @@ def check_schema(store: Transactions) -> None:
 def copy_tables(
     source: Transactions, target: Transactions, *, before_commit: Callable[[], None], report: Report
 ) -> dict[str, int]:
-    """Copy all rows of one moment in one transaction.
+    """Copy a consistent state of all rows in one transaction.
 
     Args:
         target: has this release's schema and no rows.
@@ -191,7 +191,7 @@ def copy_tables(
 
     def read(reading: Transaction) -> dict[str, int]:
         if source.engine.dialect.name == "mysql":
-            # With the usual isolation, each statement would see its own moment.
+            # With the usual isolation, each statement would read the state at its own time.
             reading.connection.execution_options(isolation_level="REPEATABLE READ")
 
         def write(writing: Transaction) -> dict[str, int]:

@@ -17,10 +17,10 @@ class EventWindow:
     Attributes:
         asset: the downstream asset's name.
         version: +1 at every write of the row; the test-and-set of the next one.
-        generation: the number of times the output was computed.
-        run: computed the output.
-        files: of the output, relative to the stream's output folder.
-        records: in these files.
+        generation: the number of times that the output was computed.
+        run: the run that computed the output.
+        files: the output's files, relative to the stream's output folder.
+        records: the number of records in these files.
         covered: for each shard, its batches before this number are in the output or were searched
             for late records; 0 for a missing shard.
         late: records of the window that were committed after it was first computed.
@@ -47,7 +47,7 @@ class WindowAttempt:
     """An attempt in progress to compute a window; vacuum keeps its files.
 
     Attributes:
-        attempt: its unique name, which is also its folder's.
+        attempt: its unique name, which is also the name of its folder.
         at: when it began; for people only.
         slot: the number of its row, which later attempts reuse.
     """

@@ -152,7 +152,7 @@ def queued_shards(
 def partitions_in_work(
     instance: dg.DagsterInstance, asset: dg.AssetKey, partitions: Collection[str]
 ) -> set[str]:
-    """Return those of the partitions that have an unfinished run."""
+    """Return the partitions among these that have an unfinished run."""
     keys = sorted(partitions)
     busy: set[str] = set()
     for first in range(0, len(keys), SHARDS_PER_READ):

@@ -1,9 +1,9 @@
 """Hours that were requested and are not complete yet. They are requested again.
 
 The run of an hour can fail or never begin. An hour is owed until its row is written. While it has
-an unfinished run, it is not requested again. Later it is, after a wait that doubles with each
-attempt and without a limit on attempts, because a transform can be repaired a week later. A user
-who does not want to wait materializes the hour in Dagster, which shows it as failed.
+an unfinished run, it is not requested again. After that, it is requested again after a wait that
+doubles with each attempt. The number of attempts has no limit, because a transform can be repaired
+a week later. To avoid the wait, a user materializes the failed hour in Dagster.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ RETRY_MAX_S = 6 * 3_600.0
 OWED_MAX = 500
 """The most hours in a cursor, which MySQL can store. Beyond that, the oldest are dropped."""
 FIRST_ATTEMPTS_MAX = 240
-"""While so many hours wait for their first run to complete, no further hours are requested."""
+"""While this many hours wait for their first run to complete, no further hours are requested."""
 AGAIN_AT_ONCE_MAX = 8
 SHOWN_MAX = 3
 HoursInWork = Callable[[Collection[datetime]], Collection[datetime]]
-"""Returns those of the given hours that have an unfinished run."""
+"""Returns the hours among the given ones that have an unfinished run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class AskedHours:
             self.owed[window.start] = OwedHour(window.version)
 
     def settle(self, rows: Mapping[datetime, EventWindow]) -> None:
-        """Forget the hours whose rows say that they are complete."""
+        """Drop the hours whose rows show that they are complete."""
         for at in list(self.owed):
             row = rows.get(at)
             if row is not None and row.rerun:
@@ -136,7 +136,7 @@ class AskedHours:
         """Return the owed hours to request now, oldest first.
 
         Args:
-            in_work: returns those of the given hours that have an unfinished run.
+            in_work: returns the hours among the given ones that have an unfinished run.
         """
         now_s = self.clock()
         candidates: list[datetime] = []

@@ -53,7 +53,7 @@ PATIENCE_S = 3_600.0
 NO_SHARDS: Mapping[ShardId, int] = MappingProxyType({})
 VACUUM_EVERY_RUNS = 24
 VACUUM_MARGIN_S = 3_600.0
-"""The time from a launch to the end of its compaction, amply, in seconds."""
+"""A generous time from a launch to the end of its compaction, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Candidate:
 
     Attributes:
         shard: its id.
-        node: that compacts it.
+        node: the node that compacts it.
         waiting: the number of batches since then.
         decisive: the number of the batch that has to be old; None if all are known to be old.
     """
@@ -128,7 +128,7 @@ class StillShards:
     )
 
     def see(self, heads: Mapping[ShardId, LedgerHead], now_s: float) -> None:
-        """Record the current ends; forget all other shards."""
+        """Record the current ends; drop all other shards."""
         before = self._seen
         self._seen = {
             shard: before[shard]

@@ -22,7 +22,7 @@ from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 ROUND_EVERY_S = 3_600.0
 STEPS_PER_TICK = 50
 TICK_BUDGET_S = 1.0
-"""The time in a tick after which the rest of a round waits for the next tick, in seconds."""
+"""After this time in a tick, the rest of a round waits for the next tick, in seconds."""
 FAILURES_SHOWN = 3
 
 

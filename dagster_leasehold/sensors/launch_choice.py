@@ -37,10 +37,10 @@ class Work(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IdleShard:
-    """A shard that a served node may consume and that no run has open.
+    """A shard that a served node holds and that no run has open.
 
     Attributes:
-        epoch: of its last tenure. It rises when a run opens the shard.
+        epoch: the epoch of its last tenure, which rises when a run opens the shard.
         blocked: True if it needs a run of its own, because its runs hang or crash.
         suspicion: the range of records suspected to cause that, or None.
     """
@@ -144,16 +144,16 @@ class LaunchHistory:
         return attempt.turn if attempt else 0
 
     def keep(self, shards: Collection[ShardId]) -> None:
-        """Forget all shards except these; the others are over and get no more runs."""
+        """Drop all shards except these; the others are over and get no further runs."""
         self._attempts = {shard: at for shard, at in self._attempts.items() if shard in shards}
 
     def forget(self, shards: Iterable[ShardId]) -> None:
-        """Forget the launches for these shards, which never began."""
+        """Drop the launches for these shards, which never began."""
         for shard in shards:
             self._attempts.pop(shard, None)
 
     def note(self, launch: Launch, shards: Mapping[ShardId, IdleShard], now_s: float) -> None:
-        """Remember a launch; its shards go to the end of the queue."""
+        """Record a launch; its shards go to the end of the queue."""
         self._turn += 1
         for shard in launch.shards:
             before, idle, unbegun = self._attempts.get(shard), shards[shard], 0
@@ -224,7 +224,7 @@ class ReadMemory:
     _read_s: dict[ShardId, float] = field(default_factory=dict[ShardId, float])
 
     def keep(self, idle: Collection[ShardId]) -> None:
-        """Forget all shards except these; the others are read by runs."""
+        """Drop all shards except these; runs read the others."""
         self._read_s = {shard: at_s for shard, at_s in self._read_s.items() if shard in idle}
 
     def see_read(self, shard: ShardId, now_s: float) -> None:

@@ -56,7 +56,7 @@ OVERTIME_S = 900
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The runs that a round launches, and a line for each thing that it did or left.
+    """The runs that a round launches, and a line for each action or omission.
 
     Attributes:
         freed: True if it only freed shards of dead runs, which the next round then serves.
@@ -203,7 +203,7 @@ class LaunchRounds:
         active: list[ActiveRun],
         apart: list[ActiveRun],
     ) -> tuple[list[Launch], set[ShardId]]:
-        """Return runs for shards that wait for no other run, and the shards that do."""
+        """Return runs to launch, and the shards that wait for a run that exists already."""
         # The node comes from a run's tags, which any user can write. A run without one counts for
         # no node.
         runs_active, apart_active = (
@@ -235,7 +235,7 @@ class LaunchRounds:
         """Return the shards to read that no run serves; finish the ones read to their end."""
         idle = self._idle(report, self._following.taken(active))
         self._reads.keep(idle.keys())
-        # The least recently served first: where shards are probed one by one, each gets its turn.
+        # The least recently served first, so that every shard is probed at some time.
         queue = sorted(idle, key=lambda shard: (self._history.turn(shard), shard))
         places = {shard: report.progress[shard].check_point for shard in queue}
         bounds = self._bounds(places)
@@ -273,7 +273,7 @@ class LaunchRounds:
         able = [i for i in each if not self._history.wait_s(i, self.clock())]
         if waiting := len(unread) - len(able):
             notes.append(f"{_count(waiting)} left for a while: the last run committed nothing")
-        # If one record of a node is due, all unread shards of the node are read with it.
+        # If a record of one shard is due, all unread shards of its node are read together.
         due = {shard.node for shard in able if self._due(shard)}
         ready = [shard for shard in able if shard.node in due]
         if early := len(able) - len(ready):
@@ -414,8 +414,8 @@ def tags_of(stream: ShardStream, launch: Launch, *, work_max_s: float) -> dict[s
         partitions.NODE_TAG: launch.node,
         partitions.STREAM_TAG: stream.name,
         **partitions.shards_tag(launch.shards),
-        # A run that hangs ends itself before this limit, unless it cannot. Dagster's own tag for
-        # this is not used, because Dagster compares the clocks of two hosts for it.
+        # A hanging run normally ends itself before this limit. Dagster's own tag is not used,
+        # because Dagster would compare the clocks of two hosts.
         partitions.WORK_MAX_TAG: str(round(work_max_s) + OVERTIME_S),
         MAX_RETRIES_TAG: "0",
     }

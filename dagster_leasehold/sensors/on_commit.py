@@ -1,8 +1,8 @@
 """The step that calls a stream's `on_commit` for committed batches, in order per shard.
 
 If a call fails, it is repeated later, and the later batches of its shard wait. Other shards and
-consumption do not. The process only remembers when the next call is due. The outbox stores the
-number of failed calls and the last error.
+consumption do not wait. The process keeps only the time when the next call is due. The outbox
+stores the number of failed calls and the last error.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from dagster_leasehold.lease_store.times import utc_now
 from dagster_leasehold.sensors.steps import Outcome, Step, Tick
 
 TICK_EARLY_S = 1.0
-"""A publication can be this early, in seconds. Otherwise a tick that comes a moment early would
-leave it to the next tick, and the interval would double."""
+"""A publication can be this early, in seconds. Otherwise a tick that is slightly early would leave
+it to the next tick, and the interval would double."""
 OBSERVE_EVERY_S = 300.0
 """The shortest time between two observations of a table, in seconds; Dagster keeps each."""
 CHECK_EVERY_S = 3_600.0

@@ -125,7 +125,7 @@ class RebalanceMemory:
                 nodes=len(report.owned),
                 at=datetime.now(UTC),
             )
-            # A figure for people to read must not keep a node from sending beats.
+            # An error while writing this report must not stop the node's beats.
             with suppress(OSError):
                 upkeep.save(self._deployment.upkeep_file(self._stream.key))
         return report

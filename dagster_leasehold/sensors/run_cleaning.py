@@ -1,4 +1,4 @@
-"""Cleaning up after runs that died, and ending runs that lost their leases."""
+"""Cleans up after dead runs, and ends runs that have lost their leases."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ WATCH_S = 4.0
 """The longest time of a waiting tick, in seconds: less than the time to the next tick."""
 POLL_S = 0.5
 ENDED_S = 0.125
-"""How late a tick notices that the process of a run has ended, which costs it nothing to see."""
+"""The interval between two checks of the runs' processes, in seconds; a check costs very little."""
 LOOK_PAUSE = 4.0
 """The shortest pause between two checks, as a multiple of the time that a check takes."""
 

@@ -92,7 +92,7 @@ class WatermarkRounds:
 
         Args:
             cursor: the cursor that the last tick returned.
-            in_work: returns those of the given hours that have an unfinished run.
+            in_work: returns the hours among the given ones that have an unfinished run.
 
         Raises:
             StoreError: the lease store does not answer.
@@ -197,7 +197,7 @@ class WatermarkRounds:
     def _look_late(
         self, store: LeaseStore, leases: Sequence[ShardLease], *, remembers: bool
     ) -> list[EventWindow]:
-        """Forget completed hours and count late records; return the rows that changed."""
+        """Drop completed hours and count late records; return the rows that changed."""
         asked, late = self._asked, self._late
         if late is None:
             root = self.deployment.output_folder(self.hourly.stream.key)

@@ -15,6 +15,6 @@ class MemoryStore(MemoryTransactions, LeaseStore):
     Args:
         clock: the wall clock for the journal's dates; it decides nothing.
 
-    `statements` counts the operations that were called. `backup` and `restore` play a database
+    `statements` counts the operations that were called. `backup` and `restore` simulate a database
     that loses its last commits.
     """

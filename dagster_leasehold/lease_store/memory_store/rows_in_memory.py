@@ -261,7 +261,7 @@ class RowsInMemory:
         return outcome
 
     def undo(self) -> None:
-        """Take back all that was written."""
+        """Undo all writes."""
         while self._inverses:
             self._inverses.pop()()
 

@@ -128,8 +128,8 @@ class Groups(Operations):
         `since` selects the shards whose listing, state or owner changed after that generation.
         """
 
-        # Each statement sees its own moment, so the group is compared before and after. If it
-        # keeps changing, the last attempt locks it.
+        # Each statement reads the state at its own time, so the group is compared before and
+        # after. If it keeps changing, the last attempt locks it.
         def work(rows: Rows) -> tuple[Group, Iterator[Node], Iterator[ShardLease]]:
             for attempt in range(1, SNAPSHOT_ATTEMPTS + 1):
                 last = attempt == SNAPSHOT_ATTEMPTS
@@ -181,7 +181,7 @@ class Groups(Operations):
         """Take a node's name under `node.incarnation`.
 
         Another incarnation loses the name, and its shards, only if its counter is still
-        `displaced_lease_id`: the caller watched it stand still for longer than T.
+        `displaced_lease_id`. The caller has seen this counter unchanged for longer than T.
 
         Raises:
             AssignmentConflict: the group assigns by modulo, and the settings contradict another
@@ -189,7 +189,7 @@ class Groups(Operations):
         """
 
         def returned(rows: Rows) -> Registered | None:
-            """Register a member that only comes back: just its counter rises."""
+            """Register a member with unchanged settings: only its counter rises."""
             rows.group()
             row = _locked(rows, node.name)
             entry = _registration(row, node, None)
@@ -244,7 +244,7 @@ class Groups(Operations):
     def evict(
         self, key: GroupKey, node: NodeName, seen_lease_id: int, *, observer: str, reason: str
     ) -> Changed | Stale:
-        """Release all shards of a dead node (edges 4, 6 and 9), if its counter stands still."""
+        """Release all shards of a dead node (edges 4, 6 and 9), if its counter has not moved."""
 
         def work(rows: Rows) -> Changed | Stale:
             row = _locked(rows, node)
@@ -267,7 +267,7 @@ def _registration(
 ) -> tuple[Node, Note | None] | NameTaken:
     """Return the node's new row, and its journal entry unless only the counter rises.
 
-    The counter rises even for an incarnation that comes back, so that an observer that has begun
+    The counter rises even if the same incarnation registers again. So an observer that has begun
     to count its silence starts again.
     """
     after = replace(node, lease_id=before.lease_id + 1 if before else 1)

@@ -1,4 +1,4 @@
-"""The role for the identities of a store and of the logs that its cursors belong to."""
+"""The role for the identities of a store, and of the logs in which its cursors are valid."""
 
 from __future__ import annotations
 

@@ -3,9 +3,9 @@
 Each page is a short transaction, and its rows are decoded afterwards. So a reader pays for what it
 reads, however old the deployment is, and does not disturb consumption.
 
-Pages are read at different moments. New batches are only appended, so read `heads` first and stop
-at their numbers. Earlier rows can be swapped, withdrawn or deleted, which raises the shard's
-`version`. To read all of one moment, compare the heads afterwards, and read changed shards again.
+Pages are read at different times. New batches are only appended, so read `heads` first and stop at
+their numbers. Earlier rows can be swapped, withdrawn or deleted, which raises the shard's
+`version`. For a consistent read, compare the heads afterwards, and read changed shards again.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Ledger(Operations):
         shard: ShardId | None = None,
         state: BatchState | None = BatchState.COMMITTED,
     ) -> list[Batch]:
-        """Return all that `each_batch` yields, for a ledger that is known to be small."""
+        """Return the result of `each_batch` as a list, for a ledger that is known to be small."""
         return list(self.each_batch(key, shard, state))
 
     def batches_since(self, key: GroupKey, numbers: Mapping[ShardId, int]) -> Iterator[Batch]:

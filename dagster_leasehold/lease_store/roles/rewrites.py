@@ -65,7 +65,7 @@ class Rewrites(Operations):
             nonlocal earlier_try
             claim = _last_claim(rows, shard)
             if claim is None or claim.run != run:
-                # A run's name is used once, so an earlier try of this call released it.
+                # A run's name is used once, so an earlier attempt at this call released the claim.
                 ended = earlier_try and claim is not None and not claim.run
                 return rows.abandon(Changed((shard,)) if ended else Stale())
             earlier_try = True

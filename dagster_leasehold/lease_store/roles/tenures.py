@@ -128,7 +128,8 @@ class Tenures(Operations):
         def work(rows: Rows) -> None:
             _change_current(rows, tenure, handoff_eta_s=handoff_eta_s)
 
-        # The shard is in transfer, so the next node has to notice; or the tenure is over.
+        # The shard is in transfer, so the generation must rise for the next node; or the tenure is
+        # over.
         self._changing("announce", tenure.key, work)
 
     def announce_all(self, tenures: Sequence[Tenure], *, handoff_eta_s: float) -> set[ShardId]:
@@ -158,8 +159,8 @@ class Tenures(Operations):
     ) -> None:
         """End a tenure; a shard in transfer goes to the next node at once (edge 6).
 
-        `gave_up` says that its try of the intended range failed, for `reason`. `failed_at` says
-        that its run failed with the shard then; the row keeps `reason` until the next commit.
+        `gave_up` means that its attempt at the intended range failed, for `reason`. `failed_at` is
+        the time when its run failed with the shard; the row keeps `reason` until the next commit.
 
         Raises:
             LeaseLost: the tenure is over.
@@ -221,9 +222,9 @@ class Tenures(Operations):
         self._writing("save_checkpoint", tenure.key, work)
 
     def suspect(self, tenure: Tenure, suspicion: Suspicion, *, abandon: bool) -> None:
-        """Record what failed tries say about the next records, before the next try.
+        """Record the findings of failed attempts about the next records, before the next attempt.
 
-        `abandon` gives the intended range up with its number; the next range is smaller.
+        `abandon` abandons the intended range and its number, so that the next range is smaller.
 
         Raises:
             LeaseLost: the tenure is over.
@@ -323,7 +324,7 @@ class Tenures(Operations):
     def commit(self, commits: Sequence[BatchCommit]) -> dict[ShardId, Changed | Stale]:
         """Make batches visible: tenure check, ledger, checkpoint, state, journal and outbox.
 
-        All shards share one transaction; those whose tenure is over are left out (`Stale`).
+        All shards share one transaction. A shard whose tenure is over is left out (`Stale`).
         `Changed.shards` names the shards that became free to start (edge 2). Repeating a commit
         under the same tenure and attempt is harmless.
         """
@@ -442,10 +443,10 @@ def _held_rows(rows: Rows, tenures: Sequence[Tenure]) -> list[ShardLease]:
 
 
 def _change_current(rows: Rows, tenure: Tenure, **changes: Any) -> None:
-    """Change a shard's row if the tenure lasts: the fence.
+    """Change a shard's row under the condition that the tenure is current: the fence.
 
     Raises:
-        LeaseLost: it is not.
+        LeaseLost: the tenure is over.
     """
     changed = rows.change(
         ShardLease,

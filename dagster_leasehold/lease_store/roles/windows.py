@@ -81,7 +81,7 @@ class Windows(Operations):
         return self._writing("begin_window", key, work)
 
     def end_window(self, key: GroupKey, attempt: str) -> Changed | Stale:
-        """Forget an attempt whose files are not needed; `Stale` if it is not in progress."""
+        """End an attempt whose files are not needed; `Stale` if it is not in progress."""
         earlier_try = False
 
         def work(rows: Rows) -> Changed | Stale:
@@ -90,7 +90,7 @@ class Windows(Operations):
             if _freed(rows, attempt):
                 earlier_try = True
                 return Changed()
-            # A name is used once, so an earlier try of this call ended it, and its reply was lost.
+            # A name is used once, so an earlier call ended the attempt, and its reply was lost.
             return rows.abandon(Changed() if earlier_try else Stale())
 
         return self._writing("end_window", key, work)

@@ -45,7 +45,7 @@ PORTION_ROWS = 200
 KINDS_KEPT = ("group", "force", "accept")
 STATES_KEPT = (ShardState.WAIT, ShardState.OVER)
 REFERENCE_ENTRIES = 64
-"""The number of newest entries that give the moment that ages count from."""
+"""The number of newest entries whose earliest date is the reference for ages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,8 @@ def _has_output(batch: Batch) -> bool:
 def _event_bounds(batch: Batch) -> tuple[datetime | None, datetime]:
     """Return the range of event times in a row's files.
 
-    It ends with the commit: a record from the year 2099 must not make every hour until then look
-    as if it had lost output.
+    It ends at the commit. Otherwise a record from the year 2099 would make every hour until then
+    count as an hour with expired output.
     """
     assert batch.committed_at is not None
     files = [file for file in batch.files if not file.quarantine]
@@ -169,9 +169,9 @@ def _event_bounds(batch: Batch) -> tuple[datetime | None, datetime]:
 
 
 def reference_time(newest: Collection[datetime]) -> datetime | None:
-    """Return the moment that ages count from: the earliest date of a group's newest entries.
+    """Return the reference time for ages: the earliest date of a group's newest entries.
 
-    A single host whose clock runs ahead does not move it.
+    A single host whose clock is ahead does not change it.
     """
     return min(newest, default=None)
 

@@ -32,7 +32,7 @@ class GapVerdict:
 
 
 def position_behind(policy: GapPolicy) -> str:
-    """Return where a shard continues after a gap: at `begin` or `end` of what is left."""
+    """Return where a shard continues after a gap: at `begin` or `end` of the remaining records."""
     return END if policy is GapPolicy.END else BEGIN
 
 
@@ -98,7 +98,7 @@ def gap_write(
 
 
 def check_gap(gap: Gap, tenure: Tenure, check_point: str | None) -> None:
-    """Refuse a gap that does not lead onwards from the shard's checkpoint.
+    """Refuse a gap that does not go forward from the shard's checkpoint.
 
     Raises:
         CheckpointRefused: it begins elsewhere, leads back, or cannot be ordered.

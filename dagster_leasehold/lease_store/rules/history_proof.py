@@ -1,15 +1,15 @@
-"""Proofs of a history: tenures that follow one another, batches that join, shards in their order.
+"""Proofs of a group's history, for `verification`: its tenures, its batches and its shards' order.
 
 A proof takes rows in order, and begins where the shard's summary of its deleted rows ends.
 
 * **The journal**: each tenure is closed before the next one, which has a higher epoch.
-* **The ledger**: no record is committed twice, because a batch does not end before it starts, a
-  gap leads onwards, and a batch starts where the one before it ended. In between there can only be
-  a skipped gap, or a forced checkpoint that does not lead back.
-* **The order**: an ordered group reads no shard before its parents are over. Excepted are a shard
-  that became free while the group was unordered, and one whose parent was reopened: while the
-  group was unordered, or by an operator who accepted that. Rolling a shard forward to its table
-  reads nothing; the journal of that reading is lost.
+* **The ledger**: no record is committed twice. A batch does not end before it starts, a gap goes
+  forward, and each batch starts where the one before it ended. Between two batches there can only
+  be a skipped gap, or a forced checkpoint that does not go back.
+* **The order**: an ordered group reads no shard before its parents are over. There are two
+  exceptions: the shard became free while the group was unordered; or its parent was reopened, while
+  the group was unordered or by an operator who accepted that. Rolling a shard forward to its table
+  counts as no reading, since the journal of the original reading is lost.
 """
 
 from __future__ import annotations
@@ -414,7 +414,7 @@ def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
 
 
 def withdrawal_detail(batch: Batch, forces: Iterable[Force]) -> str:
-    """Return what is wrong with a withdrawn batch: no force took it back; empty if one did."""
+    """Return the violation of a batch that was withdrawn without a forced checkpoint, or empty."""
     if any(
         force.epoch > until_epoch(batch)
         and (force.check_point is None or not is_before(batch.start, force.check_point))

@@ -10,8 +10,8 @@ This module decides when it is halved instead:
    the fourth does this, since runs are often killed for other reasons.
 4. A half that fails is halved again. A half that commits moves the checkpoint, and the other half
    is halved. So the range shrinks to one record in about log2(n) tries.
-5. A record that fails as often by itself goes to quarantine, or the shard is held there. A run that
-   commits it later ends the hold.
+5. A single record that fails as often goes to quarantine, or the shard is held there. A run that
+   commits the record later ends the hold.
 6. The rest of the first range is then tried at once, still without other shards in the run.
 
 Sizes are in the source's unit: offsets if its cursors are offsets, otherwise records. A failure
@@ -133,7 +133,7 @@ def tries_after(
 ) -> int:
     """Return a shard's tries after a suspicion was recorded; the open tenure counts as one.
 
-    The count starts again when a record stands alone, since earlier tries included its neighbours.
+    The count starts again for a single record, since earlier attempts included its neighbours.
     """
     newly_alone = suspicion.alone and not (before is not None and before.alone)
     return 1 if abandon or newly_alone else tries

@@ -32,7 +32,7 @@ class ObstacleKind(StrEnum):
 
     @property
     def transient(self) -> bool:
-        """True if it often passes by itself."""
+        """True if such an obstacle often ends without help."""
         return self in (ObstacleKind.NODE, ObstacleKind.SOURCE)
 
 

@@ -17,7 +17,7 @@ BEGIN, END = "begin", "end"
 def resumption(check_point: str | None, intent: Batch | None) -> str | None:
     """Return where a shard continues; None if it was never read.
 
-    A run that died in its first batch stored no checkpoint, but the start of its range.
+    A run that died in its first batch stored no checkpoint. The start of its intent is used.
     """
     return check_point if intent is None else intent.start
 
@@ -35,8 +35,8 @@ def first_position(initial_position: str, *, child: bool) -> str | None:
 class Bootstrap:
     """The start of a shard at a given cursor.
 
-    If the cursor is after the end of the log, the shard starts at the end, with an empty gap that
-    tells people about it.
+    If the cursor is after the end of the log, the shard starts at the end, and an empty gap records
+    that.
 
     Attributes:
         cursor: the given bootstrap cursor.

@@ -183,8 +183,8 @@ def _read_order(store: Ledger, key: GroupKey, snapshot: Snapshot) -> list[Violat
     """Check the order of shards, if any has parents, by the whole journal.
 
     Overlapping transactions number their entries in another order than they commit them, so an
-    entry can be missing from its page. What looks wrong is read once more up to the same entry; by
-    then these transactions are over.
+    entry can be missing from its page. After a violation, the journal is read once more up to the
+    same entry; by then these transactions have ended.
     """
     parents = {lease.shard: lease.parents for lease in snapshot.shards}
     if not any(parents.values()):

@@ -75,7 +75,7 @@ def dumped(name: str, value: Any) -> str | None:
     """Return the JSON of a field for its column, or null."""
     if value is None or (name in _EMPTY_IS_NULL and not value):
         return None
-    # Of msgspec and json, only the latter writes every text that Python has.
+    # json can write every Python string; msgspec cannot.
     return json.dumps(msgspec.to_builtins(value, enc_hook=str), separators=(",", ":"))
 
 

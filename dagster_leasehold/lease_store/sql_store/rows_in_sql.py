@@ -168,7 +168,7 @@ class RowsInSql:
         self._numbered = dict[str, int]()
 
     def abandon(self, outcome: Outcome) -> Outcome:
-        """Undo all writes; the operation returns `outcome`."""
+        """Roll back all writes; the operation returns `outcome`."""
         return self._tx.abandon(outcome)
 
     # -- rows of any kind -----------------------------------------------------------------------
@@ -297,7 +297,7 @@ class RowsInSql:
         """Raise the generation, and number the shards that this transaction changes by it.
 
         The group's row is locked until the transaction ends, so generations become visible in
-        order, and a reader that has seen one need not look for lower ones:
+        order, and a reader that has read one needs no lower ones:
 
         1. Transaction A raises the generation to 8. B waits for the group's row.
         2. A numbers its shards 8 and commits. B raises the generation to 9, and continues.
@@ -669,7 +669,7 @@ class RowsInSql:
         return {row.shard: row for union in unions for row in self._rows(union, BATCH.read)}
 
     def move_checkpoints(self, moved: Sequence[ShardLease], commits: Sequence[BatchCommit]) -> None:
-        """Move the checkpoints of shards by a batch each, if their tenures last: the fence.
+        """Move the checkpoints of shards by a batch each, if their tenures are current: the fence.
 
         Raises:
             Raced: a tenure is over.
