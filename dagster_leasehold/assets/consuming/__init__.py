@@ -1,6 +1,6 @@
-"""Consuming shards: who may, from where, the batch loop, and the Spark job behind each sweep.
+"""Consumption of shards: ownership, starting cursors, the batch loop, and Spark jobs.
 
-Called by the assets and jobs of a stream, and by the simulation's consumer; `rewriting` takes its
-sweeps. What it writes becomes visible through the lease store's commit alone; `output` says what
-the files look like.
+The assets and jobs of a stream and the simulation's consumer call it, and `rewriting` uses its
+sweeps. Its output becomes visible only through the lease store's commit. `output` defines the
+files.
 """

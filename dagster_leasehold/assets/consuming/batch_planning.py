@@ -1,4 +1,4 @@
-"""The next batch of each open shard: an intended one again, a new one, or none and why."""
+"""Planning of the next batch of each open shard; the batch loop calls it before each sweep."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ class PlannedBatch:
     """The next batch of a shard.
 
     Attributes:
-        last: a read-only shard ends with it.
-        size: of a range that is searched for a bad record, in the source's units; else 0.
-        set_aside: why its records go to quarantine as they are; empty where they do not.
-        unread: they go there without their bytes.
+        last: True if the shard is read-only and ends with this batch.
+        size: the length of a range that is searched for a bad record, in the source's unit;
+            otherwise 0.
+        set_aside: the reason why its records go to quarantine without the transform; empty if
+            they do not.
+        unread: True if they go to quarantine without their bytes.
     """
 
     open_: OpenShard
@@ -38,17 +40,17 @@ class PlannedBatch:
 
     @property
     def numbers(self) -> range:
-        """The number of the batch."""
+        """The number of the batch, as a range of one number."""
         return range(self.open_.sequence, self.open_.sequence + 1)
 
     @property
     def to_try(self) -> Try:
-        """The batch as it is made apart from others."""
+        """The batch as `Apart` takes it."""
         return Try(self.range_, self.numbers, self.size > 1, self.set_aside, self.unread)
 
     @property
     def apart(self) -> bool:
-        """True if it is made in a job of its own, because a try of it has failed."""
+        """True if it gets a Spark job of its own, because an earlier try failed."""
         return self.open_.failures > 0 or self.open_.isolating
 
 
@@ -57,13 +59,13 @@ class BatchPlanning:
     """Plans the batches of one run's shards.
 
     Attributes:
-        stream: the stream's declaration, for its source and limits.
-        store: where an empty shard is finished.
-        shards: the open shards; one without a batch is released.
-        gaps: settles the gaps of records that are gone.
-        sizes: of the next batches.
-        isolation: plans what follows a batch that failed.
-        stays: True if a shard that is read to its end stays open, because the run follows it.
+        stream: the stream's declaration, for its source.
+        store: the lease store, which finishes a shard without further records.
+        shards: the run's open shards.
+        gaps: settles gaps, whose records were removed.
+        sizes: the sizes of the next batches.
+        isolation: plans the next range after a failed try.
+        stays: True if the run follows its shards: a shard without unread records stays open.
     """
 
     stream: ShardStream
@@ -76,14 +78,17 @@ class BatchPlanning:
 
     @span("plan")
     def plan(self) -> list[PlannedBatch]:
-        """Return the next batch of each shard that has one and none under way."""
-        planned = self.shards.each(self._plan, self.shards.at_rest())
-        read = [each for each in planned if isinstance(each, OpenShard)]
-        self.shards.stop_all(StopReason.CAUGHT_UP, among=read)
-        return [each for each in planned if isinstance(each, PlannedBatch)]
+        """Return the next batches, and release shards without unread records.
+
+        Shards whose batch is in flight are skipped.
+        """
+        plans = self.shards.each(self._plan, self.shards.at_rest())
+        caught_up = [each for each in plans if isinstance(each, OpenShard)]
+        self.shards.stop_all(StopReason.CAUGHT_UP, among=caught_up)
+        return [each for each in plans if isinstance(each, PlannedBatch)]
 
     def _plan(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
-        """Return a shard's next batch, or the shard itself if it is read and to be released."""
+        """Return a shard's next batch, the shard itself if it has to be released, or None."""
         while True:
             try:
                 return self._plan_from_cursor(open_)
@@ -91,9 +96,9 @@ class BatchPlanning:
                 self._pass_gap(open_, error)
 
     def _pass_gap(self, open_: OpenShard, error: CursorExpired) -> None:
-        """Continue behind records that are gone, if the group's policy allows it."""
+        """Continue after removed records, if the group's gap policy allows it."""
         open_.cursor = self.gaps.settle(open_.tenure, open_.cursor, str(error))
-        # The ledger keeps the range that was intended there as abandoned, under its number.
+        # The ledger keeps an intended range under its number, marked as abandoned.
         open_.sequence += open_.numbered
         open_.intent, open_.numbered = None, False
         open_.failures, open_.suspicion = 0, None
@@ -101,34 +106,32 @@ class BatchPlanning:
         open_.report = replace(open_.report, end=open_.cursor)
 
     def pass_gap_of_batch(self, open_: OpenShard, error: CursorExpired) -> None:
-        """Continue behind a batch whose records retention has removed before they were read."""
+        """Continue after a batch whose records retention removed before they were read."""
         try:
             self._pass_gap(open_, error)
         except LeaseLost as lost:
             self.shards.lose(open_, str(lost))
-        except LeaseholdError as held:
-            self.shards.stop(open_, StopReason.FAILED, str(held))
+        except LeaseholdError as refusal:
+            self.shards.stop(open_, StopReason.FAILED, str(refusal))
 
     @staticmethod
-    def _suspected(open_: OpenShard, following: NextRange) -> PlannedBatch:
-        range_, bounds = following.range_, open_.bounds
-        ends = bounds is not None and bounds.finished and range_.end == bounds.end
-        last = following.last or ends
-        return PlannedBatch(
-            open_, range_, last, following.size, following.set_aside, following.unread
-        )
+    def _batch_of(open_: OpenShard, step: NextRange) -> PlannedBatch:
+        range_, bounds = step.range_, open_.bounds
+        at_end = bounds is not None and bounds.finished and range_.end == bounds.end
+        last = step.last or at_end
+        return PlannedBatch(open_, range_, last, step.size, step.set_aside, step.unread)
 
     def _plan_from_cursor(self, open_: OpenShard) -> PlannedBatch | OpenShard | None:
         shard, source, limits = open_.tenure.shard, self.stream.source, self.sizes.limits
         if open_.intent is not None:
-            # Retention might have been faster than the run that takes over.
+            # Raises CursorExpired if retention removed the records before this run took over.
             source.plan(shard, open_.intent.start, limits)
-            # The same range under the same number, so that a sink that saw the batch knows it,
-            # unless `rules.isolation` says that it is to be made in parts.
+            # Range and number stay the same, so that a sink recognizes a repeated batch, unless
+            # `rules.isolation` divides the range.
             range_ = ReadRange(shard, open_.intent.start, open_.intent.end)
-            return self._suspected(open_, self.isolation.again(open_, range_))
-        if open_.isolating and (following := self.isolation.onwards(open_)):
-            return self._suspected(open_, following)
+            return self._batch_of(open_, self.isolation.again(open_, range_))
+        if open_.isolating and (step := self.isolation.onwards(open_)):
+            return self._batch_of(open_, step)
         plan: PlannedRange = source.plan(shard, open_.cursor, limits)
         if plan.end != open_.cursor:
             range_ = ReadRange(shard, open_.cursor, plan.end, plan.records)

@@ -1,7 +1,7 @@
-"""The size of batches: it follows the lag, within the stream's limits and the time of a hand-over.
+"""Batch sizes: as large as the measured speed allows within a batch's target time.
 
-A holder that is asked for its shard releases it between two batches. So a batch can take only some
-seconds: the first one is modest, and each later one is as large as the measured speed allows.
+A node can release a shard only between two batches, so a batch should take only a few seconds. The
+first batch is small. The batch loop records the time of each sweep here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dagster_leasehold.shard_sources.source import Limits
 FIRST = Limits(records_max=100_000, bytes_max=64 * 1024 * 1024)
 BATCH_TARGET_S = 10.0
 HANDOFF_FRACTION = 0.25
-"""The part of the longest hand-over that a batch can take."""
+"""A batch should take at most this fraction of the longest transfer."""
 CHANGE_MAX = 4.0
 FILLED = 0.5
-"""A batch above this part of its limits says that there is more to read."""
+"""A batch that fills this fraction of its limits indicates more unread records."""
 START_MAX_S = 60.0
-"""The time that the start of Spark can take of a run's first sweep: it says nothing of records."""
+"""A run's first sweep includes Spark's start: this much more time does not shrink its batches."""
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class BatchSizes:
 
     Attributes:
         largest: the stream's limits, which no batch exceeds.
-        handoff_limit_s: the longest that a hand-over can wait for its holder, in seconds.
+        handoff_limit_s: the longest time that a transfer waits for the holder, in seconds.
     """
 
     largest: Limits
@@ -39,7 +39,7 @@ class BatchSizes:
 
     @property
     def limits(self) -> Limits:
-        """The largest size of the next batch of a shard."""
+        """The limits of a shard's next batch."""
         return Limits(
             _scaled(FIRST.records_max, self._scale, self.largest.records_max),
             _scaled(FIRST.bytes_max, self._scale, self.largest.bytes_max),
@@ -47,31 +47,31 @@ class BatchSizes:
 
     @property
     def expected_s(self) -> float:
-        """The time that the next batches will take, in seconds, if there is as much to read."""
+        """The estimated time of the next sweep, in seconds; 0 before the first."""
         return self._expected_s
 
     def made(self, batches: Sequence[tuple[int, int]], *, took_s: float) -> None:
-        """Take note of a sweep.
+        """Record a sweep, and adapt the limits of the next batches.
 
         Args:
-            batches: the records and bytes of each of its batches, one or more.
+            batches: the records and bytes of each batch; at least one.
             took_s: the time from planning to commit, in seconds.
         """
         fill = self._fill(batches)
         target_s = min(BATCH_TARGET_S, self.handoff_limit_s * HANDOFF_FRACTION)
-        before, scale = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
+        previous, scale = self._scale, self._scale * fill * target_s / max(took_s, 1e-3)
         behind = fill >= FILLED
         starting = not self._started and took_s <= target_s + START_MAX_S
         self._started = True
-        if (behind and scale > before) or (took_s > target_s and not starting):
-            self._scale = min(max(scale, before / CHANGE_MAX), before * CHANGE_MAX)
+        if (behind and scale > previous) or (took_s > target_s and not starting):
+            self._scale = min(max(scale, previous / CHANGE_MAX), previous * CHANGE_MAX)
             self._scale = min(self._scale, self._scale_max)
-        # The stream's limits can keep batches from growing as the scale does.
+        # At the stream's limits, batches grow less than the scale.
         grown = fill / self._fill(batches) if behind else 1.0
         self._expected_s = took_s * max(1.0, grown)
 
     def _fill(self, batches: Sequence[tuple[int, int]]) -> float:
-        """Return the part of the limits that the largest of some batches uses."""
+        """Return the fraction of the limits that the largest batch uses."""
         return max(fill_of(self.limits, records, size) for records, size in batches)
 
     @property
@@ -84,7 +84,7 @@ class BatchSizes:
 
 
 def fill_of(limits: Limits, records: int, size: float) -> float:
-    """Return the part of its limits that a batch of some records and bytes uses."""
+    """Return the fraction of its limits that a batch uses."""
     return max(records / limits.records_max, size / limits.bytes_max)
 
 

@@ -1,7 +1,7 @@
-"""Where a pinned shard begins: at the bootstrap cursor that its node's settings name.
+"""Bootstrap cursors: pinned shards begin at the cursors that their node's settings name.
 
-A cursor takes effect once. The shard's row remembers the last one, so that a run that starts later,
-or a code server that is started again with the same settings, continues from the checkpoint.
+`opening` applies them. A cursor takes effect once: the shard's row stores the last applied one, so
+a later run or a restarted code server with the same settings continues from the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_leasehold.shard_sources.source import ShardSource
 
 
 def bootstrap_cursors(pulse: Pulse, node: NodeName) -> dict[ShardId, str]:
-    """Return the shards that a node pins with a cursor, and the cursor where each begins."""
+    """Return the bootstrap cursor of each shard that a node pins with one."""
     if pulse.group.assignment is not AssignmentMode.PINNED:
         return {}
     row = next((row for row in pulse.nodes if row.name == node), None)
@@ -29,11 +29,11 @@ def bootstrap_cursors(pulse: Pulse, node: NodeName) -> dict[ShardId, str]:
 
 @dataclass(slots=True)
 class Bootstrapping:
-    """Starts the pinned shards of one node, for one run.
+    """Applies the bootstrap cursors of one node's pinned shards, for one run.
 
     Attributes:
-        store: where the checkpoints are.
-        source: tells which cursors a shard has.
+        store: the lease store, which holds the checkpoints.
+        source: the source, which validates cursors.
         cursors: the bootstrap cursors that the node's settings name.
     """
 
@@ -44,11 +44,11 @@ class Bootstrapping:
     _begun: dict[ShardId, Bootstrap] = field(default_factory=dict[ShardId, Bootstrap])
 
     def apply(self, key: GroupKey, shard: ShardId, node: NodeName, run: str) -> None:
-        """Set the shard's checkpoint to its bootstrap cursor, if that was not done before.
+        """Set the shard's checkpoint to its bootstrap cursor, unless it was applied before.
 
         Raises:
-            CursorInvalid: it is no cursor of the shard; nothing was changed.
-            CheckpointRefused: it is inside a committed batch; nothing was changed.
+            CursorInvalid: the text is not a cursor of the shard; nothing changed.
+            CheckpointRefused: the cursor is inside a committed batch; nothing changed.
         """
         cursor = self.cursors.get(shard)
         if cursor is None:
@@ -57,15 +57,16 @@ class Bootstrapping:
             rows = self.store.snapshot(key).shards
             self._applied = {row.shard: row.bootstrap for row in rows}
         if self._applied.get(shard) != cursor:
-            # Nonsense is refused before anything is changed.
+            # An invalid cursor raises here, before anything changes.
             begin = Bootstrap(cursor, clamped(self.source, shard, cursor))
             self.store.bootstrap(key, shard, node, cursor, run=run, start=begin.start)
             self._begun[shard] = begin
 
     def beginning(self, tenure: Tenure, check_point: str | None) -> str | None:
-        """Where an open shard continues: behind a gap, where its bootstrap cursor has no records.
+        """Return the cursor where an open shard continues, after the gap at its bootstrap cursor.
 
-        Looked at whenever the checkpoint still is that cursor: a run might have died in between.
+        The gap is recorded whenever the checkpoint still equals the bootstrap cursor, since an
+        earlier run can have died between `apply` and this.
 
         Raises:
             LeaseLost: the tenure is over.

@@ -1,14 +1,15 @@
-"""The batch loop: one node consumes a set of shards until they are read, or until it must stop.
+"""The batch loop: one node consumes a set of shards until it has caught up or must stop.
 
-For every shard the loop drives the state machine of `lease_store.rules.consumer_lifecycle`, as
-workers and clients do; what moves it is looked at between two batches only, so that a shard is
-always released at a checkpoint. What a stale holder could break, and why it does not:
+`node_consumption` runs it in a Dagster run, and the simulation in its consumer. Each shard follows
+the state machine of `lease_store.rules.consumer_lifecycle`. The loop stops a shard only between two
+batches, so it always releases the shard at a checkpoint. A run whose lease has expired cannot
+commit:
 
-1. This run reads a batch and is paused by its machine for longer than the lease.
-2. The node is judged dead, and another run opens a new tenure with a higher epoch.
-3. This run wakes and finds that its heartbeat is no longer trusted: it commits nothing.
-4. Were it to wake between that check and the commit, the store would refuse its old tenure;
-   its files lie in a folder of their own and are named nowhere.
+1. This run reads a batch, and its machine pauses it for longer than the lease.
+2. The lease expires, and another run opens a new tenure with a higher epoch.
+3. This run wakes, finds that its heartbeat is no longer trusted, and commits nothing.
+4. If it wakes between that check and the commit, the store refuses its old tenure. Its files are in
+   an attempt folder of their own, and no commit lists them.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ from dagster_leasehold.lease_store.tracing import span
 
 _LOG = logging.getLogger(__name__)
 TURN_S = 300.0
-"""The time that a run has to catch up where other shards wait for its place, in seconds."""
+"""The budget of a run that follows, in seconds, once other shards wait for its slot."""
 UNANSWERED = (
-    "The lease store gave no answer when this run opened or released a shard, so that the shard "
-    "might still be open to it: the run ended, and the next one continues at the checkpoints."
+    "The lease store did not answer when this run opened or released a shard, so the shard can "
+    "still be open to this run. The run ended, and the next one continues at the checkpoints."
 )
 
 
 class Trust(Protocol):
-    """A member of a group, as far as the work that relies on its leases looks at it."""
+    """A heartbeat that says if its node's leases are still valid."""
 
     @property
     def trusted(self) -> bool:
@@ -88,23 +89,24 @@ class Consumer:
 
     Args:
         stream: the stream's declaration: source, limits, quarantine limit.
-        store: where leases, checkpoints and the ledger are.
+        store: the lease store, with leases, checkpoints and the ledger.
         node: the node that holds the shards.
         run: the unique id of this run.
-        sweeper: reads, transforms and writes.
-        apart: makes batches that were tried before, beside the others; by default at once.
-        heartbeat: tells if the node's leases can be relied on.
+        sweeper: reads, transforms and writes batches.
+        apart: makes batches whose earlier try failed, in jobs of their own; by default one after
+            another.
+        heartbeat: says if the node's leases are still valid.
         clock: a monotonic clock, in seconds.
-        budget_s: after how many seconds a run that does not follow its shards leaves the rest to
-            the next one; at least one batch is made. By default the stream's.
-        stop_requested: asked between batches; once true, the run ends at that checkpoint.
-        after_commit: called with every batch right after its commit.
+        budget_s: a run that does not follow its shards ends after so many seconds, and after at
+            least one batch; by default the stream's.
+        stop_requested: called between batches; the run ends at its checkpoints if it returns True.
+        after_commit: called with the committed batches right after each commit.
         between_batches: called between batches, about once a second while the run waits.
-        replaces: for a shard, the run that had it open and is known to have ended.
-        bootstrap: for a shard that the node pins, the cursor where it begins, once.
-        follow: the way to wait for more records; None to end once all shards are read.
-        now: the time when the age of unread records is counted, for people.
-        unfinished_by: called with the run that left a batch of a shard unfinished.
+        replaces: for a shard that an ended run left open, the id of that run.
+        bootstrap: the bootstrap cursor of each shard that the node pins with one.
+        follow: how to wait for more records; None to end once the run has caught up.
+        now: the wall clock, for the times of failures and the age of unread records.
+        unfinished_by: called with each run that left an intended batch uncommitted.
     """
 
     def __init__(
@@ -175,11 +177,10 @@ class Consumer:
         return self._open.states()
 
     def consume(self, shards: Sequence[ShardId]) -> dict[ShardId, ConsumptionReport]:
-        """Consume these shards until each has a reason to stop; one report per shard.
+        """Consume these shards until each has stopped; return a report for each.
 
-        An error that concerns one shard is in its report, and one that concerns all in theirs.
-        Other errors, and interrupts, propagate to the caller after all shards
-        have been released.
+        A `LeaseholdError` of one shard is in its report, and an error of the whole run in the
+        reports of all open shards. Other exceptions propagate after all shards were released.
         """
         began_s = self._clock()
         try:
@@ -194,7 +195,7 @@ class Consumer:
         except LeaseholdError as error:
             self._open.stop_all(StopReason.FAILED, str(error))
         except BaseException:
-            # It might have been terminated because it hangs.
+            # A run that hangs is terminated, so each intended batch counts as a failed try.
             for open_ in self._open.all():
                 open_.gave_up = open_.intended
             raise
@@ -206,11 +207,11 @@ class Consumer:
         return with_lag_after(self._stream.source, self._open.reports, self._now())
 
     def _step(self, began_s: float) -> None:
-        """Make a batch, or wait a moment for one to be due."""
+        """Make the batches that are due, or wait a moment."""
         following = self._following
         due = following is None or following.batch_due()
         if due or following is None or following.answer_due():
-            self._look_up(began_s, due=due)
+            self._update_shards(began_s, due=due)
         if (due or self._under_way) and self._open:
             self._sweep(due=due)
         if not due and following is not None and self._open:
@@ -219,68 +220,67 @@ class Consumer:
         if following is not None and self._follow is not None and following.show_due():
             self._follow.show(following.progress(self._open.reports_so_far()))
 
-    def _look_up(self, began_s: float, *, due: bool) -> None:
-        """Between two batches: continue, hand over, or stop.
+    def _update_shards(self, began_s: float, *, due: bool) -> None:
+        """Release and open shards between two batches, as leases, requests and budget say.
 
-        A run that follows its shards outlives its budget until the launcher asks it to end: while
-        Dagster's daemon is down, no other run would take its place.
+        A run that follows its shards ignores its budget until the launcher asks it to end: while
+        Dagster's daemon is down, no other run would replace it.
         """
-        asked = RunRequests() if self._follow is None else self._follow.requests()
+        requests = RunRequests() if self._follow is None else self._follow.requests()
         budget_s = self._budget_s if self._follow is None else math.inf
-        deadline = began_s + (TURN_S if asked.finish else budget_s)
-        idle = asked.finish or (self._following is not None and self._following.idle)
-        # A batch that is made apart ends by itself: released before, it would never be found to
-        # hang.
-        rests = not self._under_way
-        # Where starting takes longer than a budget, each run makes one batch, or none ever would.
+        deadline = began_s + (TURN_S if requests.finish else budget_s)
+        idle = requests.finish or (self._following is not None and self._following.idle)
+        # A batch in a job of its own is awaited: once released, it would never count as hung.
+        at_rest = not self._under_way
+        # Each run makes at least one batch, even if Spark's start takes longer than the budget.
         begun = self._sweeps or not due
         if not self._heartbeat.trusted:
-            self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
+            self._open.stop_all(StopReason.UNTRUSTED, self._lease_expired())
         elif self._follow is not None and self._open.unanswered:
-            # A run that does not follow ends soon, and so do the shards that it might have left
-            # open.
+            # A tenure that stays open in the store lasts until its run ends. A run that does not
+            # follow ends soon anyway.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
-        elif self._stop_requested() or (asked.stop and begun):
+        elif self._stop_requested() or (requests.stop and begun):
             self._open.stop_all(StopReason.STOP_REQUESTED)
-        elif begun and rests and self._clock() >= deadline:
+        elif begun and at_rest and self._clock() >= deadline:
             self._open.stop_all(StopReason.BUDGET_ENDED)
-        elif idle and not due and rests and not asked.take:
+        elif idle and not due and at_rest and not requests.take:
             self._open.stop_all(StopReason.CAUGHT_UP)
         if not self._open:
             return
-        for shard in asked.let_go:
+        for shard in requests.let_go:
             if shard in self._open:
                 self._open.stop(self._open[shard], StopReason.STOP_REQUESTED)
-        self._opening.open(asked.take)
-        if self._follow is not None and not asked.finish:
+        self._opening.open(requests.take)
+        if self._follow is not None and not requests.finish:
             room = max(0, self._stream.pace.shards_per_run - len(self._open.all()))
             self._opening.open(self._follow.gained()[:room], gained=True)
         self._open.review()
 
     @span("sweep")
     def _sweep(self, *, due: bool) -> None:
-        """Plan the next batch of each shard, make them together, and learn from the time taken."""
-        began, limits = self._clock(), self._sizes.limits
+        """Make and commit the next batches, and adapt the batch size to the time taken."""
+        started_s, limits = self._clock(), self._sizes.limits
         planned = self._planning.plan() if due else []
         commits = self._make_batches(planned) if planned else []
         planned = [batch for batch in planned if not batch.open_.under_way]
-        finished, late = self._finished_apart()
-        planned, commits = [*planned, *finished], [*commits, *late]
-        took_s = self._clock() - began
+        finished, late_commits = self._commit_finished_apart()
+        planned, commits = [*planned, *finished], [*commits, *late_commits]
+        took_s = self._clock() - started_s
         self._sweeps += bool(planned)
         if self._following is not None and (due or planned):
             shards = {commit.tenure.shard for commit in commits}
             self._following.made(planned, shards, limits, took_s=took_s, all_due=due)
         if commits:
-            seen = [commit.statistics for commit in commits if not commit.suspicion]
-            sizes = [(each.records or 0, each.bytes or 0) for each in seen]
+            statistics = [commit.statistics for commit in commits if not commit.suspicion]
+            sizes = [(each.records or 0, each.bytes or 0) for each in statistics]
             if sizes:
                 self._sizes.made(sizes, took_s=took_s)
             self._open.announce(self._sizes.expected_s)
 
     def _make_batches(self, planned: Sequence[PlannedBatch]) -> Sequence[BatchCommit]:
-        """Make batches: intents, Spark job, commit; return the commits."""
-        current = self._intended(planned)
+        """Record the intents, run the Spark job, and commit; return the commits."""
+        current = self._record_intents(planned)
         if not current:
             return []
         failpoints.reach("after_intent")
@@ -288,15 +288,15 @@ class Consumer:
         self._under_way |= apart
         for batch in apart.values():
             batch.open_.under_way = True
-        # If one of them hangs, the other shards continue meanwhile.
+        # Each runs in a job of its own, so that a hanging one does not stop the other shards.
         self._apart.start([batch.to_try for batch in apart.values()])
         commits: list[BatchCommit] = []
         if together := [batch for batch in current if not batch.apart]:
-            commits += self._made(together, self._swept(together))
+            commits += self._commit_results(together, self._run_sweep(together))
         return commits
 
-    def _finished_apart(self) -> tuple[list[PlannedBatch], list[BatchCommit]]:
-        """Commit the batches made apart by now; wait only if there is nothing else to do."""
+    def _commit_finished_apart(self) -> tuple[list[PlannedBatch], list[BatchCommit]]:
+        """Commit the batches whose own jobs have ended; wait for one if the run is idle."""
         finished: list[PlannedBatch] = []
         commits: list[BatchCommit] = []
         if not self._under_way:
@@ -308,10 +308,10 @@ class Consumer:
             batch.open_.under_way = False
             if shard in self._open and self._open[shard] is batch.open_:
                 finished.append(batch)
-                commits += self._made([batch], {shard: result})
+                commits += self._commit_results([batch], {shard: result})
         return finished, commits
 
-    def _swept(self, planned: Sequence[PlannedBatch]) -> Mapping[ShardId, SweepResult]:
+    def _run_sweep(self, planned: Sequence[PlannedBatch]) -> Mapping[ShardId, SweepResult]:
         numbers = {batch.range_.shard: batch.numbers for batch in planned}
         with span("spark", shards=len(planned)):
             try:
@@ -321,25 +321,25 @@ class Consumer:
                     batch.open_.gave_up = may_be_of_records(error)
                 raise
 
-    def _made(
+    def _commit_results(
         self, planned: Sequence[PlannedBatch], results: Mapping[ShardId, SweepResult]
     ) -> Sequence[BatchCommit]:
-        """Commit the batches that were made, and settle the others."""
+        """Commit the batches that succeeded, and handle the failures."""
         failpoints.reach("after_write")
         outcomes = [self._commit_of(batch, results[batch.range_.shard]) for batch in planned]
         commits = [commit for commit in outcomes if commit is not None]
         if commits:
             self._log.check()
         if not self._heartbeat.trusted:
-            self._open.stop_all(StopReason.UNTRUSTED, self._distrust())
+            self._open.stop_all(StopReason.UNTRUSTED, self._lease_expired())
             return []
         failpoints.reach("before_commit")
         return self._commit(commits)
 
     @span("intents")
-    def _intended(self, planned: Sequence[PlannedBatch]) -> list[PlannedBatch]:
-        """Record the intents of batches; return the batches whose tenures are not over."""
-        recorded = self._store.record_intents(
+    def _record_intents(self, planned: Sequence[PlannedBatch]) -> list[PlannedBatch]:
+        """Record the intents; return the batches whose tenures are still current."""
+        outcomes = self._store.record_intents(
             [
                 Intent(
                     batch.open_.tenure, batch.open_.sequence, batch.range_.start, batch.range_.end
@@ -349,7 +349,7 @@ class Consumer:
         )
         current: list[PlannedBatch] = []
         for batch in planned:
-            if isinstance(recorded[batch.range_.shard], Changed):
+            if isinstance(outcomes[batch.range_.shard], Changed):
                 batch.open_.numbered = batch.open_.intended = True
                 current.append(batch)
             else:
@@ -357,13 +357,13 @@ class Consumer:
         return current
 
     def _commit_of(self, batch: PlannedBatch, result: SweepResult) -> BatchCommit | None:
-        """Return the commit of a shard's batch; None after stopping a shard that failed."""
+        """Return the commit of a result; handle a failure, and return None."""
         open_, range_ = batch.open_, batch.range_
         if isinstance(result, CursorExpired):
             self._planning.pass_gap_of_batch(open_, result)
             return None
         if not isinstance(result, SweepOutcome):
-            self._failed(batch, result)
+            self._handle_failure(batch, result)
             return None
         try:
             if not batch.set_aside:
@@ -373,7 +373,7 @@ class Consumer:
             if result.columns:
                 self._columns.agree(result.columns)
         except (QuarantineLimitExceeded, TransformError) as error:
-            self._failed(batch, error)
+            self._handle_failure(batch, error)
             return None
         if note := mistimed_note(range_, result):
             _LOG.warning(note)
@@ -393,8 +393,8 @@ class Consumer:
             suspicion=suspicion and suspicion.after(batch.size, quarantined=bool(batch.set_aside)),
         )
 
-    def _failed(self, batch: PlannedBatch, error: LeaseholdError) -> None:
-        """Let a shard go whose batch failed, or try a part of it, if it was given up before."""
+    def _handle_failure(self, batch: PlannedBatch, error: LeaseholdError) -> None:
+        """Release the batch's shard, or continue the search if a bad record is being searched."""
         open_, range_ = batch.open_, batch.range_
         suspicion = open_.suspicion
         if suspicion is None or not open_.isolating or not leaves_run_able(error):
@@ -428,7 +428,7 @@ class Consumer:
             self._after_commit(done)
         return done
 
-    def _distrust(self) -> str:
+    def _lease_expired(self) -> str:
         return (
             f"Node {self._node} could not renew its lease in time, so this run stopped without "
             "committing its last batch: the next run reads it again."
@@ -436,8 +436,8 @@ class Consumer:
 
 
 def _watermark_after(stream: ShardStream, outcome: SweepOutcome) -> datetime | None:
-    """Return the largest event time of a batch; None, which moves no watermark, if it has none."""
+    """Return the largest event time of a batch; None, which keeps the watermark, if it has none."""
     if stream.watermark_of is WatermarkOf.SOURCE:
         return outcome.statistics.last_event_time
-    written = [file.last_event_time for file in outcome.files if not file.quarantine]
-    return max((time for time in written if time is not None), default=None)
+    times = [file.last_event_time for file in outcome.files if not file.quarantine]
+    return max((time for time in times if time is not None), default=None)

@@ -1,4 +1,7 @@
-"""The report of a run: its results for each shard, and the reason why it stopped."""
+"""The report of a run: for each shard, the results and the reason why the run stopped.
+
+The batch loop makes it, and assets and jobs show it in Dagster.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class StopReason(StrEnum):
 
     @property
     def healthy(self) -> bool:
-        """True if a shard whose consumption ended like this needs no attention."""
+        """True if a shard that stopped for this reason needs no attention."""
         return self not in (StopReason.LEASE_LOST, StopReason.UNTRUSTED, StopReason.FAILED)
 
 
@@ -45,18 +48,18 @@ class ConsumptionReport:
     """The results of a run for one shard.
 
     Attributes:
-        stopped: why it stopped.
-        records: records read and committed; None when a transform stopped its reader early.
-        bytes: bytes of their keys and values, or None likewise.
+        stopped: the reason why the run stopped.
+        records: records read and committed; None if a transform stopped reading early.
+        bytes: the bytes of their keys and values; None if `records` is None.
         batches: batches committed.
-        start: the cursor where the run began, or None if it never did.
+        start: the cursor where the run began; None if it did not begin.
         end: the cursor up to which it committed.
-        lag_before: unread records when it began, where the source can tell.
-        lag_after: unread records when it stopped.
-        lag_seconds: the age of the oldest of them, where the source can tell.
+        lag_before: unread records when it began; None if the source does not know.
+        lag_after: unread records when it stopped; None if the source does not know.
+        lag_seconds: the age of the oldest unread record; None if the source does not know.
         quarantined: committed records that could not be parsed.
         written: records in committed output.
-        error: what went wrong, as one sentence; empty when nothing did.
+        error: the error as one sentence; empty on success.
         open_by: the run that has the shard open, if `stopped` is `open_by_other`.
     """
 
@@ -99,7 +102,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 def with_lag_after(
     source: ShardSource, reports: Mapping[ShardId, ConsumptionReport], now: datetime
 ) -> dict[ShardId, ConsumptionReport]:
-    """Return the reports with the lag of each shard at its end, where the source tells it."""
+    """Return the reports with the lag at the end of each, if the source knows it."""
     ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
     lags = lags_behind(source, ends, now)
     return {
@@ -112,12 +115,12 @@ def with_lag_after(
 def lags_behind(
     source: ShardSource, ends: Mapping[ShardId, str], now: datetime
 ) -> dict[ShardId, tuple[int | None, float | None]]:
-    """Return the unread records behind a cursor of each shard, and the age of the oldest.
+    """Return each shard's number of unread records after a cursor, and the age of the oldest.
 
-    Lag is for people: a source that does not answer costs a warning, and its lags are None.
+    Lag only informs people. If the source does not answer, a warning is logged and it is None.
     """
     lags = lags_at(source, ends)
     ages = lags.seconds(unread_times(source, lags.behind), now)
     if lags.trouble:
-        _LOG.warning("The lag of %s is not known: %s", ", ".join(ends), lags.trouble)
+        _LOG.warning("The lag of %s is unknown: %s", ", ".join(ends), lags.trouble)
     return {shard: (lags.records.get(shard), ages.get(shard)) for shard in ends}

@@ -1,4 +1,7 @@
-"""Records as they come from a reader: in exactly the promised columns, counted, in portions."""
+"""Conversion of a reader's records to the record schema, in counted portions.
+
+Spark's tasks call it, in `range_tasks` and `frame_tasks`.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ PORTION_BYTES = 16 * 1024 * 1024
 
 
 def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return a batch with exactly the columns, types and times that were promised.
+    """Return a batch in exactly the record schema.
 
-    Spark checks the first batch of a task alone; a later one of another form would fail deep
-    inside its reader.
+    Spark checks only the first batch of a task. A later batch with another schema would fail deep
+    inside Spark. An event time outside the years 1 to 9999 becomes null, and its text an attribute.
     """
     import pyarrow as pa
 
@@ -33,36 +36,36 @@ def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield records in order, in tables of some ten thousand records or some megabytes.
+    """Yield records in order, in tables of limited size.
 
-    A transform is called once for each; memory is bounded by them.
+    A transform is called once per table, so their size limits its memory.
     """
     import pyarrow as pa
 
-    waiting: list[pa.RecordBatch] = []
+    parts: list[pa.RecordBatch] = []
     records = size = 0
     for batch in batches:
         for part in exact(batch):
-            waiting.append(part)
+            parts.append(part)
             records, size = records + part.num_rows, size + part.nbytes
         if records >= PORTION_RECORDS or size >= PORTION_BYTES:
-            yield pa.Table.from_batches(waiting)
-            waiting, records, size = [], 0, 0
-    if waiting:
-        yield pa.Table.from_batches(waiting)
+            yield pa.Table.from_batches(parts)
+            parts, records, size = [], 0, 0
+    if parts:
+        yield pa.Table.from_batches(parts)
 
 
 def add(seen: RangeStatistics, rows: pa.RecordBatch | pa.Table) -> RangeStatistics:
-    """Return statistics that include some more records."""
+    """Return the statistics with these rows added."""
     first, last = event_times(rows)
     mistimed = mistimed_cursors(rows)
-    at = mistimed[0] if mistimed else ""
-    own = RangeStatistics(rows.num_rows, _payload(rows), first, last, len(mistimed), at)
+    mistimed_at = mistimed[0] if mistimed else ""
+    own = RangeStatistics(rows.num_rows, _payload(rows), first, last, len(mistimed), mistimed_at)
     return seen.plus(own)
 
 
 def _payload(rows: pa.RecordBatch | pa.Table) -> int:
-    """Return the bytes of keys and values, from the ends of their offsets."""
+    """Return the size of keys and values in bytes, without reading them."""
     columns = [rows.column(name) for name in ("key", "value")]
     chunks = [chunk for column in columns for chunk in getattr(column, "chunks", [column])]
     return sum(chunk.total_values_length for chunk in chunks)

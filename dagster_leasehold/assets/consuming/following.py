@@ -1,7 +1,7 @@
-"""A run that follows its shards: between batches it asks the source for bounds, and waits.
+"""Polling and waiting of a run that follows its shards; the batch loop calls it.
 
-Waiting starts no Spark job. The run wakes at least once a second, so that a request for one of
-its shards, or for its end, is answered soon.
+Between batches the run polls the source for the bounds of its shards, without a Spark job. It wakes
+at least once a second, to handle requests soon.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dagster_leasehold.lease_store.rules.progress import Progress
 from dagster_leasehold.shard_sources.source import Limits, ShardSource, bounds_for
 
 ANSWER_S = 1.0
-"""The longest time until a waiting run answers a request, in seconds."""
+"""The longest time until a waiting run handles a request, in seconds."""
 LOOK_PAUSE = 4.0
-"""The pause between two looks, in multiples of a look's time."""
+"""The pause between two polls, in multiples of a poll's duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class Follow:
     """How a run follows its shards.
 
     Attributes:
-        pace: of the stream.
+        pace: the stream's pace.
         wait: waits for some seconds.
-        requests: asked about once a second.
-        show: gets the run's progress twice a minute.
-        gained: asked about once a second: the shards that the run's node has gained meanwhile.
+        requests: returns new requests to the run; called about once a second.
+        show: called with the run's progress twice a minute.
+        gained: returns the shards that the node gained during the run; called about once a second.
     """
 
     pace: Pace
@@ -49,8 +49,8 @@ class Follow:
 
 
 @dataclass(slots=True)
-class _Shard:
-    """The last look at a shard: when, its unread records where the source can tell, its end."""
+class _Poll:
+    """The last poll of a shard: its time, the unread records if known, and the end cursor."""
 
     looked_s: float
     lag: int | None
@@ -58,13 +58,13 @@ class _Shard:
 
 
 class Following:
-    """The looks at the source, and the waits, of one run.
+    """Polls the source and waits, for one run.
 
     Args:
-        follow: pace and wait.
-        source: of the shards.
-        shards: the open ones.
-        clock: monotonic seconds.
+        follow: how the run follows its shards.
+        source: the source of the shards.
+        shards: the run's open shards.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -76,18 +76,18 @@ class Following:
         self._shards = shards
         self._clock = clock
         self._due = DueTimes(follow.pace, clock())
-        self._seen: dict[ShardId, _Shard] = {}
+        self._seen: dict[ShardId, _Poll] = {}
         self._look_s = self._answer_s = clock()
         self._show_s = clock() + SHOW_EVERY_S
         self._read = Progress(clock)
 
     @property
     def idle(self) -> bool:
-        """True if there has been nothing to read for so long that the run ends."""
+        """True if no record was unread for so long that the run ends."""
         return self._due.idle(self._clock())
 
     def progress(self, reports: Sequence[ConsumptionReport]) -> RunProgress:
-        """Return the state of the run, whose shards have come as far as the reports say."""
+        """Return the run's progress, from the reports of its shards so far."""
         now_s, due_s = self._clock(), self._due.due_s
         lags = [seen.lag for seen in self._seen.values()]
         self._read(records_read(reports) or 0)
@@ -107,23 +107,23 @@ class Following:
         return True
 
     def batch_due(self) -> bool:
-        """Look at the source if it is time to; return True if the run is to make a batch now."""
+        """Poll the source if that is due; return True if a batch is due."""
         self._forget_closed()
         now_s = self._clock()
-        fresh = any(open_.tenure.shard not in self._seen for open_ in self._shards.all())
-        if fresh or now_s >= min(self._look_s, self._due.due_s):
-            self._look()
+        has_new = any(open_.tenure.shard not in self._seen for open_ in self._shards.all())
+        if has_new or now_s >= min(self._look_s, self._due.due_s):
+            self._poll()
         return self._due.due_s <= self._clock()
 
     def answer_due(self) -> bool:
-        """Return True if it is time to look for what others ask of the run."""
+        """Return True if it is time to check for requests."""
         if self._clock() < self._answer_s:
             return False
         self._answer_s = self._clock() + ANSWER_S
         return True
 
     def wait(self) -> None:
-        """Wait until there is something to look at."""
+        """Wait until the next poll, batch or check for requests, at most a second."""
         now_s = self._clock()
         next_s = min(self._look_s, self._due.due_s, self._answer_s)
         failpoints.reach("while_waiting")
@@ -133,14 +133,14 @@ class Following:
         self, planned: Sequence[PlannedBatch], committed: Collection[ShardId], limits: Limits,
         *, took_s: float, all_due: bool = True,
     ) -> None:  # fmt: skip
-        """Take note of a sweep: `planned` is its batches, and `committed` the shards that have one.
+        """Record a sweep, and schedule the next batch.
 
         Args:
-            planned: the batches; a shard without one had nothing to read after all.
-            committed: the shards whose batch is committed.
-            limits: of each batch.
+            planned: the sweep's batches; a shard without a batch had no readable record.
+            committed: the shards whose batch was committed.
+            limits: the limits of each batch.
             took_s: the time from planning to commit, in seconds.
-            all_due: False if no other shard was asked for a batch.
+            all_due: False if no batch was planned for the other shards.
         """
         batches = {batch.range_.shard: batch for batch in planned}
         for open_ in self._shards.all():
@@ -149,8 +149,8 @@ class Following:
             if seen is None or open_.under_way or (batch is None and not all_due):
                 continue
             if batch is None:
-                # Nothing can be read up to that end: a service can number records that it does not
-                # show.
+                # No record before that end can be read: a service can number records that it
+                # never returns.
                 self._due.see_read(shard, seen.looked_s)
                 seen.end = "" if open_.bounds is None else open_.bounds.end
                 open_.empty_end = seen.end
@@ -166,7 +166,7 @@ class Following:
             self._due.committed(self._clock(), took_s=took_s)
 
     @staticmethod
-    def _at_head(open_: OpenShard, batch: PlannedBatch, seen: _Shard, limits: Limits) -> bool:
+    def _at_head(open_: OpenShard, batch: PlannedBatch, seen: _Poll, limits: Limits) -> bool:
         size = open_.mean_bytes * batch.range_.records
         return reached_head(
             lag=seen.lag,
@@ -180,39 +180,39 @@ class Following:
             del self._seen[shard]
             self._due.forget(shard)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         now_s = self._clock()
-        places = {open_.tenure.shard: open_.cursor for open_ in self._shards.all()}
+        cursors = {open_.tenure.shard: open_.cursor for open_ in self._shards.all()}
         try:
-            bounds = bounds_for(self._source, places) if places else {}
+            bounds = bounds_for(self._source, cursors) if cursors else {}
         except Exception:
-            # One shard that the source no longer knows must not hide the others.
+            # One shard that the source no longer knows must not hide the bounds of the others.
             bounds = {}
 
-        def take(open_: OpenShard) -> None:
+        def poll_shard(open_: OpenShard) -> None:
             shard = open_.tenure.shard
-            place = {shard: open_.cursor}
-            open_.bounds = bounds.get(shard) or bounds_for(self._source, place)[shard]
-            self._see(open_, now_s)
+            cursor = {shard: open_.cursor}
+            open_.bounds = bounds.get(shard) or bounds_for(self._source, cursor)[shard]
+            self._record_poll(open_, now_s)
 
-        self._shards.each(take)
-        # Asking can take a while where a service tells one shard at a time.
-        looked_s = self._clock() - now_s
-        pause_s = max(self._pace.look_s, min(LOOK_MAX_S, looked_s * LOOK_PAUSE))
+        self._shards.each(poll_shard)
+        # A poll can take long if the service answers for one shard at a time.
+        duration_s = self._clock() - now_s
+        pause_s = max(self._pace.look_s, min(LOOK_MAX_S, duration_s * LOOK_PAUSE))
         self._look_s = self._clock() + pause_s
 
-    def _see(self, open_: OpenShard, now_s: float) -> None:
+    def _record_poll(self, open_: OpenShard, now_s: float) -> None:
         shard, bounds = open_.tenure.shard, open_.bounds
         assert bounds is not None
         if open_.under_way:
-            self._seen[shard] = _Shard(now_s, None, bounds.end)
+            self._seen[shard] = _Poll(now_s, None, bounds.end)
             self._due.forget(shard)
             return
         lag = self._source.lag(shard, open_.cursor, bounds)
-        self._seen[shard] = _Shard(now_s, lag, bounds.end)
+        self._seen[shard] = _Poll(now_s, lag, bounds.end)
         at_once = open_.intent is not None or open_.isolating or bounds.finished
         if not at_once and bounds.end in (open_.cursor, open_.empty_end):
             self._due.see_read(shard, now_s)
             return
-        many = lag is not None and lag * open_.mean_bytes >= self._pace.commit_bytes
-        self._due.see_unread(shard, now_s, at_once=at_once or many)
+        fills_commit = lag is not None and lag * open_.mean_bytes >= self._pace.commit_bytes
+        self._due.see_unread(shard, now_s, at_once=at_once or fills_commit)

@@ -1,4 +1,7 @@
-"""The DataFrame way: one Spark job that reads ranges, applies a plan of Spark SQL, and writes."""
+"""The DataFrame way: one Spark job that reads ranges, applies a plan of Spark SQL, and writes.
+
+`spark_sweeper` runs it for streams whose transform takes DataFrames.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
 
 OBSERVED_WITHIN_S = 5.0
 Read = Callable[[], dict[ShardId, RangeStatistics]]
-"""Returns the statistics of those ranges that a finished job has read to their end."""
+"""Returns the statistics of the ranges that a finished job has read to their end."""
 Observed = Callable[["DataFrame"], tuple["DataFrame", Read]]
 
 
@@ -68,7 +71,7 @@ def attempt_frames(
     try:
         return _attempt(spark, job, ranges, numbers, _observed)
     except SparkFeatureMissing:
-        # A Spark without observations makes the same output; what it reads stays unknown.
+        # Without observations the output is the same, but the statistics of reading are unknown.
         return _attempt(spark, job, ranges, numbers, _unobserved)
 
 
@@ -107,10 +110,10 @@ def _attempt(
 def _rows(
     spark: SparkSession, job: SweepJob, ranges: Sequence[ReadRange], folder: OutputPlace
 ) -> DataFrame:
-    """Return what `RangesRead` reads.
+    """Return the rows that `RangesRead` yields.
 
     Raises:
-        SparkUnavailable: Spark went away, or does not know what the records come by.
+        SparkUnavailable: Spark went away, or does not support functions on Arrow tables.
     """
     tasks = tuple(pack(ranges, job.tasks_max))
     reading = RangesRead(job.source_options, tasks, folder)
@@ -122,9 +125,9 @@ def _rows(
 
 
 def _observed(rows: DataFrame) -> tuple[DataFrame, Read]:
-    """Return the rows, and what their reports will say.
+    """Return the rows with an observation, and a function that reads their reports from it.
 
-    A plan that uses the rows twice can read them twice: both reports of a range say the same.
+    A plan that uses the rows twice can read a range twice; both reports are equal.
     """
     from pyspark.sql import Observation
     from pyspark.sql.functions import collect_list, expr
@@ -135,15 +138,15 @@ def _observed(rows: DataFrame) -> tuple[DataFrame, Read]:
     def read() -> dict[ShardId, RangeStatistics]:
         reports: list[bytes] = []
 
-        def ask() -> None:
-            # Where Spark left out the reading, because nothing depends on its rows, this raises, or
-            # in some releases never returns.
+        def fetch() -> None:
+            # If Spark dropped the reading from its plan, because no output depends on it, this
+            # raises, or never returns in some releases.
             with suppress(Exception):
                 reports.extend(observation.get["reports"])
 
-        asking = threading.Thread(target=ask, daemon=True)
-        asking.start()
-        asking.join(OBSERVED_WITHIN_S)
+        thread = threading.Thread(target=fetch, daemon=True)
+        thread.start()
+        thread.join(OBSERVED_WITHIN_S)
         return dict(map(statistics_of, reports))
 
     return observed, read
@@ -154,11 +157,11 @@ def _unobserved(rows: DataFrame) -> tuple[DataFrame, Read]:
 
 
 def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
-    """Return the output of the user's transform, checked before anything is read.
+    """Return the output of the user's transform; check its columns before any record is read.
 
     Raises:
-        SparkUnavailable: Spark went away, or does not know what the records come by.
-        TransformError: it raised, or its output cannot be committed.
+        SparkUnavailable: Spark went away, or does not support functions on Arrow tables.
+        TransformError: the transform raised, or its output cannot be committed.
     """
     from pyspark.sql import DataFrame
 
@@ -183,7 +186,7 @@ def _transformed(records: DataFrame, job: SweepJob) -> DataFrame:
 
 
 def _can_be_read(records: DataFrame) -> bool:
-    """Return False if this Spark lacks what reads the records."""
+    """Return False if this Spark does not support the function that reads the records."""
     try:
         _ = records.schema
     except Exception as error:

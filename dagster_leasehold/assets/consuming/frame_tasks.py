@@ -1,7 +1,7 @@
 """The tasks of the DataFrame way: some read ranges into Spark, others write rows into files.
 
-The user's transform runs between reading and writing. Spark's workers import this module by its
-name.
+The user's transform runs between reading and writing. `frame_job` starts the tasks, and Spark's
+workers import this module by name.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ REPORT = f"CASE WHEN {SHARD_COLUMN} IS NULL THEN value END"
 
 @dataclass(frozen=True)
 class RangesRead:
-    """Reads the ranges of the tasks whose numbers come in.
+    """Reads the ranges of each task whose number it receives.
 
-    After the records of each range comes a row without a shard: its value is the report, the shard
-    and the statistics of the records. A range that fails stops no other one of its task; then the
-    task fails, and names the shards.
+    A report follows the records of each range. It is a row without a shard, and its value holds
+    the shard and the statistics of the records. If a range fails, the task still reads its other
+    ranges; then it fails, and names the failed shards.
 
     Attributes:
         source_options: the options of the reader.
-        tasks: the ranges of each task, by its number.
-        folder: the attempt's folder, where signs of work are left.
+        tasks: the ranges of each task, by task number.
+        folder: the attempt's folder, where the task leaves signs of progress.
     """
 
     source_options: Mapping[str, str]
@@ -50,10 +50,10 @@ class RangesRead:
     folder: OutputPlace
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the records of these tasks, each range in order and followed by its report.
+        """Yield the records of these tasks: each range in order, followed by its report.
 
         Raises:
-            WorkerFailed: ranges cannot be read.
+            WorkerFailed: some ranges could not be read.
         """
         for batch in numbers:
             for number in batch.column(0).to_pylist():
@@ -92,21 +92,20 @@ class RangesRead:
 
 
 def statistics_of(report: bytes) -> tuple[ShardId, RangeStatistics]:
-    """Return a shard and the statistics of its range from a report."""
+    """Return the shard and the statistics that a report holds."""
     shard, values = json.loads(report)
     return ShardId(shard), RangeStatistics.of(values)
 
 
 @dataclass(frozen=True)
 class RowsWritten:
-    """Writes the rows of a task into a file for each shard; yields a row that lists the files.
+    """Writes the rows of a task into one file per shard, and yields a row that lists the files.
 
-    Spark's own Parquet writer mixes shards in a file, or pays for a shuffle or a sort to keep them
-    apart.
+    Spark's own Parquet writer would mix shards in a file, or need a shuffle or a sort.
 
     Attributes:
         folder: the attempt's folder.
-        numbers: the batches that are made, by shard.
+        numbers: the batch numbers of each shard.
         transform: the name of the transform that made the rows, for errors.
     """
 
@@ -115,10 +114,10 @@ class RowsWritten:
     transform: str
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write all rows of a task; one that fails leaves no file behind.
+        """Write all rows of a task; a task that fails leaves no files.
 
         Raises:
-            WorkerFailed: rows cannot be written.
+            WorkerFailed: some rows could not be written.
         """
         files = ShardFiles(self.folder, uuid.uuid4().hex, self.numbers, self.transform)
         moving = MovingRecords(self.folder)

@@ -1,7 +1,7 @@
-"""Gaps: the way of a run past records that were removed before it could read them.
+"""Gaps: ranges whose records were removed before a run could read them.
 
-The group's policy decides; every such range is recorded first, so that nothing is ever skipped
-without a trace.
+`opening` and `batch_planning` settle them. The group's gap policy decides if the run continues
+after a gap. Each gap is recorded first, so that none is skipped without a trace.
 """
 
 from __future__ import annotations
@@ -25,35 +25,36 @@ class GapHandling:
     """Settles gaps of one stream's shards.
 
     Attributes:
-        store: where gaps are recorded and checkpoints moved, under the tenure.
-        source: tells where the records that are still there begin and end.
+        store: the lease store, which records gaps and moves checkpoints under a tenure.
+        source: the source, which knows the cursors of the records that it still has.
     """
 
     store: LeaseStore
     source: ShardSource
 
     def settle(self, tenure: Tenure, start: str, why: str) -> str:
-        """Record the gap that begins at the checkpoint `start`, and move past it if that is right.
+        """Record the gap at the checkpoint `start`, and move past it if the policy allows.
 
         Returns:
-            The cursor where the shard continues; the checkpoint is there.
+            The cursor after the gap, where the checkpoint is now.
 
         Raises:
-            GapHeld: the group holds, and this gap is not accepted yet; nothing moved.
-            CursorExpired: the source contradicts itself: it begins at a place that it calls
-                removed.
+            GapHeld: the policy holds the shard, and this gap is not accepted yet; the checkpoint
+                stays.
+            CursorExpired: the source contradicts itself: it calls its first cursor removed.
             LeaseLost: the tenure is over.
-            SourceError: the source does not say which records it still holds.
+            SourceError: the source does not say which records it still has.
         """
         shard = tenure.shard
         bounds = self.source.bounds([shard])[shard]
         policy = self.store.pulse(tenure.key).group.gap_policy
-        behind = bounds.end if position_behind(policy) == END else bounds.begin
+        target = bounds.end if position_behind(policy) == END else bounds.begin
         verdict = judged_gap(
             start,
             policy=policy,
-            # An empty shard can begin "before all records", even if some were removed.
-            behind=clamped(self.source, shard, start) if is_before(behind, start) else behind,
+            # The first cursor of an empty shard can mean "before all records", although records
+            # were removed.
+            behind=clamped(self.source, shard, start) if is_before(target, start) else target,
             accepted_end=self._accepted_end(tenure, start) if policy is GapPolicy.HOLD else None,
             contradiction=why,
         )

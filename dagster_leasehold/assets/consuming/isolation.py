@@ -1,8 +1,9 @@
-"""The search of a run for the record that blocks a shard, by the rules of `rules.isolation`.
+"""Search for the record that blocks a shard, by the rules of `rules.isolation`.
 
-What is suspected is on the shard's row before it is tried, since the try can kill this process.
-A range is cut by planning a smaller one, so that every source can do it; where cursors are offsets,
-sizes are counted in offsets, and elsewhere in records as the source plans them.
+`batch_planning` calls it for the next range after a failed try. A suspicion is stored in the
+shard's row before each try, since the try can kill this process. A range is divided by planning a
+smaller one, which every source can do. Sizes are in offsets if the source's cursors are offsets,
+otherwise in records.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from dagster_leasehold.lease_store.rules.isolation import (
 from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, ReadRange
 
 UNREAD_AFTER = 2 * KILLED_MAX
-"""The tries after which a record is no longer read: the transform's, and as many more."""
+"""The failed tries after which a record goes to quarantine without being read."""
 UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
 _RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
 _PROCESSES = (RunStalled, SparkUnavailable)
@@ -48,15 +49,18 @@ _INNOCENT = (TransformUnusable, SparkAway, SparkFeatureMissing)
 
 
 def may_be_of_records(error: BaseException) -> bool:
-    """Return True if what failed might be the fault of a record that was being tried."""
+    """Return True if a record can have caused the error."""
     if isinstance(error, _INNOCENT):
         return False
-    # Reading that failed in another way than its source foresees is a plain `SourceError`.
+    # A plain `SourceError` stands for an unexpected exception of the reader.
     return isinstance(error, (*_RECORDS, *_PROCESSES)) or type(error) is SourceError
 
 
 def leaves_run_able(error: LeaseholdError) -> bool:
-    """Return True if the run can continue with a smaller range: nothing hangs."""
+    """Return True if a record can have caused the error and the run can try a smaller range.
+
+    It cannot if its process stalls or Spark is unavailable.
+    """
     return may_be_of_records(error) and not isinstance(error, _PROCESSES)
 
 
@@ -65,10 +69,11 @@ class NextRange:
     """The range to try next.
 
     Attributes:
-        size: in what the source counts; 0 where no record is looked for.
-        last: a read-only shard ends with it.
-        set_aside: why the transform is not to see it; empty where it is.
-        unread: reading it without the transform failed as well.
+        size: its length in the source's unit; 0 if no bad record is searched.
+        last: True if the shard is read-only and ends with this range.
+        set_aside: the reason why its records go to quarantine without the transform; empty if
+            they do not.
+        unread: True if reading them without the transform failed as well.
     """
 
     range_: ReadRange
@@ -80,22 +85,22 @@ class NextRange:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """Finds the records of one run's shards that block them.
+    """Finds the records that block one run's shards.
 
     Attributes:
-        stream: the declaration, for its source and for what becomes of such a record.
-        store: where a suspicion is recorded, under the tenure.
+        stream: the stream's declaration, for its source and its policy on bad records.
+        store: the lease store, which records suspicions under a tenure.
     """
 
     stream: ShardStream
     store: Tenures
 
     def again(self, open_: OpenShard, range_: ReadRange) -> NextRange:
-        """Return the range to try instead of one that was intended and is not committed.
+        """Return the range to try in place of an intended range that was not committed.
 
         Raises:
             LeaseLost: the tenure is over.
-            RecordBlocks: it is one record that this run has tried, and that holds the shard.
+            RecordBlocks: the range is one record; this run has tried it, and it holds the shard.
             SourceError: the source does not answer.
         """
         step = next_step(open_.failures, open_.suspicion)
@@ -118,18 +123,18 @@ class Isolation:
         return NextRange(range_, size)
 
     def onwards(self, open_: OpenShard) -> NextRange | None:
-        """Return the next range to try of a suspected one after a part was committed.
+        """Return the next part of a suspected range after a part was committed.
 
-        None where nothing of it can be read now.
+        None if no record can be read now.
         """
         suspicion = open_.suspicion or Suspicion()
-        following = self._first(open_, suspicion.next_size())
-        if following.range_.end == open_.cursor:
+        part = self._first(open_, suspicion.next_size())
+        if part.range_.end == open_.cursor:
             return None
-        alone = suspicion.records > 0 and following.size <= 1
+        alone = suspicion.records > 0 and part.size <= 1
         if alone != suspicion.alone:
             self._suspect(open_, replace(suspicion, alone=alone))
-        return following
+        return part
 
     def _halved(self, open_: OpenShard, range_: ReadRange) -> NextRange:
         size = self._size(open_, range_)
@@ -152,7 +157,7 @@ class Isolation:
         open_.suspicion = suspicion
 
     def _size(self, open_: OpenShard, range_: ReadRange) -> int:
-        """Return the size of an intended range, or the most that it can be."""
+        """Return the size of an intended range, or an upper bound of it."""
         if isinstance(self.stream.source, DivisibleRanges):
             return max(1, self.stream.source.divide(range_, 1)[0].records)
         if open_.suspicion is not None and open_.suspicion.isolating:
@@ -161,7 +166,7 @@ class Isolation:
         return max(1, plan.records)
 
     def _first(self, open_: OpenShard, count: int) -> NextRange:
-        """Return the first records behind a shard's checkpoint, so many at most."""
+        """Return a range of at most `count` records from the shard's cursor."""
         shard, start, source = open_.tenure.shard, open_.cursor, self.stream.source
         plan = source.plan(shard, start, Limits(count, self.stream.limits.bytes_max))
         range_ = ReadRange(shard, start, plan.end, plan.records)

@@ -1,14 +1,15 @@
-"""The log that a group's cursors belong to: a log of the same name that is another one is refused.
+"""Check that a log is still the one that a group's cursors belong to.
 
-A topic can be deleted and recreated with as many records as were consumed, or more. Offsets then
-lead into it, and the records before them would be skipped without a word:
+A topic can be deleted and recreated under its name. Once the new topic has enough records, the
+group's offsets would point into it, and the records before them would be skipped silently. So the
+batch loop checks the topic's identity:
 
 1. A run reads a batch of the topic, from the group's checkpoint on.
-2. Before that, or meanwhile, the topic was deleted and recreated.
-3. The run looks at the topic's identity before it commits. It is not the one that the group noted
-   when it first consumed, and nothing is committed.
+2. Before or during that, the topic is deleted and recreated.
+3. Before its commit, the run compares the topic's identity with the one that the group stored when
+   it first consumed. They differ, so the run commits nothing.
 
-Identities never come again, so that one look before each commit is enough.
+Identities are never reused, so one check before each commit is enough.
 """
 
 from __future__ import annotations
@@ -23,30 +24,30 @@ from dagster_leasehold.shard_sources.source import ShardSource, identity_of_log
 
 @dataclass(slots=True)
 class LogOfGroup:
-    """The check of one group's log, for one run."""
+    """Checks the identity of one group's log, for one run."""
 
     store: Identity
     key: GroupKey
     source: ShardSource
-    _own: str | None = field(default=None, init=False)
+    _expected: str | None = field(default=None, init=False)
 
     def check(self) -> None:
-        """Look whether the log is the one that the group's cursors belong to.
+        """Compare the log's identity with the one that the group stored.
 
         Raises:
-            LogRenewed: it is another one.
+            LogRenewed: the log was deleted and recreated.
             SourceError: the source does not answer.
             StoreError: the lease store does not answer.
         """
         identity = identity_of_log(self.source)
         if identity is None:
             return
-        if self._own is None:
-            self._own = self.store.log_of_group(self.key, identity)
-        if self._own != identity:
+        if self._expected is None:
+            self._expected = self.store.log_of_group(self.key, identity)
+        if self._expected != identity:
             raise LogRenewed(
                 f"The log of stream {self.key.stream} was deleted and recreated under its old name "
-                f"(its identity is {identity}, and cursors of {self.key} belong to {self._own}): "
-                "consume it as a stream or group of another name. If stored cursors count in it, "
-                f"run `leasehold group accept-log {self.key.stream}`."
+                f"(its identity is {identity}, and cursors of {self.key} belong to "
+                f"{self._expected}): consume it as a stream or group of another name. If stored "
+                f"cursors are valid in it, run `leasehold group accept-log {self.key.stream}`."
             )

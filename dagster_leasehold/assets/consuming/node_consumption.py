@@ -1,4 +1,7 @@
-"""A run consuming shards of one node: the heartbeat around the batch loop."""
+"""Consumption of one node's shards in a Dagster run: the batch loop, its heartbeat and watchdog.
+
+The assets and jobs of a stream call it.
+"""
 
 from __future__ import annotations
 
@@ -53,17 +56,16 @@ def consume_shards(
 ) -> tuple[list[ConsumptionReport], float]:
     """Consume shards that `node` holds; return a report per shard, and the duration in seconds.
 
-    `after_commit` is called with every batch right after its commit, and `between_batches` about
-    once a second while the run is at none. With `follow`, the run waits for more records once all
-    are read; without, it ends then. `tell` takes a sentence for people while the run continues,
-    such as after `starved_after_s` seconds when Spark runs no task; `ended` tells if another
-    run is known to have ended.
+    `after_commit` is called with the batches right after each commit, and `between_batches` about
+    once a second between batches. With `follow`, the run waits for more records when it has caught
+    up; otherwise it ends. `tell` is called with warnings for people, such as that Spark has run no
+    task for `starved_after_s` seconds. `ended` returns True if another run has ended.
 
-    The run beats for its node, which lives on as long as the run works, should the sensor's process
-    die. One that follows its shards plans for its node as well, and opens the shards it gains.
+    The run renews its node's lease, so the node stays alive if the sensor's process dies. A run
+    that follows its shards also plans for its node, and opens the shards that the node gains.
 
     Raises:
-        LeaseholdError: what concerns the whole run, such as a store that does not answer.
+        LeaseholdError: an error of the whole run, such as a store that does not answer.
     """
     store = deployment.store()
     pulse = store.pulse(stream.key)
@@ -97,10 +99,10 @@ def consume_shards(
             heartbeat=heartbeat,
             clock=time.monotonic,
             stop_requested=deployment.leaving,
-            after_commit=_commit_news(publishing, guard, after_commit),
+            after_commit=_publishing_commits(publishing, guard, after_commit),
             between_batches=lambda: guard.call(EVENTS, between_batches),
             bootstrap=bootstrap_cursors(pulse, node),
-            follow=follow and _following(follow, guard, planner, run),
+            follow=follow and _guarded_follow(follow, guard, planner, run),
             unfinished_by=on_spark.succeed,
         )
         reports = consumer.consume(shards)
@@ -112,10 +114,10 @@ def _member(store: LeaseStore, group: Group, node: Node) -> Member:
     return Member(store, group.key, node, timing, steady_clock)
 
 
-def _commit_news(
+def _publishing_commits(
     publishing: PublishingRun, guard: StallGuard, report: Callable[[Sequence[BatchCommit]], None]
 ) -> Callable[[Sequence[BatchCommit]], None]:
-    """Return the function to call after a commit: it publishes, and reports under guard."""
+    """Return a function that publishes after a commit, and reports it under the watchdog."""
 
     def committed(commits: Sequence[BatchCommit]) -> None:
         publishing.committed()
@@ -138,15 +140,15 @@ def _guarded_sweepers(
     return sweeper, GuardedApart(sweeper, on_spark.apart, guard, spark.note_hung)
 
 
-def _following(follow: Follow, guard: StallGuard, planner: NodePlanner, run: str) -> Follow:
-    """Return the way to follow: Dagster's storage is called under guard, and the run plans."""
+def _guarded_follow(follow: Follow, guard: StallGuard, planner: NodePlanner, run: str) -> Follow:
+    """Return `follow` with Dagster's storage under the watchdog, and with the node's planner."""
     answer = "Dagster's storage to answer"
 
     def gained() -> Sequence[ShardId]:
         try:
             return planner.gained(run)
         except StoreError as error:
-            # What keeps the run's own shards safe asks the store for itself.
+            # The run's own shards stay safe: the heartbeat checks their leases by itself.
             _LOG.warning("Run %s could not plan for its node: %s", run, error)
             return ()
 

@@ -1,4 +1,7 @@
-"""The shards that a run has open: how far it has come with each, and how it releases them."""
+"""The shards that a run has open: the progress of each, and its release.
+
+The batch loop and its helpers share one `OpenShards`.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from dagster_leasehold.shard_sources.source import ShardBounds
 _LOG = logging.getLogger(__name__)
 
 ETA_CHANGE_MIN = 2.0
-"""By what factor the time of a batch must change for the announced one to be worth a write."""
+"""Announce the batch time again only if it changed by this factor."""
 
 Value = TypeVar("Value")
 
@@ -36,20 +39,21 @@ class OpenShard:
     Attributes:
         tenure: the tenure that has the shard open.
         sequence: the number of its next batch.
-        intent: the batch that an earlier tenure intended and never committed, or None.
-        numbered: True if the ledger has a row for the batch `sequence`, of whichever tenure.
+        intent: the batch that was intended and not committed, by an earlier tenure or a failed
+            try; None if there is none.
+        numbered: True if the ledger has a row for the batch `sequence`, of any tenure.
         report: the run's results for the shard so far.
-        cursor: where reading continues.
-        bounds: the bounds of its records at the last look, where the source tells them.
-        empty_end: an end of the shard, if there was nothing before it; else empty.
-        announced_s: the duration of a batch that was last announced, in seconds, or None.
-        failures: the tries of the next batch that failed.
-        suspicion: what failed tries tell of the records behind the cursor, or None.
-        under_way: its next batch is made apart, and nothing of it is known yet.
-        intended: the next batch is recorded under this tenure.
-        gave_up: this run's try of the next batch has failed, and might be the fault of a record.
-        refused: this run has tried a record alone, and failed.
-        consumer: its state machine.
+        cursor: the cursor where reading continues.
+        bounds: the bounds of its records at the last poll; None if unknown.
+        empty_end: an end cursor before which no record could be read; empty if there is none.
+        announced_s: the batch time that was last announced, in seconds, or None.
+        failures: the number of failed tries of the next batch.
+        suspicion: the findings of failed tries about the records after the cursor, or None.
+        under_way: True while its next batch is in flight in a job of its own.
+        intended: True if the next batch is recorded under this tenure.
+        gave_up: True if this run's try of the next batch failed, and a record can be the cause.
+        refused: True if this run tried a single record and that failed.
+        consumer: the state machine of its consumption.
     """
 
     tenure: Tenure
@@ -70,7 +74,7 @@ class OpenShard:
     consumer: ShardConsumer = field(default_factory=ShardConsumer)
 
     def passed(self, commit: BatchCommit) -> None:
-        """Continue behind a committed batch."""
+        """Continue after a committed batch."""
         self.report = self.report.with_batch(commit.end, commit.statistics)
         self.cursor, self.intent, self.sequence = commit.end, None, self.sequence + 1
         self.numbered = self.intended = self.gave_up = self.refused = False
@@ -78,12 +82,12 @@ class OpenShard:
 
     @property
     def isolating(self) -> bool:
-        """True if a record that blocks the shard is looked for, or was found."""
+        """True if a record that blocks the shard is being searched, or was found."""
         return self.suspicion is not None and self.suspicion.isolating
 
     @property
     def mean_bytes(self) -> float:
-        """The mean size of the records that the run has committed; 0 while it knows of none."""
+        """The mean size of the records that the run has committed; 0 if unknown."""
         records, size = self.report.records, self.report.bytes
         return size / records if records and size else 0.0
 
@@ -92,13 +96,13 @@ class OpenShards:
     """The open shards of one run, and the reports of released ones.
 
     Args:
-        store: where tenures are looked at and closed.
-        now: the time of a failure, for people.
+        store: the lease store, which reviews and closes tenures.
+        now: the wall clock, for the times of failures.
 
     Attributes:
         reports: the reports of the shards that were released.
-        unanswered: True once the store left the run without an answer about one of its shards,
-            whose tenure might still be open: all others take it for served until the run ends.
+        unanswered: True after the store did not answer a call about a tenure. The tenure can still
+            be open, and then blocks other runs until this run ends.
     """
 
     def __init__(self, store: Tenures, now: Callable[[], datetime] = utc_now) -> None:
@@ -120,7 +124,7 @@ class OpenShards:
         return self._open[shard]
 
     def at_rest(self) -> list[ShardId]:
-        """Return the open shards without a batch that is made apart."""
+        """Return the open shards without a batch in flight."""
         return [shard for shard, open_ in self._open.items() if not open_.under_way]
 
     def all(self) -> list[OpenShard]:
@@ -137,7 +141,7 @@ class OpenShards:
         return [*self.reports.values(), *(open_.report for open_ in self._open.values())]
 
     def add(self, open_: OpenShard) -> None:
-        """Take in a shard whose tenure was just opened."""
+        """Add a shard whose tenure was just opened."""
         self._open[open_.tenure.shard] = open_
         self._ended.pop(open_.tenure.shard, None)
 
@@ -148,10 +152,10 @@ class OpenShards:
     def each(
         self, step: Callable[[OpenShard], Value | None], among: Collection[ShardId] | None = None
     ) -> list[Value]:
-        """Take a step with every open shard, or with some; one that fails is released alone.
+        """Call `step` with each open shard in `among`, or with all; release shards that fail.
 
         Returns:
-            The steps' results, without None.
+            The results of the steps, without None.
         """
         results: list[Value] = []
         for open_ in self.all():
@@ -168,12 +172,14 @@ class OpenShards:
         return results
 
     def review(self) -> None:
-        """Look at all tenures, and release the shards that another node has or is to have.
+        """Check all tenures; release shards that were lost, paused or are in transfer.
 
-        1. The run releases a shard, and the store confirms it.
-        2. The database fails over to a replica that had not got that transaction.
-        3. The shard is open again to a run that does not know of it, and lives on: no run would
-           serve it until the run ends. So tenures that are over are looked at as well.
+        Closed tenures are checked as well, and closed again if a failover has opened them:
+
+        1. The run closes a tenure, and the store confirms it.
+        2. The database fails over to a replica that lacks that transaction.
+        3. The tenure is open again without the run's knowledge. If the run left it open, no run
+           would consume the shard until this run ends.
         """
         ended = list(self._ended.values())
         views = self._store.review([*(open_.tenure for open_ in self.all()), *ended])
@@ -192,29 +198,29 @@ class OpenShards:
     def stop_all(
         self, reason: StopReason, error: str = "", among: Sequence[OpenShard] | None = None
     ) -> None:
-        """Release all shards, or those in `among`, at their checkpoints.
+        """Release all shards, or the shards in `among`, at their checkpoints.
 
-        It takes one transaction, but for those in transfer.
+        Tenures are closed in one transaction where possible; a shard in transfer is closed alone.
         """
-        # A store that left a call unanswered long ago can be well again.
+        # A store that did not answer an earlier call can have recovered.
         self._store_silent = False
-        each = self.all() if among is None else among
-        if not each:
+        shards = self.all() if among is None else among
+        if not shards:
             return
-        with span("close", shards=len(each), reason=reason.value):
-            closed = self._closed_together(each, reason, error)
-            for open_ in each:
+        with span("close", shards=len(shards), reason=reason.value):
+            closed = self._close_together(shards, reason, error)
+            for open_ in shards:
                 if open_.tenure.shard in closed:
                     self.end(open_, reason, error)
                 else:
                     self.stop(open_, reason, error)
 
-    def _closed_together(
-        self, each: Sequence[OpenShard], reason: StopReason, error: str
+    def _close_together(
+        self, shards: Sequence[OpenShard], reason: StopReason, error: str
     ) -> set[ShardId]:
         closed: set[ShardId] = set()
         for gave_up in (False, True):
-            tenures = [open_.tenure for open_ in each if open_.gave_up is gave_up]
+            tenures = [open_.tenure for open_ in shards if open_.gave_up is gave_up]
             if len(tenures) < 2 or self._store_silent:
                 continue
             try:
@@ -231,7 +237,7 @@ class OpenShards:
         return closed
 
     def stop(self, open_: OpenShard, reason: StopReason, error: str = "") -> None:
-        """Let a shard go at its checkpoint."""
+        """Release a shard at its checkpoint."""
         open_.consumer = open_.consumer.stop(reason.value)
         lost = self._close(
             open_.tenure,
@@ -255,9 +261,9 @@ class OpenShards:
         gave_up: bool = False,
         failed_at: datetime | None = None,
     ) -> LeaseLost | None:
-        """Close a tenure, and return the error if it was over already."""
+        """Close a tenure; return the error if it was already over."""
         try:
-            # A store that did not answer once would make every further shard wait as long.
+            # If the store does not answer, each further call would wait as long as the first.
             if not self._store_silent:
                 self._store.close_tenure(
                     tenure, reason=reason, gave_up=gave_up, failed_at=failed_at
@@ -265,14 +271,14 @@ class OpenShards:
         except LeaseLost as lost:
             return lost
         except LeaseholdError as unanswered:
-            # The tenure stays open in the store until an observer sees that this run has ended.
+            # The tenure stays open until an observer in the group finds that this run has ended.
             _LOG.warning("Shard %s could not be released: %s", tenure.shard, unanswered)
             self._store_silent = isinstance(unanswered, StoreError)
             self.unanswered |= self._store_silent
         return None
 
     def announce(self, eta_s: float) -> None:
-        """Tell the nodes that wait for a shard how long a batch takes here."""
+        """Announce the batch time to nodes that wait for a shard."""
         stale = [open_ for open_ in self.all() if _differs(open_.announced_s, eta_s)]
         tenures = [open_.tenure for open_ in stale]
         announced = self._store.announce_all(tenures, handoff_eta_s=eta_s)
@@ -285,13 +291,13 @@ class OpenShards:
                 self.lose(open_, str(error))
 
     def _fail(self, open_: OpenShard, error: Exception) -> None:
-        """Let a shard go that raised something, foreseen or not; the others continue."""
+        """Release a shard whose step raised; the others continue."""
         if not isinstance(error, LeaseholdError):
             _LOG.error("Shard %s failed", open_.tenure.shard, exc_info=error)
         self.stop(open_, StopReason.FAILED, sentence_of(error))
 
     def lose(self, open_: OpenShard, error: str = "") -> None:
-        """Give up a shard whose tenure is over already."""
+        """Give up a shard whose tenure is already over."""
         tenure = open_.tenure
         why = error or (
             f"Node {tenure.holder} lost shard {tenure.shard} of {tenure.key}: tenure "

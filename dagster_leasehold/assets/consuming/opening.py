@@ -1,4 +1,7 @@
-"""The opening of a run's shards: their tenures, and the cursor where reading of each begins."""
+"""Opening of a run's shards: their tenures, and the cursor where each begins.
+
+The batch loop calls it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def initial_position(text: str) -> Position | datetime:
-    """Return the place that a group's `initial_position` names.
+    """Parse a group's initial position.
 
     Raises:
         InvalidSetting: it is not `begin`, `end` or an ISO 8601 time.
@@ -47,14 +50,14 @@ class Opening:
 
     Attributes:
         stream: the stream's declaration, for its source and initial position.
-        store: where tenures are opened and first checkpoints saved.
-        shards: takes in the open ones, and the reports of the others.
-        gaps: settles the gap of a shard whose first records are gone.
+        store: the lease store, which opens tenures and saves first checkpoints.
+        shards: receives the opened shards, and the reports of the others.
+        gaps: settles the gap of a shard whose first records were removed.
         bootstrap: starts pinned shards at their bootstrap cursors.
         node: the node that holds the shards.
         run: the unique id of the run.
-        replaces: for a shard, the run that had it open and is known to have ended.
-        unfinished_by: called with the run that left a batch of a shard unfinished.
+        replaces: for a shard that an ended run left open, the id of that run.
+        unfinished_by: called with each run that left an intended batch uncommitted.
     """
 
     stream: ShardStream
@@ -68,20 +71,19 @@ class Opening:
     unfinished_by: Callable[[str], None] = lambda _: None
 
     def open(self, shards: Sequence[ShardId], *, gained: bool = False) -> None:
-        """Open these shards and find out where each begins; one that fails is reported.
+        """Open these shards, and determine where each begins; report the shards that fail.
 
-        A run that follows can open more of them later; the shards that are open stay as they are. A
-        shard that the node has `gained` gets no report where another run has opened it by now, or
-        the node has lost it again.
+        Shards that are already open are skipped. A shard that the node has `gained` during the run
+        gets no report if another run has opened it, or the node has lost it again.
         """
-        fresh = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
-        if fresh:
-            with span("open", shards=len(fresh)):
-                self._open(fresh, gained=gained)
+        new_shards = [shard for shard in dict.fromkeys(shards) if shard not in self.shards]
+        if new_shards:
+            with span("open", shards=len(new_shards)):
+                self._open(new_shards, gained=gained)
 
-    def _open(self, fresh: Sequence[ShardId], *, gained: bool) -> None:
-        self._open_tenures(fresh, gained=gained)
-        self._read_bounds(fresh)
+    def _open(self, new_shards: Sequence[ShardId], *, gained: bool) -> None:
+        self._open_tenures(new_shards, gained=gained)
+        self._read_bounds(new_shards)
         children: set[ShardId] = set()
         position = self.stream.initial_position
         if any(open_.report.start is None for open_ in self.shards.all()):
@@ -103,12 +105,12 @@ class Opening:
             open_.report = replace(open_.report, lag_before=self._lag(open_))
             open_.consumer = open_.consumer.initialized()
 
-        self.shards.each(begin, fresh)
+        self.shards.each(begin, new_shards)
 
-    def _open_tenures(self, fresh: Sequence[ShardId], *, gained: bool) -> None:
-        """Open tenures in one transaction; the ones that it leaves out are opened alone."""
+    def _open_tenures(self, new_shards: Sequence[ShardId], *, gained: bool) -> None:
+        """Open tenures in one transaction, and each shard alone that it leaves out."""
         key, ready = self.stream.key, list[ShardId]()
-        for shard in fresh:
+        for shard in new_shards:
             try:
                 self.bootstrap.apply(key, shard, self.node, self.run)
                 ready.append(shard)
@@ -121,13 +123,14 @@ class Opening:
                 key, ready, self.node, self.run, replaces=self.replaces
             )
         except StoreError as error:
-            # Each would wait as long, and find its tenure open if the reply alone was lost.
+            # A call per shard would wait as long, and find its tenure open if only the reply was
+            # lost.
             self.shards.unanswered = True
             for shard in ready:
                 self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
             return
         except Exception as error:
-            # One unreadable row must not keep the others shut.
+            # One unreadable row must not block the other shards.
             _LOG.warning("%d shards could not be opened together: %s", len(ready), error)
         for shard in ready:
             try:
@@ -139,9 +142,9 @@ class Opening:
                 self.shards.refuse(shard, StopReason.FAILED, sentence_of(error))
             else:
                 if isinstance(outcome, Opened) or not gained:
-                    self._take_in(shard, outcome)
+                    self._record_outcome(shard, outcome)
 
-    def _take_in(self, shard: ShardId, outcome: Opened | OpenByOther | NotHeld) -> None:
+    def _record_outcome(self, shard: ShardId, outcome: Opened | OpenByOther | NotHeld) -> None:
         match outcome:
             case Opened(tenure, check_point, sequence, intent, failures, suspicion):
                 start = resumption(check_point, intent)
@@ -157,30 +160,30 @@ class Opening:
             case NotHeld(state, owner):
                 held_by = f", held by node {owner}" if owner else ""
                 sentence = (
-                    f"Node {self.node} may not consume shard {shard} of {self.stream.key}: it is "
+                    f"Node {self.node} cannot consume shard {shard} of {self.stream.key}: it is "
                     f"{state}{held_by}."
                 )
                 self.shards.refuse(shard, StopReason.NOT_HELD, sentence)
 
-    def _read_bounds(self, fresh: Collection[ShardId]) -> None:
+    def _read_bounds(self, new_shards: Collection[ShardId]) -> None:
         source = self.stream.source
-        places = {
+        cursors = {
             open_.tenure.shard: open_.report.start
             for open_ in self.shards.all()
-            if open_.tenure.shard in fresh
+            if open_.tenure.shard in new_shards
         }
         bounds: Mapping[ShardId, ShardBounds] = {}
         try:
-            bounds = reading.bounds_for(source, places) if places else {}
+            bounds = reading.bounds_for(source, cursors) if cursors else {}
         except Exception:
             bounds = {}
 
-        def take(open_: OpenShard) -> None:
-            # One shard that the source no longer knows must not hide the bounds of the rest.
-            shard, place = open_.tenure.shard, open_.report.start
-            open_.bounds = bounds.get(shard) or reading.bounds_for(source, {shard: place})[shard]
+        def read_bounds(open_: OpenShard) -> None:
+            # One shard that the source no longer knows must not hide the bounds of the others.
+            shard, cursor = open_.tenure.shard, open_.report.start
+            open_.bounds = bounds.get(shard) or reading.bounds_for(source, {shard: cursor})[shard]
 
-        self.shards.each(take, fresh)
+        self.shards.each(read_bounds, new_shards)
 
     def _first_cursor(self, open_: OpenShard, position: str | None) -> str:
         """Return the cursor where a shard without a checkpoint begins.
@@ -194,7 +197,7 @@ class Opening:
         shard, bounds = open_.tenure.shard, open_.bounds
         removed = bounds is not None and bounds.removed and at is not Position.END
         if bounds is not None and (child or removed):
-            # Both of one answer: two of a shard without writes can name other cursors.
+            # Begin and origin come from one answer: two answers about an idle shard can differ.
             cursor = bounds.begin
             if bounds.origin not in (None, cursor):
                 why = "retention removed the beginning of a child before its parents were finished"
@@ -204,8 +207,8 @@ class Opening:
         else:
             cursor = self.stream.source.cursor_at(shard, at)
         if at is not Position.BEGIN:
-            # The end moves on: without this, a run that dies before its first commit would let
-            # the next one begin somewhere else.
+            # The end moves. If this run died before its first commit without a checkpoint, the
+            # next run would begin elsewhere.
             self.store.save_checkpoint(open_.tenure, cursor)
         return cursor
 

@@ -1,4 +1,7 @@
-"""Ownership: may a run consume a shard that was requested by name, and on which node?"""
+"""Ownership: decides if a run can consume a requested shard, and on behalf of which node.
+
+`placement` calls it, and the sensor that cleans up after ended runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from dagster_leasehold.lease_store.times import utc_now
 
 @dataclass(frozen=True, slots=True)
 class MayConsume:
-    """A served node holds the shard; `open_run` is the run that has it open, or empty."""
+    """A node of this deployment holds the shard; `open_run` has it open, or is empty."""
 
     node: NodeName
     incarnation: str
@@ -31,7 +34,7 @@ class MayConsume:
 
 @dataclass(frozen=True, slots=True)
 class MayClaim:
-    """The shard is unassigned: a served node may claim it while its counter is `lease_id`."""
+    """The shard is unassigned; `node` can claim it if its counter still is `lease_id`."""
 
     node: NodeName
     lease_id: int
@@ -39,12 +42,12 @@ class MayClaim:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The shard is over: all its records were consumed."""
+    """All records of the shard were consumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The run may not consume the shard; `sentence` says why and what to do."""
+    """The run cannot consume the shard; `sentence` says why and what to do."""
 
     sentence: str
 
@@ -60,15 +63,15 @@ def standings_of(
     address: str,
     wanted: str | None,
 ) -> dict[ShardId, Standing]:
-    """Return whether a run of a deployment can open each of some shards now.
+    """Decide for each shard if a run of a deployment can consume it now.
 
     Args:
-        snapshot: the group as it is.
-        shards: the requested ones.
+        snapshot: the group's snapshot.
+        shards: the requested shards.
         served: the nodes that the deployment serves.
-        address: the address where they answer; a node of the same name that answers elsewhere is
-            another deployment's.
-        wanted: the node that the launcher named, or None for whichever fits.
+        address: the deployment's address; a node of the same name with another address belongs to
+            another deployment.
+        wanted: the node that the launcher named, or None for any.
     """
     rows = {row.shard: row for row in snapshot.shards}
     members = {node.name for node in snapshot.nodes if node.member and node.address == address}
@@ -76,7 +79,7 @@ def standings_of(
 
     @cache
     def planned() -> Plan:
-        # Every member counts as live: the next rebalancing settles the shards of a dead one.
+        # Every member counts as live: the next rebalancing reassigns the shards of a dead one.
         return plan(snapshot, live=[node.name for node in snapshot.nodes if node.member])
 
     def standing(shard: ShardId) -> Standing:
@@ -101,7 +104,7 @@ def standings_of(
 def _obstacle(
     snapshot: Snapshot, row: ShardLease, served: Sequence[NodeName], wanted: str | None
 ) -> str | None:
-    """Return the sentence why no node of the deployment may consume the shard now, or None."""
+    """Return the reason why no node of the deployment can consume the shard now, or None."""
     key = snapshot.group.key
     if wanted is not None and wanted not in served:
         return f"This deployment does not serve node {wanted!r}: it serves {', '.join(served)}."
@@ -122,7 +125,7 @@ def _claimant(
     wanted: str | None,
     planned: Callable[[], Plan],
 ) -> Standing:
-    """Give the free shard to the node that the plan gives it to, so that nothing moves later."""
+    """Let the node claim the shard that the plan assigns it to, so that it does not move later."""
     key = snapshot.group.key
     if not any(wanted in (None, node) for node in ours):
         return Refused(
@@ -130,29 +133,29 @@ def _claimant(
             "a member of the group yet: switch the rebalance sensor on."
         )
     claims = (action for action in planned().actions if isinstance(action, Claim))
-    taker = next((claim.node for claim in claims if claim.shard == row.shard), None)
-    if taker is None:
+    node = next((claim.node for claim in claims if claim.shard == row.shard), None)
+    if node is None:
         return Refused(
-            f"Shard {row.shard} of {key} is planned for no node: {_why_left(planned(), row)}. "
+            f"Shard {row.shard} of {key} is planned for no node: {_why_unplanned(planned(), row)}. "
             "`leasehold plan --explain` says more."
         )
-    if taker not in ours:
+    if node not in ours:
         return Refused(
-            f"Shard {row.shard} of {key} is planned for node {taker}, which another deployment "
+            f"Shard {row.shard} of {key} is planned for node {node}, which another deployment "
             "serves: materialize it there."
         )
-    if wanted not in (None, taker):
+    if wanted not in (None, node):
         return Refused(
-            f"Shard {row.shard} of {key} is planned for node {taker}, not for {wanted}: leave the "
-            f"node out, or name {taker}."
+            f"Shard {row.shard} of {key} is planned for node {node}, not for {wanted}: leave the "
+            f"node out, or name {node}."
         )
-    return MayClaim(taker, row.lease_id)
+    return MayClaim(node, row.lease_id)
 
 
-def _why_left(planned: Plan, row: ShardLease) -> str:
+def _why_unplanned(planned: Plan, row: ShardLease) -> str:
     """Return the reason why the plan leaves a shard unassigned."""
-    left = (each.reason for each in planned.unassigned if each.shard == row.shard)
-    return next(left, planned.summary)
+    reasons = (each.reason for each in planned.unassigned if each.shard == row.shard)
+    return next(reasons, planned.summary)
 
 
 def _holder(
@@ -176,7 +179,7 @@ def _holder(
 def claim_for_run(
     store: Shards, key: GroupKey, claims: Mapping[ShardId, MayClaim], *, run: str
 ) -> None:
-    """Claim free shards that a run was asked for; the next look shows who won each of them."""
+    """Claim unassigned shards for a run; the next snapshot shows which claims succeeded."""
     store.claim(
         key,
         {shard: (claim.node, claim.lease_id) for shard, claim in claims.items()},
@@ -190,12 +193,12 @@ def close_ended_tenure(
 ) -> bool:
     """Close the tenure of a run that has ended without closing it.
 
-    A tenure is closed by its own run alone, and that run is gone. So a tenure of its own takes
-    its place and is closed at once: the epoch rises, which fences the old run should it wake. A
-    shard in transfer goes to its next node in the attempt. `closing` is a fresh run id.
+    Only its own run can close a tenure. So this opens a new tenure for the run id `closing`, and
+    closes it at once. The higher epoch fences the ended run in case it wakes. If the shard is in
+    transfer, opening it completes the transfer instead.
 
     Returns:
-        False where the shard had moved on meanwhile, or the group is paused.
+        False if the shard changed since the caller read it, or the group is paused.
     """
     opened = store.open_tenure(key, shard, node, closing, replaces=ended)
     if isinstance(opened, NotHeld):

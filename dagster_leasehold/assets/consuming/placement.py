@@ -1,4 +1,4 @@
-"""The node on whose behalf a run consumes each of its shards."""
+"""The node on whose behalf a run consumes each of its shards; assets call it before they start."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Placement:
     """The nodes of a run's shards.
 
     Attributes:
-        nodes: the node that holds the shard, for each that can be consumed.
-        incarnations: the incarnation of each of those nodes.
-        finished: shards that are over.
-        refused: for each shard that may not be consumed by the run, the sentence why.
+        nodes: the node that holds each shard that the run can consume.
+        incarnations: the incarnation of each such node.
+        finished: the shards whose records were all consumed.
+        refused: the reason for each shard that the run cannot consume.
     """
 
     nodes: dict[ShardId, NodeName] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class Placer:
     """Finds the node on whose behalf one run consumes each of its shards.
 
     Attributes:
-        instance: knows which other runs have ended.
+        instance: the Dagster instance, which knows ended runs.
         key: the group.
-        deployment: whose nodes may consume.
+        deployment: the deployment whose nodes consume.
         run: the run's id, for the journal.
-        wanted: the node that the launcher named, or None to take whichever holds the shard.
+        wanted: the node that the launcher named, or None for any holder.
     """
 
     instance: dg.DagsterInstance
@@ -88,19 +88,19 @@ class Placer:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Placement:
-        """Place every shard; claim the unassigned ones.
+        """Place each shard, and claim the unassigned ones.
 
-        Shards that another run has open are asked for and waited for, at most `wait_s` seconds in
-        all; where that run has ended, its tenure is closed.
+        If another run has a shard open, request it from that run and wait, at most `wait_s` seconds
+        in all. If that run has ended, close its tenure.
         """
         placement, deadline = Placement(), clock() + wait_s
-        asked: set[tuple[ShardId, str]] = set()
-        open_by = self._look(shards, placement)
+        requested: set[tuple[ShardId, str]] = set()
+        open_by = self._check(shards, placement)
         while open_by and clock() < deadline:
-            self._ask([each for each in open_by.items() if each not in asked], log)
-            asked |= open_by.items()
+            self._request([each for each in open_by.items() if each not in requested], log)
+            requested |= open_by.items()
             sleep(LOOK_AGAIN_S)
-            open_by = self._look(list(open_by), placement)
+            open_by = self._check(list(open_by), placement)
         for shard, blocker in open_by.items():
             placement.refused[shard] = (
                 f"Run {blocker} is consuming shard {shard} of {self.key}: wait for it to end, or "
@@ -108,19 +108,19 @@ class Placer:
             )
         return placement
 
-    def _ask(self, open_by: Sequence[tuple[ShardId, str]], log: Callable[[str], None]) -> None:
-        """Ask runs for shards; one that follows them would keep them for as long as it lives."""
+    def _request(self, open_by: Sequence[tuple[ShardId, str]], log: Callable[[str], None]) -> None:
+        """Tag runs to release shards; a run that follows would not release them by itself."""
         tags: dict[str, dict[str, str]] = {}
         for shard, blocker in open_by:
             tags.setdefault(blocker, {})[f"{LET_GO_TAG}{shard}"] = self.run
-        for blocker, wishes in tags.items():
-            first, *more = (tag.removeprefix(LET_GO_TAG) for tag in wishes)
+        for blocker, requests in tags.items():
+            first, *more = (tag.removeprefix(LET_GO_TAG) for tag in requests)
             others = f" and {len(more)} more" if more else ""
             log(f"Waiting for run {blocker}, which is consuming shard {first}{others}.")
-            self.instance.add_run_tags(blocker, wishes)
+            self.instance.add_run_tags(blocker, requests)
 
-    def _look(self, shards: Sequence[ShardId], placement: Placement) -> dict[ShardId, str]:
-        """Place shards; return the ones that a live run has open, with that run."""
+    def _check(self, shards: Sequence[ShardId], placement: Placement) -> dict[ShardId, str]:
+        """Place shards; return each shard that a live run has open, with that run."""
         store, address = self.deployment.store(), instance_address(self.instance)
         open_by: dict[ShardId, str] = {}
         for _ in range(LOOKS_MAX):
@@ -140,14 +140,14 @@ class Placer:
         for shard in shards:
             placement.refused[shard] = (
                 f"Shard {shard} of {self.key} changed hands {LOOKS_MAX} times while this run "
-                "looked: materialize it again."
+                "checked it: materialize it again."
             )
         return open_by
 
     def _settle(
         self, standings: Mapping[ShardId, Standing], placement: Placement
     ) -> dict[ShardId, str]:
-        """Take in the shards whose standing is final; return the ones open in a live run."""
+        """Record final standings, and close ended tenures; return the shards of live runs."""
         runs = {each.open_run for each in standings.values() if isinstance(each, MayConsume)}
         ended = ended_runs(self.instance, runs - {""})
         open_by: dict[ShardId, str] = {}

@@ -1,9 +1,8 @@
-"""The Arrow way: one Spark job whose tasks read, transform and write, and send back rows.
+"""The Arrow way: one Spark job whose tasks read, transform and write ranges.
 
-It is for streams without a transform, or with one from Arrow table to Arrow table. A shard that
-fails stops no other one, so that a job is never repeated for the sake of the others. A range that
-is longer than a task's share is cut where the source can do that; its parts are made side by side,
-and their files are listed in the order of their records.
+`spark_sweeper` runs it for streams without a transform, or with a transform of Arrow tables. A
+shard that fails does not stop the others, so the job is never repeated for them. If the source can
+divide ranges, parallel tasks share a long range; its files are listed in record order.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def attempt_ranges(
     """Run one Spark job for these ranges, into a folder of its own.
 
     Returns:
-        The outcome of each shard, or the error that keeps this shard from continuing.
+        The outcome of each shard, or its error.
 
     Raises:
-        JobFailed: the job failed as a whole, as when a transform ends the worker's process.
+        JobFailed: the job failed as a whole, for example because a transform ended the worker.
         SparkUnavailable: Spark went away, or does not share the output folder.
         SweepInterrupted: `job.watch.doomed` became true.
         TransformError: the transform cannot be sent to Spark.
@@ -58,7 +57,7 @@ def attempt_ranges(
         tuple(pack([*chain.from_iterable(parts.values())], job.tasks_max, RECORDS_PER_PART_MIN)),
         folder,
         numbers,
-        {part: at for own in parts.values() for at, part in enumerate(own)},
+        {part: index for own in parts.values() for index, part in enumerate(own)},
         transform,
         name_of(job.transform),
     )
@@ -74,11 +73,11 @@ def attempt_ranges(
             for task in tasks.tasks
         ),
     )
-    of_shard: dict[ShardId, list[RangeRow]] = {range_.shard: [] for range_ in ranges}
+    shard_rows: dict[ShardId, list[RangeRow]] = {range_.shard: [] for range_ in ranges}
     for row in rows:
-        of_shard[row.part.shard].append(row)
+        shard_rows[row.part.shard].append(row)
     results = {
-        range_.shard: outcome_of(range_, parts[range_.shard], of_shard[range_.shard], attempt)
+        range_.shard: outcome_of(range_, parts[range_.shard], shard_rows[range_.shard], attempt)
         for range_ in ranges
     }
     _remove_failed(folder, rows, results)
@@ -87,11 +86,11 @@ def attempt_ranges(
 
 
 def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
-    """Return the transform with its code, as it travels.
+    """Send the transform's code to the session; return the pickled transform, or None.
 
     Raises:
         SparkUnavailable: the session has other code under the same names.
-        TransformError: it cannot be pickled.
+        TransformError: the transform cannot be pickled.
     """
     from pyspark import cloudpickle
 
@@ -103,7 +102,7 @@ def _pickled(spark: SparkSession, job: SweepJob) -> bytes | None:
     except Exception as error:
         raise TransformError(
             f"The transform of stream {job.stream} cannot be sent to Spark "
-            f"({users_error(error)}): make what it needs inside of it."
+            f"({users_error(error)}): create what it needs inside the transform."
         ) from error
 
 
@@ -114,5 +113,5 @@ def _remove_failed(
     for row in rows:
         if not isinstance(results[row.part.shard], SweepOutcome):
             for file in row.files:
-                with suppress(OSError):  # what stays is vacuum's
+                with suppress(OSError):  # vacuum removes a file that stays
                     (folder / file.path).remove(missing_ok=True)

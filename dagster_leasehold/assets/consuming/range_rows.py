@@ -1,8 +1,7 @@
-"""The rows that tasks of the Arrow way send back: one for each part of a range, as JSON.
+"""Results of the tasks of the Arrow way: one row of JSON for each part of a range.
 
-A row tells what was read and written, or the error that keeps its shard from continuing. The parts
-of a range become the outcome of its shard only if together they are the range, without holes and
-overlaps.
+`range_tasks` makes the rows, and `range_job` combines the rows of each range into the outcome of
+its shard. They are an outcome only if the parts cover the range without holes or overlaps.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class RangeRow:
     Attributes:
         part: the part that was given to the task.
         read: the statistics of its records.
-        files: the files that hold them, durable in content and name.
-        first: the cursor of the first record; empty where there was none.
-        last: the cursor of the last record; empty where there was none.
-        error: why the part was not made, as `plain_error` has it; None where all went well.
+        files: the files written, durable in content and name.
+        first: the cursor of the first record; empty if there was no record.
+        last: the cursor of the last record; empty if there was no record.
+        error: the error as `plain_error` encodes it; None on success.
     """
 
     part: ReadRange
@@ -46,7 +45,7 @@ class RangeRow:
 
     @classmethod
     def failed(cls, part: ReadRange, error: BaseException) -> Self:
-        """Return the row of a part that was not made."""
+        """Return the row of a part that failed."""
         return cls(part, error=plain_error(error))
 
     def text(self) -> str:
@@ -63,7 +62,7 @@ class RangeRow:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Return the row that `text` was made of."""
+        """Parse a row from its JSON."""
         values = json.loads(text)
         first, last = values["seen"]
         return cls(
@@ -79,22 +78,23 @@ class RangeRow:
 def outcome_of(
     range_: ReadRange, parts: Sequence[ReadRange], rows: Sequence[RangeRow], attempt: str
 ) -> SweepResult:
-    """Return the outcome of a shard's range from the rows of its parts, or its error.
+    """Combine the rows of a range's parts into the outcome of its shard, or its error.
 
     Args:
         range_: the range.
-        parts: of the range, in order.
-        rows: the rows that came back for them, in any order.
+        parts: the parts of the range, in order.
+        rows: the rows that the tasks returned, in any order.
         attempt: the attempt's folder, relative to the output.
     """
     by_part = {row.part: row for row in rows}
     for part in parts:
         if part in by_part and (error := by_part[part].error) is not None:
             return error_of(error)
-    if why := _broken(range_, parts, by_part):
+    if mismatch := _mismatch(range_, parts, by_part):
         return BatchIncomplete(
             f"The batch of shard {range_.shard} from cursor {range_.start} to {range_.end} was not "
-            f"read as a whole: {why}. Nothing of it was committed; the next run reads it again."
+            f"read as a whole: {mismatch}. Nothing of it was committed; the next run reads it "
+            "again."
         )
     ordered = [by_part[part] for part in parts]
     read = RangeStatistics()
@@ -105,10 +105,10 @@ def outcome_of(
     return SweepOutcome.of(attempt, read, files)
 
 
-def _broken(
+def _mismatch(
     range_: ReadRange, parts: Sequence[ReadRange], by_part: dict[ReadRange, RangeRow]
 ) -> str:
-    """Return why parts are not the range, as half a sentence; empty where they are."""
+    """Return why the parts do not cover the range, as a clause; empty if they do."""
     reached = range_.start
     for part in parts:
         if part.start != reached:
@@ -126,7 +126,7 @@ def _broken(
 
 
 def _within(part: ReadRange, row: RangeRow) -> bool:
-    """Return True if all that was read lies within the part; cut ranges count their records."""
+    """Return True if the records read lie within the part; divided ranges have integer cursors."""
     first, last = int(row.first), int(row.last)
-    room = last - first + 1
-    return int(part.start) <= first <= last < int(part.end) and row.read.records <= room
+    records_max = last - first + 1
+    return int(part.start) <= first <= last < int(part.end) and row.read.records <= records_max

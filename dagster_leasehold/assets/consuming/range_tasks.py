@@ -1,8 +1,7 @@
-"""The tasks of the Arrow way: each reads, transforms and writes ranges where it stands.
+"""The tasks of the Arrow way: each reads, transforms and writes its ranges in a Python worker.
 
-Records never cross into the JVM: Spark hands each task a number, the task looks its ranges up in
-what was sent along, and returns one row for each. A range that fails stops no other one.
-
+Records never enter the JVM: Spark gives each task only a number, and the task returns one row for
+each of its ranges. A range that fails does not stop the others. `range_job` starts the tasks, and
 Spark's workers import this module by name.
 """
 
@@ -35,16 +34,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RangeTasks:
-    """The tasks of one job; an instance travels to each of them whole.
+    """The tasks of one job; Spark sends a copy of the whole instance to each task.
 
     Attributes:
         source_options: the options of the reader.
-        tasks: the ranges of each task, by its number.
+        tasks: the ranges of each task, by task number.
         folder: the attempt's folder.
-        numbers: the batches that are made, by shard.
-        positions: the place of each range within its batch.
-        transform: the pickled transform; None keeps records as they are.
-        transform_name: its name, for errors.
+        numbers: the batch numbers of each shard.
+        positions: the position of each range in its batch.
+        transform: the pickled transform; None to keep the records as they are.
+        transform_name: the transform's name, for errors.
     """
 
     source_options: Mapping[str, str]
@@ -56,13 +55,13 @@ class RangeTasks:
     transform_name: str
 
     def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Carry out the tasks of these numbers; yield a row for each of their ranges."""
+        """Run the tasks of these numbers; yield the rows of each task's ranges."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
                 yield sent_back([row.text() for row in self.rows(number)])
 
     def rows(self, number: int) -> list[RangeRow]:
-        """Carry out one task; its files are durable when this returns."""
+        """Run one task; its files are durable when this returns."""
         ranges = self.tasks[number]
         try:
             reader = reader_from_options(dict(self.source_options))
@@ -71,7 +70,7 @@ class RangeTasks:
             failure = error if isinstance(error, LeaseholdError) else _reading_failed(error)
             return [RangeRow.failed(range_, failure) for range_ in ranges]
         task = _Task(reader, transform, self.transform_name, self.folder)
-        # While files become durable, the next ranges are read and written.
+        # Files become durable in the background while the next ranges are read and written.
         results = [task.make(range_, self._names(range_)) for range_ in ranges]
         rows = [task.settled(row, files) for row, files in results]
         if any(row.files for row in rows):
@@ -79,9 +78,9 @@ class RangeTasks:
         return rows
 
     def _names(self, range_: ReadRange) -> Callable[..., str]:
-        """Return the names of the files of one try of a range."""
-        shard, rest = range_.shard, f"{self.positions[range_]:04d}-{uuid.uuid4().hex}"
-        return partial(file_name, shard, self.numbers[shard], rest)
+        """Return a function that names the files of one try of a range."""
+        shard, suffix = range_.shard, f"{self.positions[range_]:04d}-{uuid.uuid4().hex}"
+        return partial(file_name, shard, self.numbers[shard], suffix)
 
     def _transform(self) -> ArrowTransform | None:
         if self.transform is None:
@@ -91,12 +90,12 @@ class RangeTasks:
         except Exception as error:
             raise TransformUnusable(
                 f"The transform {self.transform_name} cannot be loaded in Spark's workers "
-                f"({users_error(error)}): let them import what it needs."
+                f"({users_error(error)}): install the modules that it imports on the workers."
             ) from error
 
 
 class _Task:
-    """One task under way."""
+    """One running task."""
 
     def __init__(
         self, reader: ShardReader, transform: ArrowTransform | None, name: str, folder: OutputPlace
@@ -108,17 +107,17 @@ class _Task:
         self._moving = MovingRecords(folder)
 
     def make(self, range_: ReadRange, names: Callable[..., str]) -> tuple[RangeRow, RangeFiles]:
-        """Read, transform and write one range; return what became of it, and its files."""
+        """Read, transform and write one range; return its row and its files."""
         files = RangeFiles(self._folder, names, range_.shard, self._name)
         try:
-            return self._made(range_, files), files
+            return self._process(range_, files), files
         except Exception as error:
-            return self._failed(range_, files, error), files
+            return self._abandon(range_, files, error), files
         except BaseException:
             files.abandon()
             raise
         finally:
-            # A source that refuses one shard after the other takes its time, and is at work.
+            # A source that slowly refuses one shard after another counts as progress.
             self._moving.moved()
 
     def settled(self, row: RangeRow, files: RangeFiles) -> RangeRow:
@@ -126,17 +125,17 @@ class _Task:
         try:
             files.settle()
         except Exception as error:
-            return self._failed(row.part, files, error)
+            return self._abandon(row.part, files, error)
         return row
 
-    def _failed(self, range_: ReadRange, files: RangeFiles, error: Exception) -> RangeRow:
+    def _abandon(self, range_: ReadRange, files: RangeFiles, error: Exception) -> RangeRow:
         files.abandon()
         if isinstance(error, LeaseholdError):
             return RangeRow.failed(range_, error)
         whose = f"The output of shard {range_.shard}"
         return RangeRow.failed(range_, unwritable(whose, self._folder, error))
 
-    def _made(self, range_: ReadRange, files: RangeFiles) -> RangeRow:
+    def _process(self, range_: ReadRange, files: RangeFiles) -> RangeRow:
         read = RangeStatistics()
         first = last = ""
         for records in self._read(range_):
@@ -148,8 +147,8 @@ class _Task:
         return RangeRow(range_, read, tuple(files.finish()), first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
-        """Yield the records of a range in portions; errors of a reader are the source's."""
-        tables = portions(self._moved(self._reader.read(range_)))
+        """Yield the records of a range in portions; any failure to read is a `LeaseholdError`."""
+        tables = portions(self._with_progress(self._reader.read(range_)))
         while True:
             try:
                 table = next(tables, None)
@@ -162,7 +161,7 @@ class _Task:
             if table.num_rows:
                 yield table
 
-    def _moved(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _with_progress(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             self._moving.moved()
             yield batch
@@ -175,31 +174,30 @@ class _Task:
         except TransformError:
             raise
         except Exception as error:
-            refused = (
+            culprit = (
                 f"records of shard {range_.shard} between cursors {range_.start} and {range_.end}"
             )
-            if cursor := self._refused_record(records):
-                refused = f"the record at cursor {cursor} of shard {range_.shard}"
+            if cursor := self._bad_record(records):
+                culprit = f"the record at cursor {cursor} of shard {range_.shard}"
             raise TransformError(
-                f"The transform {self._name} raised {users_error(error)}, for {refused}."
+                f"The transform {self._name} raised {users_error(error)}, for {culprit}."
             ) from error
         return checked(output, range_.shard, self._name)
 
-    def _refused_record(self, records: pa.Table) -> str | None:
-        """Return the cursor of the first record where the transform raises.
+    def _bad_record(self, records: pa.Table) -> str | None:
+        """Find the first record for which the transform raises, by halving; return its cursor.
 
-        It is None if the transform raises only at several records together. The records are halved,
-        so that it sees each about twice.
+        None if the transform raises only for several records together.
         """
         if not self._raises_at(records):
             return None
         while records.num_rows > 1:
             middle = records.num_rows // 2
             halves = records.slice(0, middle), records.slice(middle)
-            refused = next(filter(self._raises_at, halves), None)
-            if refused is None:
+            bad_half = next(filter(self._raises_at, halves), None)
+            if bad_half is None:
                 return None
-            records = refused
+            records = bad_half
         return records["cursor"][0].as_py()
 
     def _raises_at(self, records: pa.Table) -> bool:

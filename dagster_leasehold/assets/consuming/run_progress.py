@@ -1,4 +1,7 @@
-"""The progress of a run that follows its shards, in one line for people to look at."""
+"""The progress of a run, in one line for people.
+
+The job that follows shards shows its line as a tag. Assets log lines while they catch up.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,11 @@ class RunProgress:
     """The state of a run between two batches.
 
     Attributes:
-        reports: of all its shards so far.
-        unread: the unread records of those at its last look; None where the source cannot tell.
-        waits_s: the longest that one of them might have waited, in seconds; None where nothing is
-            unread, or the time is unknown.
-        next_s: the time until the next batch, in seconds; None while nothing is unread.
+        reports: the reports of all its shards so far.
+        unread: the unread records at the last poll; None if the source does not know.
+        waits_s: the time that the oldest unread record can have waited, in seconds; None if there
+            is no unread record, or its time is unknown.
+        next_s: the time until the next batch, in seconds; None if there is no unread record.
         rate: records read per second over about the last minute.
     """
 
@@ -34,7 +37,7 @@ class RunProgress:
 
     @property
     def sentence(self) -> str:
-        """The progress as one line: Dagster's pages cut tags after about fifty characters."""
+        """The progress in a short line: Dagster's pages cut tags after about fifty characters."""
         return f"{read_text(self.reports)} read, {self._ahead}"
 
     @property
@@ -51,11 +54,11 @@ class RunProgress:
 
 @dataclass(slots=True)
 class CatchUpLines:
-    """Lines of a run that catches up: the records that it has read, the rate and the rest.
+    """Writes progress lines for a run that catches up: records read, rate and time left.
 
     Attributes:
-        lines: the lines.
-        unread: returns the number of unread records, or None where the source cannot tell.
+        lines: writes a line when it is due.
+        unread: returns the number of unread records, or None if the source does not know.
     """
 
     lines: ProgressLines
@@ -63,7 +66,7 @@ class CatchUpLines:
     _read: int = 0
 
     def __call__(self, commits: Sequence[BatchCommit]) -> None:
-        """Record commits; only a line that is due asks the source."""
+        """Count the records of commits; ask the source only if a line is due."""
         self._read += sum(commit.statistics.records or 0 for commit in commits)
         unread = self.unread() if self.lines.due else None
         self.lines(self._read, None if unread is None else self._read + unread)
@@ -76,7 +79,7 @@ def records_read(reports: Iterable[ConsumptionReport]) -> int | None:
 
 
 def read_text(reports: Collection[ConsumptionReport]) -> str:
-    """Return for people the number of records that a run has read, or else of its batches."""
+    """Return the number of records that a run has read, or of its batches if that is unknown."""
     records = records_read(reports)
     batches = sum(report.batches for report in reports)
     return _count(batches, "batch", "batches") if records is None else f"{records:,}"

@@ -1,14 +1,14 @@
-"""The wishes of others that a run which follows its shards answers within a second.
+"""Requests to a run that follows its shards, which it handles within a second.
 
-They are tags of the run, written by the process that asks, and read by the run between two batches.
-They save work and waiting; what keeps a shard safe is its lease. Their names begin with
-`.dagster/leasehold_`, so that Dagster's pages leave them out:
+A request is a tag of the run. Another process writes it, and the run reads it between two batches.
+Requests only save work and waiting; leases keep a shard safe. The tags begin with
+`.dagster/leasehold_`, so Dagster's pages hide them:
 
-* `take`: the launcher found work in more shards of the run's node, which join the run.
-* `let_go/<shard>`: a user materializes the shard by hand, and waits for it.
-* `finish`: other shards of the node wait for a run, so that this one ends at the head.
-* `stop`: the stream's definition has changed, or the run's budget of time is over, so that it ends
-  at its checkpoint and another run takes its place.
+* `take`: the launcher found unread records in more shards of the run's node. The run opens them.
+* `let_go/<shard>`: a user materializes the shard by hand, and waits for it. The run releases it.
+* `finish`: other shards of the node wait for a run. This run ends once it has caught up.
+* `stop`: the stream's definition has changed, or the run's time budget is over. The run ends at its
+  checkpoints, and another run replaces it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tags = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class RunRequests:
-    """The wishes that a run has not answered yet.
+    """The requests that a run has not handled yet.
 
     Attributes:
         take: shards of its node to open.
@@ -55,7 +55,7 @@ def offer(offer_id: str, shards: Sequence[ShardId]) -> dict[str, str]:
 
 
 def offered(tags: Tags) -> tuple[ShardId, ...]:
-    """Return the shards of a run's last offer; none where the tag cannot be read."""
+    """Return the shards of a run's last offer; none if the tag cannot be parsed."""
     shards, offer_mark, _ = tags.get(TAKE_TAG, "").partition(_OFFER)
     try:
         return tuple(map(ShardId, shards.split(", "))) if offer_mark else ()
@@ -64,7 +64,7 @@ def offered(tags: Tags) -> tuple[ShardId, ...]:
 
 
 def _shards_named(names: Iterable[str]) -> Iterator[ShardId]:
-    """Yield the shards that tags name; anybody can write a tag that names none."""
+    """Yield the shards that tags name; skip invalid names, since any user can write tags."""
     for name in names:
         try:
             yield ShardId(name)
@@ -74,10 +74,10 @@ def _shards_named(names: Iterable[str]) -> Iterator[ShardId]:
 
 @dataclass(slots=True)
 class RequestBox:
-    """The requests to one run, each handed out once.
+    """The requests to one run; each `take` and `let_go` is returned once.
 
     Attributes:
-        tags: returns the run's tags as they are now.
+        tags: returns the run's current tags.
     """
 
     tags: Callable[[], Tags]
@@ -85,11 +85,12 @@ class RequestBox:
     _silent: bool = False
 
     def __call__(self) -> RunRequests:
-        """Return the new requests; none if the tags cannot be read; the next look reads them."""
+        """Return the new requests; none if the tags cannot be read now."""
         try:
             tags = self.tags()
         except Exception as error:
-            # Any error of the storage's driver. The run continues: its leases stop it.
+            # Any exception of the storage's driver. The run continues, since its leases still
+            # stop it.
             if not self._silent:
                 _LOG.warning("This run cannot receive requests: %s", sentence_of(error))
             self._silent = True
@@ -101,10 +102,10 @@ class RequestBox:
             if (key == TAKE_TAG or key.startswith(LET_GO_TAG)) and self._answered.get(key) != value
         }
         self._answered |= fresh
-        wishes = (key.removeprefix(LET_GO_TAG) for key in fresh if key != TAKE_TAG)
+        names = (key.removeprefix(LET_GO_TAG) for key in fresh if key != TAKE_TAG)
         return RunRequests(
             take=offered(fresh),
-            let_go=frozenset(_shards_named(wishes)),
+            let_go=frozenset(_shards_named(names)),
             finish=FINISH_TAG in tags,
             stop=STOP_TAG in tags,
         )

@@ -1,4 +1,7 @@
-"""Records that no transform can see: they go to quarantine as they were read, or unread."""
+"""Quarantine of records that block their shard: as they were read, or unread.
+
+`spark_sweeper` calls it for records that the transform or the reader failed on.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ UNREAD = "its bytes could not be read"
 
 @dataclass(frozen=True)
 class SetAside:
-    """In place of a transform: every record goes to quarantine with one reason."""
+    """Replaces a transform: each record goes to quarantine with one reason."""
 
     reason: str
 
@@ -36,10 +39,10 @@ class SetAside:
 
 
 def set_aside_unread(job: SweepJob, each: Try) -> SweepOutcome:
-    """Write a row of quarantine for a record that cannot be read; this process writes it.
+    """Write a quarantine row for a record that cannot be read, without a Spark job.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the row cannot be written.
     """
     import pyarrow as pa
 

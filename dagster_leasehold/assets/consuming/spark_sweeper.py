@@ -1,12 +1,11 @@
-"""Sweeps on Spark: one job for the ranges of many shards, in one of two ways.
+"""Sweeps on Spark: one job for the ranges of many shards; the batch loop calls it.
 
-The transform alone decides: without one, or with one of Arrow tables, ranges are read and written
-in one place and each has an outcome of its own (`range_job`); a transform of DataFrames needs Spark
-SQL (`frame_job`).
+The transform selects one of two ways. Without a transform, or with a transform of Arrow tables,
+each task reads, transforms and writes its ranges, and each shard succeeds or fails alone
+(`range_job`). A transform of DataFrames needs Spark SQL (`frame_job`).
 
-A task a shard would cost fifty times more than the ranges of all shards in a few tasks. The price
-is that a job that fails as a whole does not say whose fault it was: where no worker names the
-shard, each shard has a job of its own.
+A few tasks share the ranges of all shards, because one task per shard would cost fifty times more.
+If a job fails as a whole and no worker names a shard, each shard is tried in a job of its own.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ _LOG = logging.getLogger(__name__)
 
 FRAME_TASKS_PER_CORE = 2
 RANGE_TASKS_PER_CORE = 1
-"""Each task costs Spark's worker some hundredths of a second, as much as 100,000 records do on the
-Arrow way, where long ranges are divided anyway."""
+"""One, because a task costs as much as reading about 100,000 records, and long ranges are divided
+anyway."""
 SAME_FAILURE_MAX = 4
-"""So many shards that fail alone with one sentence, and none that succeeds: so will the rest."""
+"""If so many shards fail alone with the same cause and none succeeds, the rest is not tried."""
 
 
 def run_sweep(
@@ -66,12 +65,12 @@ def run_sweep(
     ranges: Sequence[ReadRange],
     numbers: Mapping[ShardId, range],
 ) -> dict[ShardId, SweepResult]:
-    """Read, transform and write these ranges, one per shard; nothing of it is visible yet.
+    """Read, transform and write these ranges, one per shard, without committing them.
 
-    `numbers` are the batches' numbers, by shard.
+    `numbers` are the batch numbers of each shard.
 
     Returns:
-        The outcome of each shard, or the error that keeps this shard from continuing.
+        The outcome of each shard, or its error.
 
     Raises:
         SparkUnavailable: Spark went away, and no shard has an outcome.
@@ -79,37 +78,37 @@ def run_sweep(
     """
     attempt = attempt_ranges if works_on_arrow(job.transform) else attempt_frames
     results: dict[ShardId, SweepResult] = {}
-    alone: list[str] = []
+    causes: list[str] = []
     pending: list[Sequence[ReadRange]] = [tuple(ranges)] if ranges else []
     while pending:
-        part = pending.pop()
+        group = pending.pop()
         try:
-            results |= attempt(spark, job, part, numbers)
-        except ShardsFailed as failed:
-            results |= failed.errors
-            rest = tuple(range_ for range_ in part if range_.shard not in failed.errors)
+            results |= attempt(spark, job, group, numbers)
+        except ShardsFailed as failure:
+            results |= failure.errors
+            rest = tuple(range_ for range_ in group if range_.shard not in failure.errors)
             pending += [rest] if rest else []
-        except JobFailed as failed:
-            if len(part) > 1:
-                pending += [(range_,) for range_ in reversed(part)]
+        except JobFailed as failure:
+            if len(group) > 1:
+                pending += [(range_,) for range_ in reversed(group)]
                 continue
-            results[part[0].shard] = failed.error
-            alone.append(failed.cause)
-            if _hopeless(results, alone):
-                rest = [range_.shard for left in pending for range_ in left]
-                return results | dict.fromkeys(rest, failed.error)
+            results[group[0].shard] = failure.error
+            causes.append(failure.cause)
+            if _hopeless(results, causes):
+                rest = [range_.shard for other in pending for range_ in other]
+                return results | dict.fromkeys(rest, failure.error)
         except TransformError as error:
-            # Raised before Spark read a record: it concerns every shard alike.
+            # Raised before Spark read a record, so it concerns all shards.
             unusable = TransformUnusable(str(error))
             return results | {
-                range_.shard: unusable for left in (part, *pending) for range_ in left
+                range_.shard: unusable for other in (group, *pending) for range_ in other
             }
     return results
 
 
-def _hopeless(results: Mapping[ShardId, SweepResult], alone: Sequence[str]) -> bool:
+def _hopeless(results: Mapping[ShardId, SweepResult], causes: Sequence[str]) -> bool:
     succeeded = any(isinstance(result, SweepOutcome) for result in results.values())
-    return not succeeded and len(alone) >= SAME_FAILURE_MAX and len(set(alone)) == 1
+    return not succeeded and len(causes) >= SAME_FAILURE_MAX and len(set(causes)) == 1
 
 
 class SparkSweeper:
@@ -117,12 +116,12 @@ class SparkSweeper:
 
     Args:
         stream: the stream's declaration: source and transform.
-        spark: of the run.
+        spark: the run's Spark.
         output_root: the folder of the stream's and group's output.
-        doomed: asked while a job runs, besides that of `spark`.
-        new_attempt: gives a name that was never used, for an attempt's folder.
-        tasks_max: the most tasks of a job; by default one for each that Spark runs at once, or two
-            where the transform is one of DataFrames.
+        doomed: polled while a job runs; the job is interrupted once it returns True.
+        new_attempt: returns a name for an attempt's folder that was never used.
+        tasks_max: the most tasks of a job; by default one for each task that Spark runs at once,
+            or two if the transform takes DataFrames.
     """
 
     def __init__(
@@ -155,21 +154,20 @@ class SparkSweeper:
     def __call__(
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
-        """Carry out one sweep; see `run_sweep`.
+        """Run one sweep; see `run_sweep`.
 
-        A session can be gone at each of them: it expired while nothing came, or its server was
-        started again. The sweep is then made once more, in another session. What the first try
-        wrote, or still writes on a server that only this process cannot reach, nothing names.
+        If the session is lost, because it expired or its server restarted, the sweep runs once more
+        in a new session. Files that the first try wrote, or still writes, are never committed.
         """
-        return self._swept(self._job, ranges, numbers)
+        return self._run(self._job, ranges, numbers)
 
     def apart(self, each: Try, guard: StallGuard) -> SweepResult:
-        """Make one batch that was tried before, beside others and under a guard of its own."""
+        """Make one batch whose earlier try failed, in its own job under its own watchdog."""
         shard, watch = each.range_.shard, self._job.watch
         ranges, numbers = [each.range_], {shard: each.numbers}
         own = replace(
             watch,
-            # A tag of its own, so that it is interrupted alone; `within` adds that of the run.
+            # Its own tag lets it be interrupted alone; `within` adds the run's tag.
             tag=f"{watch.tag}-{shard}",
             within=watch.tag,
             doomed=lambda: guard.ending or watch.doomed(),
@@ -177,10 +175,10 @@ class SparkSweeper:
         )
         job = replace(self._job, watch=own)
         if not each.set_aside:
-            return self._swept(job, ranges, numbers)[shard]
+            return self._run(job, ranges, numbers)[shard]
         if not each.unread:
             raw = replace(job, transform=ArrowTransform(SetAside(each.set_aside)))
-            result = self._swept(raw, ranges, numbers)[shard]
+            result = self._run(raw, ranges, numbers)[shard]
             if not (isinstance(result, LeaseholdError) and leaves_run_able(result)):
                 return result
         try:
@@ -191,35 +189,35 @@ class SparkSweeper:
                 f"({one_line(str(error))}): make sure that its disk has room."
             )
 
-    def _swept(
+    def _run(
         self, job: SweepJob, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
-        session = self._opened()
+        session = self._open_session()
         try:
-            return run_sweep(session, self._on(session, job), ranges, numbers)
+            return run_sweep(session, self._sized(session, job), ranges, numbers)
         except SessionLost as lost:
-            if (session := self._renewed(session)) is None:
+            if (session := self._renew_session(session)) is None:
                 raise
-            _LOG.warning("The sweep is made again in a new session: %s", lost)
-        return run_sweep(session, self._on(session, job), ranges, numbers)
+            _LOG.warning("The sweep runs again in a new session: %s", lost)
+        return run_sweep(session, self._sized(session, job), ranges, numbers)
 
-    def _opened(self) -> SparkSession:
+    def _open_session(self) -> SparkSession:
         with self._lock:
             try:
                 self._session = self._spark.open()
             except SparkUnavailable as error:
-                # No record was touched: this says nothing about them.
+                # No record was read, so this says nothing about the records.
                 raise SparkAway(str(error)) from error
             return self._session
 
-    def _renewed(self, lost: SparkSession) -> SparkSession | None:
-        """Return a session in place of a lost one, which another sweep has perhaps renewed."""
+    def _renew_session(self, lost: SparkSession) -> SparkSession | None:
+        """Return a session in place of a lost one; all sweeps that lost it share the new one."""
         with self._lock:
             if self._session is lost:
                 self._session = self._spark.renew()
             return self._session
 
-    def _on(self, session: SparkSession, job: SweepJob) -> SweepJob:
-        """Return the job of a sweep, with the tasks that this session's Spark has room for now."""
+    def _sized(self, session: SparkSession, job: SweepJob) -> SweepJob:
+        """Return the job with as many tasks as this session's Spark has room for now."""
         tasks_max = self._tasks_max or self._per_core * tasks_at_once(session)
         return replace(job, tasks_max=tasks_max)

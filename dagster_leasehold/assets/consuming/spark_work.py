@@ -1,4 +1,7 @@
-"""Work on Spark that both ways of a sweep share: a job, its failures, and its end."""
+"""The parts of a Spark job that both ways of a sweep share: settings, failures and cleanup.
+
+`range_job` and `frame_job` call it.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +40,23 @@ EXECUTOR_LOST = "ExecutorLostFailure"
 
 
 def works_on_arrow(transform: Transform | ArrowTransform | None) -> bool:
-    """Return True if sweeps with this transform go the Arrow way."""
+    """Return True if sweeps with this transform use the Arrow way."""
     return transform is None or isinstance(transform, ArrowTransform)
 
 
 @dataclass(frozen=True)
 class SweepJob:
-    """The parts of a sweep that are the same for all its jobs.
+    """The settings that all jobs of a sweep share.
 
     Attributes:
         stream: the stream's name, for messages.
         source_options: the options of the reader in a worker.
-        transform: the user's, or None to keep records as they are.
+        transform: the user's transform, or None to keep the records as they are.
         output_root: the folder of the stream's output, which Spark's workers reach too.
-        new_attempt: gives a name that was never used, for the folder of one try.
-        watch: of the run over its jobs.
-        tasks_max: the most tasks a job is cut into.
-        divide: cuts a range into parts that tasks can read side by side; None where ranges stay
-            whole.
+        new_attempt: returns a name for an attempt's folder that was never used.
+        watch: the run's watch over its jobs.
+        tasks_max: the most tasks of a job.
+        divide: divides a range into parts for parallel tasks; None if ranges stay whole.
     """
 
     stream: StreamName
@@ -67,7 +69,7 @@ class SweepJob:
     divide: Divide | None = None
 
     def begin_attempt(self) -> tuple[str, OutputPlace]:
-        """Return the name of a new attempt, relative to the output, and its folder, made now."""
+        """Make an attempt's folder; return its path relative to the output, and the folder."""
         attempt = f"{ATTEMPTS_FOLDER}/{self.new_attempt()}"
         folder = self.output_root / attempt
         folder.make_folder()
@@ -79,8 +81,8 @@ class JobFailed(Exception):
     """A job failed, and no worker named a shard.
 
     Attributes:
-        error: for the shards of the job.
-        cause: the same for jobs that fail for one reason, without the numbers of their tasks.
+        error: the error of the job's shards.
+        cause: the error without its numbers, so that jobs with the same cause compare equal.
     """
 
     def __init__(self, error: LeaseholdError, cause: str = "") -> None:
@@ -104,7 +106,7 @@ def at_work(
     folder: OutputPlace,
     explain: Callable[[Exception], Exception],
 ) -> Generator[None]:
-    """Watch over the job inside; raise its failure as `explain` gives it."""
+    """Watch the job inside, and translate its exception with `explain`."""
     with (
         explained(job.watch, folder, explain),
         watched(spark, job.watch, folder),
@@ -130,7 +132,7 @@ def _failpoint_during_write(folder: OutputPlace) -> Generator[None]:
 
 
 def unavailable(error: Exception) -> SparkUnavailable:
-    """Return the error of a Spark that went away, or does not answer as it should."""
+    """Return the error for a Spark that does not answer."""
     kind = SessionLost if session_is_gone(error) else SparkUnavailable
     return kind(
         f"Spark does not answer ({users_error(error)}): see the Spark server's log; the next run "
@@ -139,7 +141,7 @@ def unavailable(error: Exception) -> SparkUnavailable:
 
 
 def feature_missing(error: Exception, job: SweepJob) -> SparkFeatureMissing:
-    """Return the error of a Spark that lacks what every job needs."""
+    """Return the error for a Spark that lacks functions on Arrow tables, which all jobs need."""
     return SparkFeatureMissing(
         f"Stream {job.stream} needs a Spark that has functions on Arrow tables, and this one "
         f"refuses them ({users_error(error)}): have the setting spark name another Spark."
@@ -149,14 +151,14 @@ def feature_missing(error: Exception, job: SweepJob) -> SparkFeatureMissing:
 def failed_job(
     error: Exception, job: SweepJob, ranges: Sequence[ReadRange]
 ) -> JobFailed | ShardsFailed | SparkUnavailable:
-    """Return the failure of a job in our own words, for the shards that it concerns."""
+    """Translate the exception of a job into an error for the shards that it concerns."""
     if session_is_gone(error):
         return unavailable(error)
     errors = worker_errors(error)
-    if of_job := errors.pop("", None):
-        return JobFailed(of_job)
+    if job_error := errors.pop("", None):
+        return JobFailed(job_error)
     if errors:
-        return ShardsFailed({ShardId(shard): of_shard for shard, of_shard in errors.items()})
+        return ShardsFailed({ShardId(shard): each for shard, each in errors.items()})
     if lacks_feature(error) and (works_on_arrow(job.transform) or not is_of_a_plan(error)):
         return feature_missing(error, job)
     whose, (first, *others) = str(job.stream), ranges
@@ -168,8 +170,8 @@ def failed_job(
         return JobFailed(
             TransformError(
                 f"The Spark job for {whose} failed, because it lost the executor of a task again "
-                f"and again ({cause}): look into the logs of the cluster's workers, or give "
-                "executors more memory."
+                f"and again ({cause}): see the logs of the cluster's workers, or give executors "
+                "more memory."
             ),
             EXECUTOR_LOST,
         )
@@ -177,8 +179,8 @@ def failed_job(
 
 
 def clean(folder: OutputPlace) -> None:
-    """Delete the signs of an attempt that has ended, and its folder if it holds nothing."""
-    # A store would be asked twice for a sign that few attempts leave: vacuum takes it.
+    """Delete the progress signs of an ended attempt, and its folder if that is empty."""
+    # An object store would take two requests, and few attempts leave a sign. Vacuum removes it.
     if folder.is_local:
         (folder / SIGNS_FOLDER).remove_folder()
     folder.remove_empty_folder()

@@ -1,6 +1,6 @@
-"""A sweep: the next batch of many shards, made together; its files, and the batches to commit.
+"""A sweep: the next batches of many shards, made together, and their outcomes.
 
-Nothing here knows Spark: `assets.consuming.spark_sweeper` carries sweeps out.
+Nothing here depends on Spark: `assets.consuming.spark_sweeper` runs the sweeps of the batch loop.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
-    """Output of one shard's part of a sweep.
+    """The output of one shard in a sweep.
 
     Attributes:
         attempt: the attempt's folder, relative to the stream's output folder.
         files: the files of this shard, in order.
         statistics: counts of records and bytes, read and written.
-        columns: of each file of records, as `assets.output.table.columns` describes them;
-            none twice.
-        mistimed: the number of records whose time lies outside the years 1 to 9999; they are
-            stored without one.
-        mistimed_at: the cursor of the first of them, where it is known.
+        columns: the distinct columns of the record files, as `assets.output.table.columns`
+            describes them.
+        mistimed: the number of records whose time is outside the years 1 to 9999, and therefore
+            stored as null.
+        mistimed_at: the cursor of the first of them, if known.
     """
 
     attempt: str
@@ -50,12 +50,12 @@ class SweepOutcome:
     def of(
         cls, attempt: str, read: RangeStatistics | None, files: Sequence[WrittenFile]
     ) -> SweepOutcome:
-        """Return the outcome of a shard, whose `files` hold the records.
+        """Return the outcome of a shard.
 
         Args:
             attempt: the attempt's folder, relative to the stream's output folder.
-            read: the statistics of its records; None if they were not read to their end.
-            files: the files in order.
+            read: the statistics of its records; None if the range was not read to its end.
+            files: its files, in order.
         """
         statistics = BatchStatistics(
             records=read.records if read else None,
@@ -85,22 +85,23 @@ class Sweeper(Protocol):
     def __call__(
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
-        """Return the outcome of each shard, or its error; raise what concerns the whole sweep.
+        """Return the outcome of each shard, or its error; raise an error of the whole sweep.
 
-        `numbers` are the batches' numbers, by shard.
+        `numbers` are the batch numbers of each shard.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """A batch of one shard that is made in a job of its own, since an earlier try of it failed.
+    """A batch of one shard that gets a job of its own, because an earlier try failed.
 
     Attributes:
-        numbers: of the batch.
-        searched: it is a part of a range that is searched for a bad record, and can be cut.
-        set_aside: why its records go to quarantine as they are; empty where they do not.
-        unread: they go there without their bytes, because reading them failed as well.
+        numbers: the numbers of the batch.
+        searched: True if the range is searched for a bad record, and can be divided.
+        set_aside: the reason why its records go to quarantine without the transform; empty if
+            they do not.
+        unread: True if they go there without their bytes, because reading them failed as well.
     """
 
     range_: ReadRange
@@ -111,23 +112,23 @@ class Try:
 
 
 class Apart(Protocol):
-    """Makes batches apart from each other, beside the work of the run."""
+    """Makes batches in jobs of their own, in parallel to the sweeps of the run."""
 
     def start(self, tries: Sequence[Try]) -> None:
-        """Begin to make some batches."""
+        """Start these batches."""
         ...
 
     def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
-        """Return the results so far; wait for the first result for so long, None for any time."""
+        """Return the results so far; wait for the first at most `wait_s` seconds, None for ever."""
         ...
 
     def interrupt(self) -> None:
-        """Give up the batches under way."""
+        """Give up the batches in flight."""
         ...
 
 
 class OneByOne(Apart):
-    """Makes batches apart at once, with a sweeper that knows no other way."""
+    """Makes the batches one after another when they start, with any sweeper."""
 
     def __init__(self, sweeper: Sweeper) -> None:
         self._sweeper = sweeper
@@ -135,7 +136,7 @@ class OneByOne(Apart):
 
     @override
     def start(self, tries: Sequence[Try]) -> None:
-        self._results += [(each, self._made(each)) for each in tries]
+        self._results += [(each, self._make(each)) for each in tries]
 
     @override
     def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
@@ -146,7 +147,7 @@ class OneByOne(Apart):
     def interrupt(self) -> None:
         self._results = []
 
-    def _made(self, each: Try) -> SweepResult:
+    def _make(self, each: Try) -> SweepResult:
         shard = each.range_.shard
         if each.set_aside:
             return TransformUnusable(f"Shard {shard} waits: {each.set_aside}")
@@ -154,7 +155,7 @@ class OneByOne(Apart):
 
 
 class GuardedSweeper:
-    """A sweeper that is waited for while it makes progress."""
+    """A sweeper under a watchdog, which gives a sweep up once it makes no progress."""
 
     def __init__(
         self,
@@ -171,11 +172,11 @@ class GuardedSweeper:
     def __call__(
         self, ranges: Sequence[ReadRange], numbers: Mapping[ShardId, range]
     ) -> Mapping[ShardId, SweepResult]:
-        """Carry out a sweep; see `Sweeper`."""
+        """Run a sweep; see `Sweeper`."""
         return self.guarded(self._guard, lambda: self._sweeper(ranges, numbers))
 
     def guarded(self, guard: StallGuard, work: Callable[[], T]) -> T:
-        """Wait for some work of Spark; a lack of cores is no fault of it."""
+        """Run work on Spark under a watchdog; if it stalls for lack of cores, raise `SparkAway`."""
         try:
             return guard.call(self._awaited, work)
         except RunStalled as stalled:
@@ -185,13 +186,13 @@ class GuardedSweeper:
 
 
 class GuardedApart(Apart):
-    """Makes batches side by side, each in a job of its own that is given up alone.
+    """Makes batches in parallel, each in a job of its own under its own watchdog.
 
     Args:
-        sweeper: waits for Spark.
-        make: makes a batch under a guard of its own.
-        guard: of the run.
-        hung: called once a batch was given up.
+        sweeper: runs work under a watchdog.
+        make: makes a batch under its watchdog.
+        guard: the run's watchdog.
+        hung: called when a batch was given up.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class GuardedApart(Apart):
 
     @override
     def start(self, tries: Sequence[Try]) -> None:
-        self._works.start([partial(self._made, each) for each in tries])
+        self._works.start([partial(self._run, each) for each in tries])
 
     @override
     def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
@@ -222,8 +223,8 @@ class GuardedApart(Apart):
         for guard in [*self._guards]:
             guard.interrupt()
 
-    def _made(self, each: Try) -> tuple[Try, SweepResult]:
-        # One record has as much time as a whole batch before it is said to block its shard.
+    def _run(self, each: Try) -> tuple[Try, SweepResult]:
+        # A single record gets as much time as a whole batch before it counts as blocking.
         with self._guard.beside(searching=each.searched) as guard:
             self._guards.add(guard)
             try:
@@ -252,7 +253,7 @@ def check_quarantined(range_: ReadRange, quarantined: int, quarantined_max: int)
 
 
 def mistimed_note(range_: ReadRange, outcome: SweepOutcome) -> str:
-    """Return a sentence on records that are stored without the time they came with, or nothing."""
+    """Return a warning about records whose time is stored as null; empty if there are none."""
     if not outcome.mistimed:
         return ""
     first = f", the first of them at cursor {outcome.mistimed_at}" if outcome.mistimed_at else ""

@@ -1,4 +1,7 @@
-"""Pure rules that share the ranges of a sweep among the tasks of one Spark job."""
+"""Pure rules that distribute the ranges of a sweep over the tasks of one Spark job.
+
+`range_job` and `frame_job` call them.
+"""
 
 from __future__ import annotations
 
@@ -10,69 +13,70 @@ from dagster_leasehold.lease_store.identifiers import ShardId
 from dagster_leasehold.shard_sources.source import ReadRange
 
 Divide = Callable[[ReadRange, int], Sequence[ReadRange]]
-"""A source's way to cut a range; see `DivisibleRanges.divide`."""
+"""Divides a range of a source; see `DivisibleRanges.divide`."""
 
 RECORDS_PER_TASK_MIN = 10_000
 """A task costs as much as moving this many records through a DataFrame."""
 RECORDS_PER_PART_MIN = 50_000
-"""A task costs more than reading and writing this many records where they stand; smaller parts
-would leave small files, too."""
+"""On the Arrow way a task costs more than reading and writing this many records. Smaller parts
+would also leave small files."""
 UNEVEN_MAX = 1.25
-"""A range can be this much longer than a task's fair share and still stay whole."""
+"""A range stays whole if it is at most this many times longer than a task's fair share."""
 
 
 def parts_of(
     ranges: Sequence[ReadRange], tasks_max: int, divide: Divide | None
 ) -> dict[ShardId, list[ReadRange]]:
-    """Return the parts of each shard's range, in order: one, unless others would wait for it.
+    """Divide long ranges; return the parts of each shard's range, in order.
 
-    A range that is longer than a task's fair share is cut, so that one busy shard uses all cores.
+    A range that is longer than a task's fair share is divided, so that one busy shard uses all
+    cores.
 
     Args:
         ranges: at most one per shard.
-        tasks_max: the most tasks that the parts are for.
-        divide: the source's way to cut a range; None where its ranges stay whole.
+        tasks_max: the most tasks of the job.
+        divide: divides a range of the source; None if its ranges stay whole.
     """
-    whole = {range_.shard: [range_] for range_ in ranges}
+    parts = {range_.shard: [range_] for range_ in ranges}
     if divide is None:
-        return whole
+        return parts
     sized = [_sized(range_, divide) for range_ in ranges]
     fair = sum(range_.records for range_ in sized) / tasks_max
     share = max(fair * UNEVEN_MAX, RECORDS_PER_PART_MIN)
     for range_ in sized:
         count = min(tasks_max, round(range_.records / max(fair, RECORDS_PER_PART_MIN)))
         if range_.records > share and count > 1:
-            whole[range_.shard] = list(divide(range_, count))
-    return whole
+            parts[range_.shard] = list(divide(range_, count))
+    return parts
 
 
 def _sized(range_: ReadRange, divide: Divide) -> ReadRange:
-    """Return a range with its length: one that another run intended does not know it."""
+    """Return a range with its record count, which the intent of an earlier run does not store."""
     if range_.records:
         return range_
     try:
         return divide(range_, 1)[0]
     except LeaseholdError:
-        return range_  # its reader has the better message
+        return range_  # its reader raises a better message
 
 
 def pack(
     ranges: Sequence[ReadRange], tasks_max: int, records_min: int = RECORDS_PER_TASK_MIN
 ) -> list[tuple[ReadRange, ...]]:
-    """Share ranges among at most `tasks_max` tasks: longest first, to the task with the least.
+    """Distribute ranges over at most `tasks_max` tasks: longest first, to the least loaded task.
 
     A range of unknown length counts as long.
 
     Args:
-        ranges: to share; each stays whole.
+        ranges: the ranges; each stays whole.
         tasks_max: the most tasks.
-        records_min: the number of records, on average, that makes a task worth its cost.
+        records_min: the average number of records that justifies a task.
     """
     sizes = [range_.records for range_ in ranges if range_.records > 0]
     unknown = max([records_min, *sizes])
     sized = [(range_.records or unknown, range_) for range_ in ranges]
-    worth = max(1, sum(size for size, _ in sized) // records_min)
-    tasks = max(1, min(tasks_max, len(sized), worth))
+    justified = max(1, sum(size for size, _ in sized) // records_min)
+    tasks = max(1, min(tasks_max, len(sized), justified))
     bins: list[list[ReadRange]] = [[] for _ in range(tasks)]
     loads = [(0, index) for index in range(tasks)]
     for size, range_ in sorted(sized, key=lambda item: (-item[0], item[1].shard)):
