@@ -1,5 +1,5 @@
-"""Spark as a run meets it: Java, the embedded Connect server, sessions, and the user's code on it.
+"""Spark for runs: Java, the embedded Connect server, sessions, and the user's code on workers.
 
-Called by the other folders of `assets`, and by the supervision that keeps a server warm. It knows
-no stream and no lease store.
+The other subpackages of `assets` call it, and the supervision that keeps a server warm. It does not
+depend on streams or groups.
 """

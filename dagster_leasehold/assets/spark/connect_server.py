@@ -1,13 +1,13 @@
 """The embedded Spark Connect server: one warm server per folder, started when first needed.
 
-A run's process lives for seconds and a JVM takes seconds to start, so runs share one server that
-outlives them, and ends soon after the last process that uses it. It listens on the loopback only
-and asks for a token that only this user can read.
+A JVM takes seconds to start, as long as a short run. So runs share one server, which ends soon
+after the last process that uses it. It listens only on the loopback, and requires a token that only
+this user can read. `spark_session` and `spark_resource` call this module.
 
-Who starts it is settled by a file lock:
+A file lock prevents a second server:
 
-1. Run A and run B both find no server.
-2. A takes the lock and starts one; B waits for the lock.
+1. Runs A and B both find no server.
+2. A takes the lock and starts a server; B waits for the lock.
 3. A writes the state file and releases the lock.
 4. B takes the lock, reads the state file again, and uses A's server.
 """
@@ -49,10 +49,11 @@ class ConnectServer:
     """A server as its state file describes it.
 
     Attributes:
-        process: the one that watches over it, leader of its session.
-        port: where it listens, on the loopback.
-        session_id: the one session that all runs share: every new one would cost 200 MB.
-        version: of Spark, Python and the user's configuration; another one needs another server.
+        process: the process that watches the server, and leads its process group.
+        port: its port on the loopback.
+        session_id: the Spark session that all runs share, since each new session costs 200 MB.
+        version: the versions of Spark and Python, and the user's configuration. If it differs, a
+            new server is needed.
     """
 
     process: ProcessIdentity
@@ -74,7 +75,7 @@ class ConnectServer:
             return None
 
     def write(self, folder: Path) -> None:
-        """Note it in the state file, in one step."""
+        """Replace the state file atomically."""
         state = {
             "process": str(self.process),
             "port": self.port,
@@ -85,7 +86,7 @@ class ConnectServer:
 
     @property
     def pid(self) -> int:
-        """The number of its watcher, and of its process group."""
+        """The id of the watcher, and of its process group."""
         return self.process.pid
 
     @property
@@ -100,11 +101,11 @@ class ConnectServer:
         return (folder / TOKEN_FILE).read_text().strip()
 
     def alive(self) -> bool:
-        """Return True if its process still runs, as far as it can be seen from here."""
+        """Return True if the watcher is known to run."""
         return self.process.existence() is Existence.ALIVE
 
     def answers(self) -> bool:
-        """Return True if its process runs and its port takes connections."""
+        """Return True if the watcher runs and the port accepts connections."""
         return self.alive() and _port_open(self.port)
 
 
@@ -127,13 +128,13 @@ def connect_server(
     Args:
         folder: the folder of its state, token and log.
         conf: its Spark configuration; it holds no secrets.
-        environment: makes that of a new process, with JAVA_HOME and the Python of its workers;
-            called only to start one, because looking for a Java starts one.
-        user_conf: the part of its configuration that the user chose, which wins over `conf`.
+        environment: returns the environment of a new server, with JAVA_HOME and the Python of its
+            workers; called only if a server starts, because the search for Java runs Java.
+        user_conf: the user's part of its configuration, which wins over `conf`.
         start_timeout_s: the longest time of a start, in seconds.
 
     Raises:
-        SparkUnavailable: it ended before it answered, or did not answer in time.
+        SparkUnavailable: the server ended before it answered, or did not answer in time.
     """
     note_client(folder)
     version = _version(user_conf)
@@ -157,7 +158,7 @@ def connect_server(
 def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     """Stop the server of this folder; return False if none was running.
 
-    If it is no longer `only`, another process has started a server, which stays.
+    If `only` is given, a server that another process has started since then keeps running.
     """
     if not folder.is_dir():
         return False
@@ -169,11 +170,11 @@ def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
 
 
 def replace_session(folder: Path, lost: ConnectServer) -> bool:
-    """Give the runs of a server another session to share, because the one they have is gone.
+    """Replace the session that all runs of a server share, because it is closed.
 
     1. Runs A and B find that the session is closed.
-    2. A notes another one in the state file, and opens it.
-    3. B waits for the lock, sees that the session is no longer the lost one, and takes A's.
+    2. A takes the lock, and writes a new session id into the state file.
+    3. B takes the lock, finds that the session is no longer the lost one, and uses A's.
 
     Returns:
         False if no server runs in this folder.
@@ -201,7 +202,7 @@ def _start(
         process = _launch(folder, port, conf, environment)
         watcher = ProcessIdentity.of(process.pid)
         server = ConnectServer(watcher, port, str(uuid.uuid4()), version)
-        # Before it answers, so that an interrupted start can be ended.
+        # Written before the server answers, so that an interrupted start can be ended.
         server.write(folder)
         while time.monotonic() < deadline and process.poll() is None:
             if _port_open(port):
@@ -210,7 +211,7 @@ def _start(
         code = process.poll()
         end_session(watcher, STOP_TIMEOUT_S)
         process.wait()
-        # The port was free when it was chosen; another process took it since: choose again.
+        # Another process can take the port after it was chosen: choose another port.
         if "BindException" not in _log_tail(folder):
             break
     reason = f"did not start within {timeout_s:.0f} s"
@@ -227,13 +228,13 @@ def _launch(
 ) -> subprocess.Popen[bytes]:
     token = secrets.token_urlsafe(32)
     replace_file(folder / TOKEN_FILE, token, mode=0o600)
-    own = {
-        # Without an end: a session that expired could never be used again under its id.
+    fixed_conf = {
+        # Sessions never expire: the id of an expired session can never be used again.
         "spark.connect.session.manager.defaultSessionTimeout": "-1",
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
     }
-    lines = [f"{key} {_escaped(value)}\n" for key, value in {**conf, **own}.items()]
+    lines = [f"{key} {_escaped(value)}\n" for key, value in {**conf, **fixed_conf}.items()]
     replace_file(folder / PROPERTIES_FILE, "".join(lines), mode=0o600)
     return subprocess.Popen(
         [
@@ -248,7 +249,7 @@ def _launch(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        # It outlives this run, and a signal to this run's group does not reach it.
+        # The server outlives this run, and a signal to this run's group does not reach it.
         start_new_session=True,
     )
 

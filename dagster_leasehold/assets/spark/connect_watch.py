@@ -1,13 +1,13 @@
-"""The process that watches over the embedded Spark Connect server.
+"""The process that watches the embedded Spark Connect server.
 
 `assets.spark.connect_server` starts it, as
 `python -m dagster_leasehold.assets.spark.connect_watch FOLDER`.
 
-It starts the server and keeps its log free of known noise. It ends the server on a signal, when the
-folder is deleted, and when no process uses the server any longer. Processes note themselves in the
-folder: runs as its clients, the code server that launches them and the commands that start Spark
-as its keepers. So the JVM ends soon after its deployment, however that ended, and ten minutes after
-the last run of a deployment that is at rest.
+It starts the server, and removes known noise from its log. It ends the server on a signal, when the
+folder is deleted, and when no process uses the server any longer. Processes register in the folder:
+a run as a client; a code server, or a command that starts Spark, as a keeper. So the JVM ends soon
+after its deployment, even if that crashed, and ten minutes after the last run of an idle
+deployment.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from dagster_leasehold.lease_store.process_identity import Existence, ProcessIde
 LOG_FILE = "server.log"
 PROPERTIES_FILE = "server.properties"
 CLIENTS, KEEPERS = "clients", "keepers"
-"""The folders where processes note themselves."""
+"""The folders where processes register."""
 UNUSED_MAX_S = 20.0
-"""The time after which a server ends that no process uses or keeps, in seconds: enough for one to
-be restarted."""
+"""A server without clients and keepers ends after this time, in seconds. A code server can restart
+within it."""
 IDLE_MAX_S = 600.0
-"""The time without a client after which a server ends, in seconds."""
+"""A server with keepers but without clients ends after this time, in seconds."""
 LOG_BYTES_MAX = 16 * 1024 * 1024
 CHECK_S = 2.0
 STOP_TIMEOUT_S = 10.0
 TRACE_BEGIN = "Traceback (most recent call last):"
 NOISE = "BrokenPipeError"
-"""The error that Spark's Python daemon prints of a worker that it ended; no row is lost by it."""
+"""Spark's Python daemon logs this error after it ends a worker; it is harmless."""
 
 
 _SET_PARENT_DEATH_SIGNAL = 1
 _PRCTL = getattr(ctypes.CDLL(None), "prctl", None)
-"""Linux alone has it: elsewhere, `stop` ends a server whose watcher was killed."""
+"""Only Linux has it. Elsewhere `stop` ends a server whose watcher was killed."""
 
 
 def note_client(folder: Path) -> None:
-    """Note this process as a client of the server of `folder`, which runs at least as long."""
+    """Register this process as a client of the server of `folder`, which keeps running for it."""
     _note(folder, CLIENTS)
 
 
 def note_keeper(folder: Path) -> None:
-    """Note this process as one that keeps the server of `folder` for the next run."""
+    """Register this process as a keeper, which holds the server of `folder` for the next run."""
     _note(folder, KEEPERS)
 
 
@@ -66,14 +66,14 @@ def _note(folder: Path, kind: str) -> None:
 
 
 def in_use(folder: Path, kind: str) -> bool:
-    """Return True if a process of a kind still runs that noted itself; forget all others."""
+    """Return True if a registered process of this kind still runs; unregister all others."""
     used = False
     for note in (folder / kind).glob("*"):
         process = ProcessIdentity.parse(note.name)
         if process is not None and process.same_place and process.existence() is not Existence.GONE:
             used = True
         else:
-            # Only processes of this boot and this container reach a server on the loopback.
+            # A process of another boot or container cannot reach a server on the loopback.
             note.unlink(missing_ok=True)
     return used
 

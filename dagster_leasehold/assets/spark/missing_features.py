@@ -1,7 +1,8 @@
-"""Pure rules that tell a Spark which lacks a feature from a plan or code that is wrong.
+"""Pure rules that distinguish a Spark without a feature from a wrong plan or wrong code.
 
-Servers that are not Spark speak its protocol as well, and lack parts of it. None says so in the
-same words: a type of PySpark's, a condition of Spark's, a status of gRPC, or a text of its own.
+Other servers implement Spark's protocol too, and lack parts of it. They report this in different
+ways: by an exception type of PySpark, an error condition of Spark, a gRPC status, or a text of
+their own. Code that starts a Spark job calls this when the job fails.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _REFUSAL = "UnsupportedOperationException"
 
 
 def lacks_feature(error: Exception) -> bool:
-    """Return True if an error means that this Spark does not know the request."""
+    """Return True if an error means that this Spark does not support the request."""
     text = str(error)
     if TRACE_BEGIN in text:
-        return False  # a worker was at work: the error is of the code that it ran
-    of_type = isinstance(error, AttributeError) or type(error).__name__ == _REFUSAL
-    return of_type or _LACKING.search(text) is not None
+        return False  # the code that a worker ran has raised
+    is_refusal = isinstance(error, AttributeError) or type(error).__name__ == _REFUSAL
+    return is_refusal or _LACKING.search(text) is not None
 
 
 def is_of_a_plan(error: Exception) -> bool:
-    """Return True if an error bears a condition of Spark's own, as for what no plan can hold."""
+    """Return True if an error has an error condition of Spark, as an invalid plan causes."""
     return _CONDITION.search(str(error)) is not None

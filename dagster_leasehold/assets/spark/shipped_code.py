@@ -1,9 +1,9 @@
-"""Code that travels with a session: the project's own and the user's, to workers of a cluster.
+"""Code that is sent with a session to the workers of a cluster: the project's and the user's.
 
-Each top-level module is an archive of its own, whose name holds a hash of its content. A worker
-puts the archives of a session before all that is installed there, so that nodes and workers run
-the same code. A session that is not remembered here has its workers on this host, where they
-import what this process imports.
+`spark_resource` and `users_code` call it. Each top-level module becomes an archive, whose name
+contains a hash of its content. A worker imports from the session's archives before its installed
+packages, so nodes and workers run the same code. Only sessions with remote workers are registered
+here, since workers on this host import the same files as this process.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 COMPANIONS = ("filelock", "tenacity", "typing_extensions")
-"""Libraries without compiled code that the project's own modules need in a worker."""
+"""Pure Python libraries that the project's modules need in a worker."""
 NEVER = ("__main__", "__mp_main__", "sitecustomize", "usercustomize")
 DATA_BYTES_MAX = 1 << 20
-"""Larger files beside modules stay at home."""
+"""Larger data files in packages are not sent."""
 SECRET_NAMES = (
     *("*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk"),
     *("id_rsa", "id_dsa", "id_ecdsa*", "id_ed25519*"),
 )
-"""Files beside modules that hold keys or passwords; hidden ones stay at home in any case."""
+"""Data files with such names can hold keys or passwords, and are not sent; hidden files never
+are."""
 PRIVATE_KEY = b"PRIVATE KEY-----"
 COMPILED = (".so", ".pyd", ".dylib")
 CACHE_FOLDER = "__pycache__"
@@ -51,18 +52,19 @@ HASH_LENGTH = 16
 ENVIRONMENT = "environment"
 WORKERS_PYTHON_KEY = "spark.sql.execution.pyspark.python"
 WORKERS_PYTHON = f"{ENVIRONMENT}/bin/python"
-"""Where workers find the Python of an archive that Spark has unpacked for them."""
+"""The workers' Python in an environment archive that Spark has unpacked."""
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 _sent: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
 
 
 def begin(session: SparkSession, environment: str = "") -> None:
-    """Send the project's own code to a session whose workers are elsewhere, and remember it.
+    """Send the project's code to a session with remote workers, and register the session.
 
     Args:
-        session: a new one, or one that other processes share.
-        environment: the file of the environment whose Python the workers run; empty for theirs.
+        session: a new session, or a session that other processes share.
+        environment: the archive of an environment whose Python the workers run; empty to run
+            their own.
 
     Raises:
         SparkUnavailable: the session has other code under these names, or takes no environment.
@@ -75,14 +77,14 @@ def begin(session: SparkSession, environment: str = "") -> None:
 
 
 def send_users_code(session: object, module: str) -> None:
-    """Send the user's modules to a session that was remembered; each of them once.
+    """Send the user's modules to a registered session, each module once.
 
-    These are all that this process has loaded from outside its Python's installation, the one that
-    is named, and the packages of sources that are in use. Where such a package is installed, it
-    travels only if it holds no compiled modules, which Python does not load from an archive.
+    They are all modules that this process has loaded from outside its Python's installation, the
+    transform's module, and the packages of sources that are in use. A package with compiled modules
+    is not sent, because Python cannot import them from an archive.
 
     Args:
-        session: where a job is about to run.
+        session: the session of the next job.
         module: the full name of the transform's module.
 
     Raises:
@@ -106,7 +108,7 @@ def _send(session: Any, names: Iterable[str]) -> None:
         key = f"{CONF_PREFIX}{name}"
         version = session.conf.get(key, None)
         if version not in (None, archive.name):
-            # Its workers would keep the modules that they have imported.
+            # Workers keep the modules that they have imported, so new code would have no effect.
             raise SparkUnavailable(
                 f"The Spark session already has other code of {name}: take session_id out of the "
                 "address of Spark, so that each run has a session of its own."
@@ -124,8 +126,8 @@ def _add_environment(session: Any, environment: str) -> None:
         if not lacks_feature(error):
             raise
         raise SparkFeatureMissing(
-            f"This Spark takes no environment for its workers ({one_line(str(error))}): install on "
-            "them what it holds, and leave spark.environment_archive out."
+            f"This Spark takes no environment for its workers ({one_line(str(error))}): install "
+            "its packages on them, and remove spark.environment_archive."
         ) from error
 
 
@@ -135,14 +137,14 @@ def _add(session: Any, archive: Path) -> None:
     except Exception as error:
         if not lacks_feature(error):
             raise
-        _LOG.warning("This Spark takes no code (%s): install it on its workers.", archive.name)
+        _LOG.warning("This Spark accepts no code (%s): install it on its workers.", archive.name)
 
 
 @cache
 def _archive(name: str) -> Path | None:
-    """Return the archive of a top-level module; None if it cannot travel in one.
+    """Return the archive of a top-level module; None if it has no files, or compiled ones.
 
-    It is made once in a process, which has loaded its modules once as well.
+    It is made once per process, which loads each module once as well.
     """
     files = dict(_files(name, import_module(name)))
     if not files or any(path.suffix in COMPILED for path in files.values()):
@@ -155,42 +157,42 @@ def _archive(name: str) -> Path | None:
 
 
 def write_archive(folder: Path, name: str, contents: dict[str, bytes]) -> Path:
-    """Write an archive, whose bytes and name follow from its content alone; return its path."""
+    """Write an archive whose bytes and name depend only on its content; return its path."""
     digest = hashlib.sha256()
     for inner, content in sorted(contents.items()):
         digest.update(f"{len(inner)} {inner} {len(content)} ".encode())
         digest.update(content)
     archive = folder / f"{name}-{digest.hexdigest()[:HASH_LENGTH]}.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as written:
-        # Python takes a folder without `__init__.py` for a package only if it is an entry itself.
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as writer:
+        # Python imports a folder without `__init__.py` only if the archive has an entry for it.
         folders = {f"{above}/" for inner in contents for above in PurePosixPath(inner).parents}
         for inner in sorted(folders - {"./"}):
-            written.writestr(zipfile.ZipInfo(inner, _LONG_AGO), b"")
+            writer.writestr(zipfile.ZipInfo(inner, _LONG_AGO), b"")
         for inner, content in sorted(contents.items()):
             entry = zipfile.ZipInfo(inner, _LONG_AGO)
             entry.compress_type = zipfile.ZIP_DEFLATED
-            written.writestr(entry, content)
+            writer.writestr(entry, content)
     return archive
 
 
 @cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder that lasts as long as this process: a driver serves files out of it."""
+    """Return a folder that exists as long as this process, since a driver serves files from it."""
     return tempfile.TemporaryDirectory(prefix="leasehold-code-")
 
 
 def _files(name: str, module: ModuleType) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a top-level module that are still there, each with its name inside."""
+    """Yield the existing files of a top-level module, each after its name in the archive."""
     folders = [Path(entry) for entry in getattr(module, "__path__", ())]
-    if not folders and (own := getattr(module, "__file__", None)) and Path(own).is_file():
-        yield f"{name}{Path(own).suffix}", Path(own)
+    if not folders and (file := getattr(module, "__file__", None)) and Path(file).is_file():
+        yield f"{name}{Path(file).suffix}", Path(file)
     for folder in filter(Path.is_dir, folders):
         for path in _within(folder):
             yield f"{name}/{path.relative_to(folder).as_posix()}", path
 
 
 def _within(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder that belong to a package; its links are followed."""
+    """Yield the files of a package below a folder; follow links."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith(".") or path.name == CACHE_FOLDER:
             continue
@@ -201,7 +203,7 @@ def _within(folder: Path) -> Iterator[Path]:
 
 
 def _is_plain_data(path: Path) -> bool:
-    """Return True for a small file that holds no key or password, as far as can be told."""
+    """Return True for a small file that seems to hold no key or password."""
     if path.stat().st_size > DATA_BYTES_MAX:
         return False
     if any(fnmatch(path.name.lower(), name) for name in SECRET_NAMES):
@@ -210,7 +212,7 @@ def _is_plain_data(path: Path) -> bool:
 
 
 def _installed(module: ModuleType) -> bool:
-    """Return True if a module belongs to this Python's installation, or is in no file."""
+    """Return True if a module belongs to this Python's installation, or has no file."""
     file = getattr(module, "__file__", None)
     places = [file] if file else [*getattr(module, "__path__", ())]
     return not places or is_installed(places[0])
@@ -226,7 +228,7 @@ def _sources() -> list[str]:
 
 
 def _description(point: EntryPoint) -> dict[str, bytes]:
-    """Return the files by which a worker finds a package's source through its entry point."""
+    """Return the metadata files through which a worker finds a source's entry point."""
     folder = f"{point.name.replace('-', '_')}_leasehold_source-0.dist-info"
     text = f"[{point.group}]\n{point.name} = {point.value}\n"
     name = folder.partition("-")[0]

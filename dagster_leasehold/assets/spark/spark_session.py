@@ -1,7 +1,7 @@
-"""The configuration of Spark, and the address of a session.
+"""The configuration of Spark, and the address of a session; `spark_resource` calls it.
 
-`connect` is a Spark Connect server on the loopback that runs share. Anything else is an address:
-`sc://…` of a Connect server, or a Spark master, whose driver is in the process itself.
+The mode `connect` is the embedded Connect server on the loopback, which runs share. Any other mode
+is an address: `sc://…` of a Connect server, or a Spark master with its driver in this process.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ PARALLELISM_KEYS = ("spark.sql.leafNodeDefaultParallelism", "spark.default.paral
 SESSIONS_REMEMBERED = 4
 CONNECT_RETRIES: dict[str, Any] = {"max_retries": 5, "initial_backoff": 50, "max_backoff": 5_000}
 SESSION_DEFAULTS = {"spark.sql.parquet.compression.codec": "zstd"}
-"""Settings that a session is given unless the user's configuration says otherwise."""
+"""A session gets these settings unless the user's configuration sets them."""
 DRIVER_MEMORY = "2g"
-"""The heap of the JVM; records on their way through Python workers are outside of it."""
+"""The heap of the JVM; records in Python workers are outside of it."""
 
 FEW_CORES_MAX = 4
 OPTIONS_OF_FEW_CORES = (
     "-XX:+UseSerialGC -XX:NewSize=32m -XX:MaxNewSize=224m "
     "-XX:MinHeapFreeRatio=15 -XX:MaxHeapFreeRatio=40 -Xlog:gc+ergo=error"
 )
-"""Options of the JVM on a host with few cores. They are as fast there as the others, and take two
-thirds of the memory after a job on DataFrames. With more cores the serial collector was not
-measured. In a small heap the JVM makes the young generation smaller, and would say so on standard
-output, where a program prints its own lines."""
+"""Options of the JVM on a host with few cores. There they are as fast as the other options, and use
+two thirds of the memory after a job on DataFrames. The serial collector was not measured with more
+cores. In a small heap the JVM makes the young generation smaller; the last option keeps its notice
+off standard output, where programs print."""
 OPTIONS_OF_MANY_CORES = "-XX:+UseParallelGC"
 
 
@@ -78,12 +78,12 @@ def cores() -> int:
 
 
 def tasks_at_once(session: SparkSession) -> int:
-    """Return how many tasks the Spark of a session runs at once, as far as that can be told.
+    """Return an estimate of the tasks that a session's Spark runs at once.
 
-    Configuration counts first. A driver knows the cores of the executors that have come so far; a
-    client of a Connect server knows of none, and takes this host's, where the server might well be.
+    The configured parallelism wins. A driver knows the cores of its registered executors. A client
+    of a Connect server does not, and assumes this host's cores.
     """
-    # The job itself fails as well where no answer comes, and says why.
+    # If Spark does not answer, the job itself fails and reports it.
     with suppress(Exception):
         if setting := _parallelism(session):
             return int(setting)
@@ -93,15 +93,15 @@ def tasks_at_once(session: SparkSession) -> int:
 
 @lru_cache(maxsize=SESSIONS_REMEMBERED)
 def _parallelism(session: SparkSession) -> str | None:
-    """Return the configured number of tasks; a Connect server is asked for it once."""
+    """Return the configured number of tasks, cached to save requests to a Connect server."""
     return next(filter(None, (session.conf.get(key, None) for key in PARALLELISM_KEYS)), None)
 
 
 @lru_cache(maxsize=SESSIONS_REMEMBERED)
 def task_numbers(session: SparkSession, count: int) -> DataFrame:
-    """Return the numbers of a job's tasks, one in each task.
+    """Return a DataFrame that gives each task of a job its number.
 
-    Each job asks for their columns, and a Connect server is asked once by the same DataFrame.
+    It is cached because each new DataFrame asks a Connect server for its columns.
     """
     return session.range(0, count, 1, count)
 
@@ -138,13 +138,13 @@ def _socket_conf() -> dict[str, str]:
 
 
 def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a Spark process: its Java, and a path that has our modules.
+    """Return the environment of a Spark process: its Java, and a PYTHONPATH with our modules.
 
     Raises:
         JavaNotFound: there is no Java to run Spark.
     """
-    # Workers import the source, the sink and the user's transform by the names they have here.
-    # What belongs to this Python's own installation is found without help.
+    # Workers import the source, the sink and the user's transform by the same names as this
+    # process. They find the packages of this Python's installation anyway.
     folders = [entry for entry in sys.path if Path(entry or ".").is_dir()]
     search = [str(Path(entry).absolute()) for entry in folders]
     outside = [entry for entry in search if not entry.startswith((sys.prefix, sys.base_prefix))]
@@ -160,9 +160,9 @@ def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str
 
 
 def _local_environment(folder: Path) -> dict[str, str]:
-    """Return the environment of a Spark on this machine; a Spark that its user has chosen stays."""
+    """Return the environment of a Spark on this machine; variables that the user has set win."""
     home = spark_home(folder / "home")
-    # Without an address, Spark looks its host's name up, and does not start if it is unknown.
+    # Without SPARK_LOCAL_IP, Spark resolves the host's name, and does not start if that fails.
     own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
     return own | spark_environment(folder, os.environ)
 
@@ -170,8 +170,8 @@ def _local_environment(folder: Path) -> dict[str, str]:
 def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
     """Return the address of the embedded Connect server, started now if none runs.
 
-    The token goes into this process's environment, where Spark's client looks for it; the
-    address itself holds no secret. `conf` is the user's, and wins over ours.
+    The token goes into this process's environment, where Spark's client finds it; the address
+    itself holds no secret. `conf` is the user's configuration, and wins over the project's.
 
     Raises:
         SparkUnavailable: the server does not start.
@@ -179,7 +179,7 @@ def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
     """
     server: ConnectServer = connect_server(
         folder,
-        # Its workers outlive a run, and meet another one's code.
+        # Its workers outlive a run, and have to run edited code in the next one.
         server_conf(folder) | {DAEMON_KEY: WORKER_DAEMON},
         partial(_local_environment, folder),
         user_conf=conf,
@@ -189,22 +189,22 @@ def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
 
 
 def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
-    """Give a session that was just built the user's configuration, and what we rely on.
+    """Apply the user's configuration and the project's settings to a new session.
 
-    A client of a Connect server also learns to give up soon: by default it would try for ten
-    minutes to reach a server that is gone, and once more when its process ends.
+    A client of a Connect server also gets short retries. By default it retries for ten minutes if
+    the server is gone, and again when its process ends.
 
     Raises:
-        InvalidSetting: the server keeps a part of this configuration to itself.
-        SparkUnavailable: the server's version and the one of this process do not go together.
+        InvalidSetting: the server does not let a session set one of these keys.
+        SparkUnavailable: the versions of the server and of this process are incompatible.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         client: Any = session.client
         from pyspark.sql.connect.client.retries import DefaultPolicy
 
-        # Before the first call, which already meets no server where it has just died.
+        # Set before the first call, because the server can already be gone.
         client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
-        # From 4.2 it would clear a cache of models, which this project does not use.
+        # From 4.2 on, it clears a cache of models on the server, which this project does not use.
         if hasattr(client, "_on_exit"):
             atexit.unregister(client._on_exit)
         if sentence := refusal(version_here(), session.version):
@@ -214,20 +214,20 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
             continue
         if not session.conf.isModifiable(key):
             raise InvalidSetting(
-                f"The Spark Connect server does not let a session set {key}: take it out of "
-                "spark.conf, and give it to the server when that is started."
+                f"The Spark Connect server does not let a session set {key}: remove it from "
+                "spark.conf, and set it when you start the server."
             )
         session.conf.set(key, value)
 
 
 def forget(session: Any) -> None:
-    """Let go of a session of a Connect server that is gone, without a farewell to the server."""
+    """Drop a lost session without closing it on the Connect server."""
     session.release_session_on_close = False
     session.stop()
 
 
 def require_listener(address: str) -> None:
-    """Find out at once that no server listens: Spark's client would try for ten minutes."""
+    """Fail at once if no server listens; Spark's client would retry for ten minutes."""
     parts = urlsplit(address)
     host, port = parts.hostname or "localhost", parts.port or CONNECT_PORT_DEFAULT
     try:
@@ -243,7 +243,7 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
     """Return the configuration of the session for Spark's builder or `dagster_pyspark`.
 
     Raises:
-        InvalidSetting: the mode is not valid, or Hadoop's own settings are not found for YARN.
+        InvalidSetting: the mode is not valid, or Hadoop's configuration is not found for YARN.
         SparkUnavailable: the embedded server does not start, or none answers at the address.
         JavaNotFound: there is no Java to run Spark.
     """
@@ -255,25 +255,25 @@ def builder_conf(mode: str, folder: Path, user_conf: Mapping[str, str] = NO_CONF
         require_listener(mode)
         return {"spark.remote": mode}
     for variable in CONNECT_MODE_VARIABLES:
-        # A parent that is a client of a Connect server says so in its environment; pyspark would
-        # take that for this process's wish.
+        # A parent process that uses a Connect server can pass these on; pyspark would then connect
+        # this process, too.
         os.environ.pop(variable, None)
     conf = {**server_conf(folder), "spark.master": mode}
     if not is_remote(mode):
-        # Private from the beginning: a server's token might be there.
+        # Private from the start, because a server's token can be in it.
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.environ.update(_local_environment(folder))
         return {**conf, **user_conf}
     if mode == "yarn" and not any(os.environ.get(name) for name in HADOOP_VARIABLES):
         raise InvalidSetting(
-            "Spark finds YARN by Hadoop's own settings: name their folder in the environment as "
-            f"{HADOOP_VARIABLES[0]}."
+            "Spark finds YARN in Hadoop's configuration: set the environment variable "
+            f"{HADOOP_VARIABLES[0]} to its folder."
         )
     os.environ.update(spark_environment(folder, os.environ))
-    # A cluster must be able to call this process back, and has its own folders. Executors take the
-    # driver's configuration: a folder of sockets that their hosts lack would fail each task, and
-    # their own (a container's on YARN) can be too long for a socket.
-    here = ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir")
-    for key in (*here, *SOCKET_KEYS):
+    # Executors of a cluster must reach this process, and have folders of their own. They inherit
+    # the driver's configuration: without the socket folder on their hosts each task would fail, and
+    # their own folder (a container's on YARN) can be too long for a socket.
+    local_keys = ("spark.driver.host", "spark.driver.bindAddress", "spark.sql.warehouse.dir")
+    for key in (*local_keys, *SOCKET_KEYS):
         conf.pop(key, None)
     return {**conf, **user_conf}

@@ -1,4 +1,7 @@
-"""The settings of Spark: where it runs, and what of its configuration is the user's to choose."""
+"""The settings of Spark: where it runs, and the keys of its configuration that users can set.
+
+The deployment's settings contain them, and `spark_session` checks them again.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,13 @@ _REFERENCE = re.compile(
     r"|spark\.kubernetes\.kerberos\.tokenSecret\..+"
     r"|spark\.security\.credentials\..+|spark\.kerberos\.renewal\.credentials"
 )
-"""Keys that speak of a secret and hold none: it is elsewhere."""
+"""Keys whose names suggest a secret, but whose values only refer to one."""
 SESSION_CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-"""The settings that the project relies on; a running session takes them too."""
+"""The settings that the project relies on; they can be set in a running session, too."""
 PROTECTED = {
     "spark.master": "the setting spark.address names it",
     "spark.remote": "the setting spark.address names it",
@@ -49,22 +52,22 @@ PROTECTED = {
     MEMORY_KEY: "the setting spark.memory says it",
     "spark.connect.grpc.binding.address": "the server that Leasehold starts is for this host alone",
     "spark.connect.grpc.binding.port": "each server takes a port that is free",
-    "spark.connect.session.manager.defaultSessionTimeout": "all runs share one session of theirs",
+    "spark.connect.session.manager.defaultSessionTimeout": "the session that all runs share must not expire",
     **dict.fromkeys(SESSION_CONF, "all files of a table hold times of one type, in UTC"),
 }
-"""The keys that `spark.conf` may not set, and the reason why."""
+"""The keys that `spark.conf` cannot set, and the reasons."""
 PROTECTED_HERE = dict.fromkeys(
     ("spark.driver.host", "spark.driver.bindAddress"),
     "a Spark without an address is for this host alone",
 )
-"""Keys that it may not set either where Leasehold starts Spark on this host."""
+"""Keys that it cannot set either if Leasehold starts Spark on this host."""
 
 
 def check_mode(mode: str) -> str:
-    """Return `mode`, if it names a way to reach Spark and gives no secret away.
+    """Return `mode` if it is valid and contains no secret.
 
     Raises:
-        InvalidSetting: it is neither a word nor an address, or the address carries a token.
+        InvalidSetting: it is neither a known word nor an address, or the address carries a token.
     """
     if not _MODE.fullmatch(mode):
         raise InvalidSetting(
@@ -72,7 +75,7 @@ def check_mode(mode: str) -> str:
             "sc://host:15002, spark://host:7077, k8s://https://host:6443 or local[2]."
         )
     if "token=" in mode.lower():
-        # The mode is part of what Dagster stores and shows of a job; a token must not be.
+        # Dagster stores and shows the mode with a job, so it must not contain a token.
         raise InvalidSetting(
             f"The address of Spark carries a token: give it in the environment as {TOKEN_VARIABLE}."
         )
@@ -80,21 +83,21 @@ def check_mode(mode: str) -> str:
 
 
 def check_conf(mode: str, conf: Mapping[str, str]) -> None:
-    """Refuse configuration that would break a promise, or give a secret away.
+    """Refuse configuration that would break a promise, or reveal a secret.
 
     Raises:
-        InvalidSetting: a key is not Spark's, has a value that is fixed, or holds a secret.
+        InvalidSetting: a key is not Spark's, is protected, or holds a secret.
     """
     protected = PROTECTED if is_remote(mode) else PROTECTED | PROTECTED_HERE
     for key, value in conf.items():
         if not key.startswith("spark."):
             raise InvalidSetting(
-                f"spark.conf has {shown(key)}, and keys of Spark's own begin with 'spark.'"
+                f"spark.conf has {shown(key)}, but Spark's keys begin with 'spark.'"
             )
         if reason := protected.get(key):
             raise InvalidSetting(f"spark.conf may not set {key}: {reason}.")
         if _holds_secret(key, value):
-            # Dagster stores and shows it, and so does Spark's own page.
+            # Dagster stores and shows it, and Spark's web page shows it, too.
             raise InvalidSetting(
                 f"{shown(key)} of spark.conf holds a secret: give it in the environment of "
                 "Spark's processes."
@@ -103,7 +106,7 @@ def check_conf(mode: str, conf: Mapping[str, str]) -> None:
 
 def _holds_secret(key: str, value: str) -> bool:
     if _SECRET_KEY_REF.fullmatch(key):
-        # A name and a key in Kubernetes, which might well be called password.
+        # The value names a secret of Kubernetes and a key in it, which can be called password.
         return not _KEY_OF_SECRET.fullmatch(value)
     if _SECRET.search(key) and not _REFERENCE.fullmatch(key):
         return True
@@ -111,7 +114,7 @@ def _holds_secret(key: str, value: str) -> bool:
 
 
 def is_remote(mode: str) -> bool:
-    """Return True if Spark's work is done by a cluster or server that is not ours."""
+    """Return True if Spark runs on a cluster or server that Leasehold does not start."""
     return mode != CONNECT and not mode.startswith("local")
 
 
@@ -143,7 +146,7 @@ class SparkSettings(pydantic.BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _table_of_word(cls, value: object) -> object:
-        """Return the table that a word or an address alone stands for."""
+        """Convert a single word or address into the table that it stands for."""
         if isinstance(value, str):
             return {} if value == CONNECT else {"address": value}
         return value
@@ -170,7 +173,7 @@ class SparkSettings(pydantic.BaseModel):
         if (self.tls or self.certificate) and not served:
             raise InvalidSetting("spark.tls and spark.certificate are for an sc:// address")
         if self.certificate and not (self.certificate.is_absolute() and self.certificate.is_file()):
-            # Processes of one deployment begin in different folders.
+            # A relative path would differ, since a deployment's processes start in several folders.
             raise InvalidSetting(
                 f"spark.certificate is {shown(self.certificate)}: name a file by its whole path"
             )
@@ -205,7 +208,7 @@ class SparkSettings(pydantic.BaseModel):
 
     @property
     def _parameters(self) -> dict[str, str]:
-        """The parameters of the address as Spark's client reads them: the last of a name counts."""
+        """The parameters of the address; the last value of a name counts, as in Spark's client."""
         parameters = (self.address or "").split(";")[1:]
         return {name: unquote(value) for name, _, value in (p.partition("=") for p in parameters)}
 
@@ -216,7 +219,7 @@ class SparkSettings(pydantic.BaseModel):
 
 
 def _entries(table: Mapping[str, Any], before: str) -> list[tuple[str, object]]:
-    """Return keys with their values; TOML makes tables of the parts of a key without quotes."""
+    """Flatten the nested tables that TOML makes of dotted keys without quotes."""
     entries: list[tuple[str, object]] = []
     for key, value in table.items():
         name = f"{before}{key}"
@@ -245,8 +248,8 @@ def _check_archive(archive: Path, *, remote: bool) -> None:
 def _check_memory(memory: str, *, served: bool) -> None:
     if served:
         raise InvalidSetting(
-            "spark.memory is that of a Spark that Leasehold starts, and the server of an sc:// "
-            "address has its own"
+            "spark.memory is for a Spark that Leasehold starts; the server at an sc:// address "
+            "has its own"
         )
     match = _MEMORY.fullmatch(memory)
     if not match or int(match[1]) * (1024 if match[2] == "g" else 1) < MEMORY_MIN_MIB:

@@ -1,8 +1,8 @@
-"""Pure rules for the releases of Spark: which of them a node and a server may have together.
+"""Pure rules for the Spark releases of a node and a server: which ones are compatible.
 
-A Connect server speaks to clients of other releases too, and neither side looks: what one of them
-lacks would show in the middle of a batch, as an error of a protocol. A server's release is asked
-for once, when a session begins.
+A Connect server accepts clients of other releases, and neither side compares them. A feature that
+one side lacks would fail in the middle of a batch, with a protocol error. So `spark_session` asks
+for the server's release once, when a session begins.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ _RELEASE = re.compile(r"(\d+)\.(\d+)(?!\d)")
 
 
 class Release(NamedTuple):
-    """A minor release of Spark, such as 4.3; what follows in a version, Spark keeps compatible."""
+    """A minor release of Spark, such as 4.3; its patch releases are compatible."""
 
     major: int
     minor: int
 
     def __str__(self) -> str:
-        """Return it as people write it."""
+        """Return the release as in `4.3`."""
         return f"{self.major}.{self.minor}"
 
 
 OLDEST, NEWEST = Release(4, 0), Release(4, 3)
 MINORS_APART_MAX = 1
 FIRST_OF_JAVA_25 = Release(4, 2)
-"""Earlier ones end at their start, or in their first job, on a Java that is newer than 21."""
+"""Earlier releases fail at their start, or in their first job, on a Java newer than 21."""
 
 
 def version_here() -> str:
@@ -50,7 +50,7 @@ def release_of(version: str) -> Release | None:
 
 
 def refusal(here: str, server: str) -> str | None:
-    """Return the sentence that says why two versions do not go together; None if they do.
+    """Return a sentence on why two versions are incompatible; None if they are compatible.
 
     Args:
         here: the version of PySpark in this process.
@@ -76,5 +76,5 @@ def refusal(here: str, server: str) -> str | None:
 
 
 def go_together(here: str, there: str) -> bool:
-    """Return True if PySpark may have these versions in this process and in Spark's workers."""
+    """Return True if this process and Spark's workers can have these versions of PySpark."""
     return refusal(here, there) is None

@@ -1,4 +1,7 @@
-"""The user's code on Spark: how it gets to the workers, and its failures in one line."""
+"""The user's code on Spark: sending it to the workers, and its exceptions in one line.
+
+The jobs on Spark call it.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,15 @@ def session_is_gone(error: BaseException) -> bool:
     if type(error).__name__ in ("Py4JNetworkError", "ConnectionRefusedError"):
         return True
     text = str(error)
-    # A trace of the user's own code can speak of connections of its own.
+    # A stack trace of the user's code can mention other connections.
     return TRACE_BEGIN not in text and any(mark in text for mark in _GONE)
 
 
 def users_error(error: BaseException) -> str:
     """Return the type and message of an error as one short line.
 
-    An exception raised in a Python worker arrives as the text of its stack trace inside Spark's
-    own exception: its last line is the user's.
+    An exception in a Python worker arrives as a stack trace in the text of Spark's own exception.
+    The last line of the trace is the user's exception.
     """
     text = str(error)
     if TRACE_BEGIN in text:
@@ -57,10 +60,10 @@ def _sentence(kind: str, message: str) -> str:
 
 
 def ship_code_of(transform: Callable[..., object] | None, session: object) -> None:
-    """Send the user's code to a session, and functions of the transform's own module by value.
+    """Send the user's code to a session, and pickle the transform's module by value.
 
-    A warm server's workers can be unable to import the user's module, or hold it as it was
-    before its last edit. Without a transform there can be code of a source.
+    The workers of a warm server can be unable to import that module, or can have an old version of
+    it. Without a transform, a source can still have code.
 
     Raises:
         SparkUnavailable: the session has other code under the same names.
@@ -70,6 +73,6 @@ def ship_code_of(transform: Callable[..., object] | None, session: object) -> No
     name = getattr(transform, "__module__", "")
     shipped_code.send_users_code(session, name)
     module = sys.modules.get(name)
-    # What runs as a script is always sent by value; this project's modules are on every worker.
+    # cloudpickle always pickles a script's functions by value; each worker has this project.
     if module is not None and name.partition(".")[0] not in ("__main__", shipped_code.OWN_PACKAGE):
         cloudpickle.register_pickle_by_value(module)

@@ -1,4 +1,7 @@
-"""The user's modules in a Python worker that outlives the jobs which imported them."""
+"""Reloading of the user's modules in Python workers that outlive a job.
+
+`worker_daemon` calls it, and `shipped_code` to find the modules outside Python's installation.
+"""
 
 from __future__ import annotations
 
@@ -30,45 +33,48 @@ def _installation() -> tuple[Path, ...]:
 
 
 class UsersModules:
-    """A finder that notes which of the user's modules are imported, and forgets them when told.
+    """An import finder that records the user's modules, to forget them after an edit.
 
-    It stands before all others on `sys.meta_path`, asks these, and looks at a file before it is
-    read: an edit in between is taken for a change later, and none is missed. Compiled modules stay
-    as they are, since Python loads them once; so do Leasehold's.
+    It is first on `sys.meta_path`, and delegates to the other finders. It records the state of a
+    file before Python reads it, so no later edit is missed. Leasehold's modules are not recorded,
+    and neither are compiled modules, which Python loads only once.
     """
 
     def __init__(self) -> None:
-        self._taken: dict[str, tuple[str, State]] = {}
+        self._states: dict[str, tuple[str, State]] = {}
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the finding of the other finders."""
+        """Return the first spec that another finder returns, and record the module."""
         for finder in [*sys.meta_path]:
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(name, path, target) if find else None
             if spec is not None:
-                self._note(name, spec)
+                self._record(name, spec)
                 return spec
         return None
 
-    def _note(self, name: str, spec: ModuleSpec) -> None:
-        # A package without a file holds modules as well, under names that others look up in it.
+    def _record(self, name: str, spec: ModuleSpec) -> None:
+        # A package without a file is recorded too, because its modules are its attributes.
         file = spec.origin or ""
         places = [file] if file else [*(spec.submodule_search_locations or ())]
         if name.partition(".")[0] == OWN_PACKAGE or not places or is_installed(places[0]):
             return
         if not file or file.endswith(".py"):
-            self._taken[name] = (file, _state(file))
+            self._states[name] = (file, _state(file))
 
     def forget_changed(self) -> None:
-        """Forget all of them if the file of one has changed: others hold what they took from it."""
-        taken = [*self._taken.items()]
-        if all(_state(file) == state for _, (file, state) in taken):
+        """Forget all recorded modules if the file of one changed.
+
+        Other modules hold objects that they imported from it.
+        """
+        states = [*self._states.items()]
+        if all(_state(file) == state for _, (file, state) in states):
             return
-        for name, _ in taken:
+        for name, _ in states:
             sys.modules.pop(name, None)
-            self._taken.pop(name, None)
+            self._states.pop(name, None)
         importlib.invalidate_caches()
 
 

@@ -1,10 +1,10 @@
-"""The process that forks the Python workers of the embedded server, in place of Spark's own.
+"""The daemon that forks the Python workers of the embedded server, in place of Spark's own.
 
-Workers stay from task to task with their imported modules, and the server stays from run to run.
-Before each task they forget the user's modules if one has been edited, so that the task imports
-them again. Spark collects garbage after each task, which took twice as long as a small task itself:
-what stays with a worker is kept out of that. All else is Spark's: see `spark.python.daemon.module`
-in its configuration.
+Spark starts it because of its setting `spark.python.daemon.module`. Workers keep imported modules
+from task to task, and the server runs from run to run. So before each task, a worker forgets the
+user's modules if one was edited, and the task imports them again. Spark collects garbage after each
+task, which took twice as long as a small task; long-lived objects are excluded from it. Everything
+besides these two steps is Spark's own code.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ def main() -> None:
 
     modules = UsersModules()
     sys.meta_path.insert(0, modules)
-    work = daemon.worker
+    run_task = daemon.worker
 
     def worker(sock: socket.socket, authenticated: bool) -> int:
-        # Spark calls it when the task before is done: the first byte says that another begins.
+        # Spark calls this right after the previous task. The first byte means that a task begins.
         with suppress(OSError):
             sock.recv(1, socket.MSG_PEEK)
         modules.forget_changed()
-        imported = len(sys.modules)
-        code = work(sock, authenticated)
-        if len(sys.modules) != imported:
-            _keep_from_collections()
-        return code
+        module_count = len(sys.modules)
+        exit_code = run_task(sock, authenticated)
+        if len(sys.modules) != module_count:
+            _exclude_from_collections()
+        return exit_code
 
     daemon.worker = worker
     daemon.manager()
 
 
-def _keep_from_collections() -> None:
-    """Collect all garbage now, and no object that is left in later collections."""
+def _exclude_from_collections() -> None:
+    """Collect garbage now, and exclude the remaining objects from later collections."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -73,7 +73,6 @@ def test_a_master_that_takes_no_application_is_told_with_the_version_that_it_nee
     with pytest.raises(SparkUnavailable) as refused:
         _ = resource.spark_session
     assert str(refused.value) == (
-        "Spark (spark://master:7077) took no application: no master is there, or its version "
-        f"of Spark is not {version_here()}, which the nodes have; a cluster needs the same. Its "
-        "master's log says which."
+        "Spark (spark://master:7077) took no application: no master runs there, or its version "
+        f"of Spark is not {version_here()} as on the nodes. The master's log says which."
     )
