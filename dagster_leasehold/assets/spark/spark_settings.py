@@ -52,7 +52,7 @@ PROTECTED = {
     MEMORY_KEY: "the setting spark.memory says it",
     "spark.connect.grpc.binding.address": "the server that Leasehold starts is for this host alone",
     "spark.connect.grpc.binding.port": "each server takes a port that is free",
-    "spark.connect.session.manager.defaultSessionTimeout": "the session that all runs share must not expire",
+    "spark.connect.session.manager.defaultSessionTimeout": "all runs share one session",
     **dict.fromkeys(SESSION_CONF, "all files of a table hold times of one type, in UTC"),
 }
 """The keys that `spark.conf` cannot set, and the reasons."""
