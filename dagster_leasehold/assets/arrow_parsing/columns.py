@@ -1,4 +1,7 @@
-"""A column of values parsed piece by piece: each record's value or error."""
+"""Parsing of a column piece by piece, into the fields or the error of each record.
+
+`parsing` calls it with one of the two formats.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pyarrow.compute
 from dagster_leasehold.assets.errors import TransformError
 from dagster_leasehold.assets.output.readable_values import unreadable
 
-# Its functions are made when it is imported, where a type checker cannot see them.
+# A type checker cannot see its functions, which are made when it is imported.
 _pc: Any = pyarrow.compute
 
 PIECE_RECORDS = 8192
@@ -29,7 +32,7 @@ class Column:
 
     Attributes:
         values: the field of each record, in order.
-        bad: true for the records whose value does not fit the field; None if all do.
+        bad: true for each record whose value does not fit the field; None if all values fit.
     """
 
     values: pa.Array
@@ -37,20 +40,20 @@ class Column:
 
 
 class ValueFormat(Protocol):
-    """A format that values are parsed from.
+    """The format of the values to parse.
 
     Attributes:
         fields: the fields of a record.
-        complaint: the end of the sentence that a record is quarantined with.
+        complaint: the end of the sentence that a quarantined record has as its error.
     """
 
     fields: pa.Schema
     complaint: str
 
     def parse(self, values: Sequence[bytes | None]) -> tuple[Sequence[Column], Mask]:
-        """Return the fields of some records, and which of the records have none.
+        """Return the fields of records, and a mask of the records that cannot be parsed.
 
-        Each value is text in UTF-8; None is a bad record.
+        Each value is text in UTF-8; None is a record that cannot be parsed.
         """
         ...
 
@@ -58,7 +61,7 @@ class ValueFormat(Protocol):
 def parse_column(
     records: pa.Table, column: str, form: ValueFormat
 ) -> tuple[Sequence[pa.ChunkedArray], pa.ChunkedArray]:
-    """Return the parsed fields as columns, and the error of each record that is not parsed.
+    """Return the parsed fields as columns, and the error of each record that cannot be parsed.
 
     Raises:
         TransformError: the column holds neither bytes nor text.
@@ -85,35 +88,35 @@ def parse_column(
 
 
 def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], Any]) -> Column:
-    """Return a column of the values, with null for each that does not fit the type.
+    """Return a column of the values, with null for each value that does not fit the type.
 
     Args:
-        values: of the column; None stands for null.
+        values: the values of the column; None stands for null.
         kind: the type.
-        converted: makes of one value what Arrow takes for the type; it raises ValueError or
-            ArithmeticError for what does not fit.
+        converted: converts a value to the type; raises ValueError or ArithmeticError if the value
+            does not fit.
     """
     items: list[Any] = []
     bad = np.zeros(len(values), np.bool_)
-    for at, value in enumerate(values):
+    for index, value in enumerate(values):
         try:
             items.append(None if value is None else converted(value))
         except (ValueError, ArithmeticError):
             items.append(None)
-            bad[at] = True
+            bad[index] = True
     return Column(pa.array(items, kind), bad)
 
 
 def _parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, Mask]:
-    """Return the fields of a piece, which records are bad, and which of these are not text."""
+    """Return the fields of a piece, and masks of the bad records and of records in no UTF-8."""
     values = piece.to_pylist()
     not_text = np.zeros(len(values), np.bool_)
     try:
         piece.cast(pa.string())
     except pa.ArrowInvalid:
-        for at, value in enumerate(values):
+        for index, value in enumerate(values):
             if value is not None and not _is_text(value):
-                values[at], not_text[at] = None, True
+                values[index], not_text[index] = None, True
     columns, bad = form.parse(values)
     for column in columns:
         if column.bad is not None:

@@ -1,8 +1,10 @@
-"""Lines of CSV, as in RFC 4180: read by Arrow where every line is such, else by Python's reader.
+"""Lines of CSV as in RFC 4180: the format that `parsing` parses columns of CSV with.
 
-A field in double quotes can hold separators and line ends, and a doubled quote in it stands for
-one. A quote inside of any other field is a letter like others. An empty field is null. A line end
-can stand at the end of the record. What the fields hold is told in `texts`.
+A field in double quotes can contain separators and line ends, and two quotes in it stand for one.
+In other fields a quote is an ordinary character. An empty field is null. A record can end with a
+line end. `texts` defines the values of the fields.
+
+Arrow parses a piece of a column if all its lines conform; otherwise Python's reader does.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from dagster_leasehold.assets.errors import TransformError
 _csv: Any = pyarrow.csv
 _pc: Any = pyarrow.compute
 
-# The reader refuses longer fields than 128 KiB otherwise; a record has its own limit.
+# By default the reader refuses fields above 128 KiB; records have a limit of their own.
 csv.field_size_limit(sys.maxsize)
-_MARK = "\ufeff".encode()
+_BYTE_ORDER_MARK = "\ufeff".encode()
 _SPECIAL = re.compile('["\r\n]')
 
 
@@ -39,7 +41,7 @@ class CsvFormat:
         separator: the character between two fields.
 
     Raises:
-        TransformError: a field is of a type that a line cannot hold.
+        TransformError: a field has a type that CSV cannot represent.
     """
 
     def __init__(self, fields: pa.Schema, separator: str) -> None:
@@ -51,19 +53,19 @@ class CsvFormat:
         self._standard = f"^{field}(?:{re.escape(separator)}{field})*$"
 
     def parse(self, values: Sequence[bytes | None]) -> tuple[Sequence[Column], Mask]:
-        """Return the fields of some lines, and which of the values are none."""
+        """Return the fields of lines, and a mask of the lines that cannot be parsed."""
         bad = np.zeros(len(values), np.bool_)
-        plain = self._plain(values)
-        if plain is not None:
-            return self._typed(plain), bad
+        arrow_columns = self._read_by_arrow(values)
+        if arrow_columns is not None:
+            return self._typed(arrow_columns), bad
         width, separator = len(self.fields), self._separator
-        nothing = [""] * width
+        empty_row = [""] * width
         rows: list[list[str]] = []
-        for at, value in enumerate(values):
+        for index, value in enumerate(values):
             line = (value or b"").decode()
             row = self._quoted(line) if _SPECIAL.search(line) else line.split(separator)
             if len(row) != width or not line.strip(" "):
-                row, bad[at] = nothing, True
+                row, bad[index] = empty_row, True
             rows.append(row)
         columns = zip(*rows, strict=True) if rows else [()] * width
         return self._typed([[text or None for text in column] for column in columns]), bad
@@ -74,18 +76,19 @@ class CsvFormat:
             for column, field, form in zip(columns, self.fields, self._forms, strict=True)
         ]
 
-    def _plain(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
-        """Return the texts of each field, or None unless every line is well formed."""
+    def _read_by_arrow(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
+        """Return the texts of each field; None if Arrow's reader would not read each line right."""
         data = b"\n".join(value or b"" for value in values)
-        # The reader separates by one byte, takes an empty line of one field, and drops a mark.
-        if len(self.fields) < 2 or not self._separator.isascii() or data.startswith(_MARK):
+        # Arrow needs a separator of one byte, takes an empty line for one field, and drops a mark.
+        marked = data.startswith(_BYTE_ORDER_MARK)
+        if len(self.fields) < 2 or not self._separator.isascii() or marked:
             return None
         several_lines = data.count(b"\n") >= len(values)
         if several_lines or b'"' in data or b"\r" in data:
             texts = pa.array(values, pa.binary()).cast(pa.string())
             if not _pc.all(_pc.match_substring_regex(texts, self._standard)).as_py():
                 return None
-        names = [str(at) for at in range(len(self.fields))]
+        names = [str(index) for index in range(len(self.fields))]
         try:
             table = _csv.read_csv(
                 pa.BufferReader(data),
@@ -103,13 +106,13 @@ class CsvFormat:
             )
         except pa.ArrowInvalid:
             return None
-        # An empty line at the end is none for the reader.
+        # The reader drops an empty line at the end.
         if table.num_rows != len(values):
             return None
         return [column.combine_chunks() for column in table.columns]
 
     def _quoted(self, line: str) -> list[str]:
-        """Return the fields of a line with quotes or line ends; none where they are misplaced."""
+        """Return the fields of a line with quotes or line ends; none if they are misplaced."""
         try:
             return next(csv.reader((line,), delimiter=self._separator, strict=True), [])
         except csv.Error:

@@ -1,4 +1,4 @@
-"""Schemas of fields to parse: from Spark's DDL or a Spark schema to the Arrow schema of columns."""
+"""Conversion of a Spark schema, or of its DDL text, to an Arrow schema; `parsing` calls it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.
 
 
 class _Unreadable(Exception):
-    """A schema that is not of the grammar, or has a type that Arrow tables are not parsed for."""
+    """The schema does not conform to the grammar, or has a type that is not supported."""
 
 
 def fields_of(schema: str | StructType) -> pa.Schema:
-    """Return the columns of a schema as Arrow has them; each can be null.
+    """Return the Arrow schema for a schema of Spark; each field can be null.
 
     Raises:
         TransformError: the schema cannot be read, or one of its types is not supported.
@@ -86,7 +86,7 @@ def _simple(name: str) -> pa.DataType:
 
 
 def _list_of(values: pa.DataType) -> pa.DataType:
-    # The name that Spark gives to the values, and that files have had with transforms of Spark.
+    # Spark uses this name too, so files match the files of DataFrame transforms.
     return pa.list_(pa.field("element", values))
 
 
@@ -100,7 +100,7 @@ def _map_of(keys: pa.DataType, values: pa.DataType) -> pa.DataType:
 def _fields_of_ddl(ddl: str) -> pa.Schema:
     tokens: list[str] = []
     for quoted, comment, other in _TOKEN.findall(ddl):
-        # A mark in front tells names in quotes and comments from words of the grammar.
+        # A mark in front distinguishes quoted names and comments from words of the grammar.
         name = quoted.replace("``", "`")
         tokens.append(f"`{name}" if name else f"'{comment}" if comment else other)
     reader = _DdlReader(tokens)
@@ -114,14 +114,14 @@ def _fields_of_ddl(ddl: str) -> pa.Schema:
 
 
 class _DdlReader:
-    """Reads tokens of DDL text, each where the grammar expects it."""
+    """A recursive descent parser for the tokens of DDL text."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         self._tokens = tokens
         self._at = 0
 
     def fields(self, closing: str) -> list[pa.Field]:
-        """Read fields up to the closing token, which is left."""
+        """Read fields up to the closing token, without that token."""
         fields: list[pa.Field] = []
         while not fields or self._take(","):
             if not fields and self._next() == closing:

@@ -1,8 +1,9 @@
-"""Values in JSON: each is one object, which msgspec decodes by the types of the fields.
+"""JSON objects, which msgspec decodes by the types of the fields: a format of `parsing`.
 
-A field that is absent or null is null, and other fields of the object are left out. Of a name that
-comes twice the last one counts. Dates and times are texts (see `texts`), bytes are in base 64, a
-decimal is a number or a text of one, and a field of text takes any other value as it is written.
+An absent field is null, and fields that are not in the schema are ignored. If a name occurs twice,
+the last value counts. Dates and times are strings (see `texts`), and bytes are in base 64. A
+decimal is a number, or a string that contains one. A string field also takes any other value, as
+its JSON text.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _REFUSED = (msgspec.MsgspecError, RecursionError)
 
 
 class JsonFormat:
-    """JSON objects of some fields.
+    """JSON objects with the fields of a schema.
 
     Args:
-        fields: the fields; all others of an object are left out.
+        fields: the fields; other fields of an object are ignored.
     """
 
     def __init__(self, fields: pa.Schema) -> None:
@@ -38,42 +39,42 @@ class JsonFormat:
             texts.form_of(field.type) if _is_time(field.type) else None for field in fields
         ]
         self._exact = [_has_decimals(field.type) for field in fields]
-        self._decoder = msgspec.json.Decoder(_record(fields, str))
-        self._raw_decoder = msgspec.json.Decoder(_record(fields, msgspec.Raw))
-        self._nothing = self._decoder.decode(b"{}")
+        self._decoder = msgspec.json.Decoder(_record_type(fields, str))
+        self._raw_decoder = msgspec.json.Decoder(_record_type(fields, msgspec.Raw))
+        self._empty_row = self._decoder.decode(b"{}")
 
     def parse(self, values: Sequence[bytes | None]) -> tuple[Sequence[Column], Mask]:
-        """Return the fields of some objects, and which of the values are none."""
+        """Return the fields of objects, and a mask of the values that cannot be parsed."""
         bad = np.zeros(len(values), np.bool_)
         rows: list[Any] = []
         decode = self._decoder.decode
-        for at, value in enumerate(values):
+        for index, value in enumerate(values):
             try:
                 rows.append(decode(value or b""))
             except _REFUSED:
-                row = self._with_any_text(value or b"")
-                bad[at] = row is None
-                rows.append(self._nothing if row is None else row)
+                row = self._decode_with_texts(value or b"")
+                bad[index] = row is None
+                rows.append(self._empty_row if row is None else row)
         columns = [
-            self._column(list(map(attrgetter(f"field_{at}"), rows)), at)
-            for at in range(len(self.fields))
+            self._column(list(map(attrgetter(f"field_{index}"), rows)), index)
+            for index in range(len(self.fields))
         ]
         return columns, bad
 
-    def _column(self, values: list[Any], at: int) -> Column:
-        kind, form = self.fields.field(at).type, self._forms[at]
+    def _column(self, values: list[Any], index: int) -> Column:
+        kind, form = self.fields.field(index).type, self._forms[index]
         if form is not None:
             return texts.typed(values, kind, form)
-        if self._exact[at]:
+        if self._exact[index]:
             return fitted(values, kind, lambda value: _converted(value, kind, _exact))
         return Column(pa.array(values, kind))
 
-    def _with_any_text(self, value: bytes) -> Any | None:
-        """Return the object with the text of all values in fields of text; None if bad."""
+    def _decode_with_texts(self, value: bytes) -> Any | None:
+        """Decode an object, with the JSON text of other values in string fields; None if bad."""
         try:
             row = self._raw_decoder.decode(value)
-            for at, field in enumerate(self.fields):
-                name = f"field_{at}"
+            for index, field in enumerate(self.fields):
+                name = f"field_{index}"
                 setattr(row, name, _converted(getattr(row, name), field.type, _as_text))
         except _REFUSED:
             return None
@@ -81,7 +82,7 @@ class JsonFormat:
 
 
 def _converted(value: Any, kind: pa.DataType, convert: Callable[[Any, pa.DataType], Any]) -> Any:
-    """Return a value with its innermost values converted, each by its type."""
+    """Convert the innermost values of a value, each by its type."""
     if value is None:
         return None
     if pa.types.is_list(kind):
@@ -96,44 +97,44 @@ def _converted(value: Any, kind: pa.DataType, convert: Callable[[Any, pa.DataTyp
 
 
 def _as_text(value: Any, _: pa.DataType) -> Any:
-    """Return the text of a raw value: a string, or any other value as it is written."""
+    """Return a raw string or null decoded, and any other raw value as its JSON text."""
     if not isinstance(value, msgspec.Raw):
         return value
-    written = bytes(value)
-    is_string = written[:1] in (b'"', b"n")
-    return msgspec.json.decode(written, type=str | None) if is_string else written.decode()
+    json_text = bytes(value)
+    is_string = json_text[:1] in (b'"', b"n")
+    return msgspec.json.decode(json_text, type=str | None) if is_string else json_text.decode()
 
 
 def _exact(value: Any, kind: pa.DataType) -> Any:
     return texts.exact_decimal(value, kind) if pa.types.is_decimal(kind) else value
 
 
-def _record(fields: pa.Schema, text: type[Any]) -> Any:
-    """Return the type of msgspec of an object with these fields."""
-    names = {f"field_{at}": field.name for at, field in enumerate(fields)}
+def _record_type(fields: pa.Schema, text: type[Any]) -> Any:
+    """Return msgspec's type for an object with these fields; `text` is the type of strings."""
+    names = {f"field_{index}": field.name for index, field in enumerate(fields)}
     kinds: list[tuple[str, Any, Any]] = [
-        (f"field_{at}", str | None if _is_time(field.type) else _type(field.type, text), None)
-        for at, field in enumerate(fields)
+        (f"field_{index}", str | None if _is_time(field.type) else _type(field.type, text), None)
+        for index, field in enumerate(fields)
     ]
     return msgspec.defstruct("Record", kinds, rename=names)
 
 
 def _has_decimals(kind: pa.DataType) -> bool:
-    """Return True for decimals, and for a type that has some inside."""
+    """Return True for decimals, and for types that contain decimals."""
     if pa.types.is_nested(kind):
-        return any(_has_decimals(kind.field(at).type) for at in range(kind.num_fields))
+        return any(_has_decimals(kind.field(index).type) for index in range(kind.num_fields))
     return pa.types.is_decimal(kind)
 
 
 def _is_time(kind: pa.DataType) -> bool:
-    """Return True for what Arrow reads from texts faster than msgspec does."""
+    """Return True for the types that Arrow converts from text faster than msgspec does."""
     return pa.types.is_date(kind) or pa.types.is_timestamp(kind)
 
 
 def _type(kind: pa.DataType, text: type[Any]) -> Any:
-    """Return the type of msgspec of a value, or of null."""
+    """Return msgspec's type for a value or null."""
     if pa.types.is_string(kind):
-        # A raw value can be null as it is, and can stand in no union.
+        # A raw value can be null anyway, and msgspec does not allow it in a union.
         return text if text is msgspec.Raw else text | None
     if pa.types.is_struct(kind):
         inside = {field.name: _type(field.type, text) for field in kind}

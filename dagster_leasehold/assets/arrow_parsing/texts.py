@@ -1,6 +1,6 @@
-"""Fields that are written as text: in CSV, and dates and times in JSON.
+"""Conversion of text to values: for the fields of CSV, and for dates and times in JSON.
 
-The rules, the same for all records:
+The same rules apply to all records:
 
 | type | text |
 |---|---|
@@ -12,7 +12,7 @@ The rules, the same for all records:
 | TIMESTAMP | RFC 3339: `2026-01-31T08:00:00.5+01:00`; UTC where it names no zone |
 | TIMESTAMP_NTZ | the same without a zone |
 
-A time of more than six digits below a second is rounded to microseconds.
+A time with more than six fractional digits is rounded to microseconds.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ _pc: Any = pyarrow.compute
 _DIGITS = r"[0-9]+"
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 SINGLE_MAX = 3.4028234663852886e38
-# Longer ones are zeros in front or behind, or no number of any type.
+# A longer text is refused as no number.
 _NUMBER_LETTERS_MAX = 1_000
 
 
 @dataclass(frozen=True)
 class TextForm:
-    """How the values of a type are written.
+    """The text form of a type.
 
     Attributes:
-        plain: texts that Arrow reads as `value` does, as a regular expression without its ends.
-        value: makes the value of any text; it raises ValueError or ArithmeticError for others.
+        plain: the texts that Arrow converts like `value` does, as a regular expression without
+            anchors.
+        value: converts any valid text; raises ValueError or ArithmeticError for other texts.
     """
 
     plain: str
@@ -54,7 +55,7 @@ class TextForm:
 
 
 def form_of(kind: pa.DataType) -> TextForm | None:
-    """Return how values of a type are written, or None for a type that no single text holds."""
+    """Return the text form of a type; None for a type that has none, such as an array."""
     if pa.types.is_integer(kind):
         return TextForm(f"-?{_DIGITS}", lambda text: _in_range(_integer(text), kind.bit_width))
     if pa.types.is_decimal(kind):
@@ -75,7 +76,7 @@ def form_of(kind: pa.DataType) -> TextForm | None:
 
 
 def typed(values: Any, kind: pa.DataType, form: TextForm) -> Column:
-    """Return texts, in a list or an array, as values of a type, null where they are none."""
+    """Convert texts, in a list or an array, to values of a type; null for texts that do not fit."""
     texts = values if isinstance(values, pa.Array) else pa.array(values, pa.string())
     if kind == pa.string():
         return Column(texts)
@@ -88,15 +89,15 @@ def typed(values: Any, kind: pa.DataType, form: TextForm) -> Column:
 
 
 def exact_decimal(value: Decimal, kind: pa.DataType) -> Decimal:
-    """Return a decimal with the scale of its type; raise ArithmeticError if that changes it.
+    """Return a decimal with the scale of its type; raise ArithmeticError if its value would change.
 
-    Arrow crashes on a decimal with millions of digits after the point, so it must not see one.
+    Arrow crashes on a decimal with millions of fractional digits, so it must not get one.
     """
     context = Context(prec=kind.precision, traps=[Inexact, InvalidOperation])
-    fitted = value.quantize(Decimal(1).scaleb(-kind.scale), context=context)
-    if not fitted.is_finite():
+    scaled = value.quantize(Decimal(1).scaleb(-kind.scale), context=context)
+    if not scaled.is_finite():
         raise ArithmeticError("no number")
-    return fitted
+    return scaled
 
 
 def _plain_time(zone: str) -> str:
