@@ -108,7 +108,7 @@ def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], 
 
 
 def _parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, Mask]:
-    """Return the fields of a piece, and masks of the bad records and of records in no UTF-8."""
+    """Return the fields of a piece, and masks of bad records and of records that are not UTF-8."""
     values = piece.to_pylist()
     not_text = np.zeros(len(values), np.bool_)
     try:

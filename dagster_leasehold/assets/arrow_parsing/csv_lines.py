@@ -1,4 +1,4 @@
-"""Lines of CSV as in RFC 4180: the format that `parsing` parses columns of CSV with.
+"""Lines of CSV as in RFC 4180, for the columns that `parsing` parses.
 
 A field in double quotes can contain separators and line ends, and two quotes in it stand for one.
 In other fields a quote is an ordinary character. An empty field is null. A record can end with a
@@ -77,9 +77,10 @@ class CsvFormat:
         ]
 
     def _read_by_arrow(self, values: Sequence[bytes | None]) -> list[pa.Array] | None:
-        """Return the texts of each field; None if Arrow's reader would not read each line right."""
+        """Return the texts of each field; None if Arrow's reader could misread a line."""
         data = b"\n".join(value or b"" for value in values)
-        # Arrow needs a separator of one byte, takes an empty line for one field, and drops a mark.
+        # Arrow needs a separator of one byte, takes an empty line for one field, and drops a byte
+        # order mark.
         marked = data.startswith(_BYTE_ORDER_MARK)
         if len(self.fields) < 2 or not self._separator.isascii() or marked:
             return None

@@ -36,7 +36,7 @@ _pc: Any = pyarrow.compute
 _DIGITS = r"[0-9]+"
 _NUMBER = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 SINGLE_MAX = 3.4028234663852886e38
-# A longer text is refused as no number.
+# A longer text counts as no number.
 _NUMBER_LETTERS_MAX = 1_000
 
 

@@ -24,7 +24,7 @@ class PlannedBatch:
 
     Attributes:
         last: True if the shard is read-only and ends with this batch.
-        size: the length of a range that is searched for a bad record, in the source's unit;
+        size: the length of the range in the source's unit during a search for a bad record;
             otherwise 0.
         set_aside: the reason why its records go to quarantine without the transform; empty if
             they do not.
@@ -45,7 +45,7 @@ class PlannedBatch:
 
     @property
     def to_try(self) -> Try:
-        """The batch as `Apart` takes it."""
+        """The same batch for `Apart`."""
         return Try(self.range_, self.numbers, self.size > 1, self.set_aside, self.unread)
 
     @property
@@ -62,7 +62,7 @@ class BatchPlanning:
         stream: the stream's declaration, for its source.
         store: the lease store, which finishes a shard without further records.
         shards: the run's open shards.
-        gaps: settles gaps, whose records were removed.
+        gaps: settles gaps of removed records.
         sizes: the sizes of the next batches.
         isolation: plans the next range after a failed try.
         stays: True if the run follows its shards: a shard without unread records stays open.

@@ -19,7 +19,7 @@ CHANGE_MAX = 4.0
 FILLED = 0.5
 """A batch that fills this fraction of its limits indicates more unread records."""
 START_MAX_S = 60.0
-"""A run's first sweep includes Spark's start: this much more time does not shrink its batches."""
+"""The allowance for Spark's start: a first sweep within it does not shrink batches."""
 
 
 @dataclass(slots=True)

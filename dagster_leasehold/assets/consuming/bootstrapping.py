@@ -63,10 +63,10 @@ class Bootstrapping:
             self._begun[shard] = begin
 
     def beginning(self, tenure: Tenure, check_point: str | None) -> str | None:
-        """Return the cursor where an open shard continues, after the gap at its bootstrap cursor.
+        """Return the cursor where an open shard continues; record a gap at its bootstrap cursor.
 
         The gap is recorded whenever the checkpoint still equals the bootstrap cursor, since an
-        earlier run can have died between `apply` and this.
+        earlier run can have died between `apply` and this call.
 
         Raises:
             LeaseLost: the tenure is over.

@@ -97,8 +97,8 @@ class Consumer:
             another.
         heartbeat: says if the node's leases are still valid.
         clock: a monotonic clock, in seconds.
-        budget_s: a run that does not follow its shards ends after so many seconds, and after at
-            least one batch; by default the stream's.
+        budget_s: the seconds after which a run that does not follow its shards ends; it makes at
+            least one batch. By default the stream's.
         stop_requested: called between batches; the run ends at its checkpoints if it returns True.
         after_commit: called with the committed batches right after each commit.
         between_batches: called between batches, about once a second while the run waits.
@@ -221,7 +221,7 @@ class Consumer:
             self._follow.show(following.progress(self._open.reports_so_far()))
 
     def _update_shards(self, began_s: float, *, due: bool) -> None:
-        """Release and open shards between two batches, as leases, requests and budget say.
+        """Release and open shards between two batches, by leases, requests and the budget.
 
         A run that follows its shards ignores its budget until the launcher asks it to end: while
         Dagster's daemon is down, no other run would replace it.
@@ -230,14 +230,14 @@ class Consumer:
         budget_s = self._budget_s if self._follow is None else math.inf
         deadline = began_s + (TURN_S if requests.finish else budget_s)
         idle = requests.finish or (self._following is not None and self._following.idle)
-        # A batch in a job of its own is awaited: once released, it would never count as hung.
+        # Wait for batches in jobs of their own: a run that has ended cannot find that one hangs.
         at_rest = not self._under_way
         # Each run makes at least one batch, even if Spark's start takes longer than the budget.
         begun = self._sweeps or not due
         if not self._heartbeat.trusted:
             self._open.stop_all(StopReason.UNTRUSTED, self._lease_expired())
         elif self._follow is not None and self._open.unanswered:
-            # A tenure that stays open in the store lasts until its run ends. A run that does not
+            # The store can still have a tenure open, until this run ends. A run that does not
             # follow ends soon anyway.
             self._open.stop_all(StopReason.FAILED, UNANSWERED)
         elif self._stop_requested() or (requests.stop and begun):
@@ -357,7 +357,7 @@ class Consumer:
         return current
 
     def _commit_of(self, batch: PlannedBatch, result: SweepResult) -> BatchCommit | None:
-        """Return the commit of a result; handle a failure, and return None."""
+        """Return the commit of a result; for a failure, handle it and return None."""
         open_, range_ = batch.open_, batch.range_
         if isinstance(result, CursorExpired):
             self._planning.pass_gap_of_batch(open_, result)
@@ -394,7 +394,7 @@ class Consumer:
         )
 
     def _handle_failure(self, batch: PlannedBatch, error: LeaseholdError) -> None:
-        """Release the batch's shard, or continue the search if a bad record is being searched."""
+        """Release the batch's shard, or continue a search for a bad record."""
         open_, range_ = batch.open_, batch.range_
         suspicion = open_.suspicion
         if suspicion is None or not open_.isolating or not leaves_run_able(error):

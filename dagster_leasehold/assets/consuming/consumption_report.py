@@ -102,7 +102,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 def with_lag_after(
     source: ShardSource, reports: Mapping[ShardId, ConsumptionReport], now: datetime
 ) -> dict[ShardId, ConsumptionReport]:
-    """Return the reports with the lag at the end of each, if the source knows it."""
+    """Return the reports with the lag at each shard's end cursor, if the source knows it."""
     ends = {shard: report.end for shard, report in reports.items() if report.end is not None}
     lags = lags_behind(source, ends, now)
     return {
@@ -117,7 +117,7 @@ def lags_behind(
 ) -> dict[ShardId, tuple[int | None, float | None]]:
     """Return each shard's number of unread records after a cursor, and the age of the oldest.
 
-    Lag only informs people. If the source does not answer, a warning is logged and it is None.
+    Lag only informs people. If the source does not answer, this logs a warning and returns None.
     """
     lags = lags_at(source, ends)
     ages = lags.seconds(unread_times(source, lags.behind), now)

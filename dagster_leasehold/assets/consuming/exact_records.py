@@ -24,7 +24,7 @@ def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     """Return a batch in exactly the record schema.
 
     Spark checks only the first batch of a task. A later batch with another schema would fail deep
-    inside Spark. An event time outside the years 1 to 9999 becomes null, and its text an attribute.
+    inside Spark. Event times outside the years 1 to 9999 move into the attributes, as text.
     """
     import pyarrow as pa
 
@@ -38,7 +38,7 @@ def exact(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 def portions(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield records in order, in tables of limited size.
 
-    A transform is called once per table, so their size limits its memory.
+    The transform is called once per table, so the size limits its memory.
     """
     import pyarrow as pa
 

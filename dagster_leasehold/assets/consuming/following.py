@@ -83,7 +83,7 @@ class Following:
 
     @property
     def idle(self) -> bool:
-        """True if no record was unread for so long that the run ends."""
+        """True if the run has been without unread records for long enough to end."""
         return self._due.idle(self._clock())
 
     def progress(self, reports: Sequence[ConsumptionReport]) -> RunProgress:

@@ -125,7 +125,7 @@ def _rows(
 
 
 def _observed(rows: DataFrame) -> tuple[DataFrame, Read]:
-    """Return the rows with an observation, and a function that reads their reports from it.
+    """Return the observed rows, and a function that returns the statistics in their reports.
 
     A plan that uses the rows twice can read a range twice; both reports are equal.
     """

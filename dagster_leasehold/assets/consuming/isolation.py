@@ -41,7 +41,7 @@ from dagster_leasehold.lease_store.rules.isolation import (
 from dagster_leasehold.shard_sources.source import DivisibleRanges, Limits, ReadRange
 
 UNREAD_AFTER = 2 * KILLED_MAX
-"""The failed tries after which a record goes to quarantine without being read."""
+"""The number of failed tries after which a record goes to quarantine without being read."""
 UNREADABLE = (LogCorrupt, PayloadTooLarge, PayloadDamaged)
 _RECORDS = (TransformError, BatchIncomplete, *UNREADABLE)
 _PROCESSES = (RunStalled, SparkUnavailable)
@@ -69,7 +69,7 @@ class NextRange:
     """The range to try next.
 
     Attributes:
-        size: its length in the source's unit; 0 if no bad record is searched.
+        size: its length in the source's unit during a search for a bad record; otherwise 0.
         last: True if the shard is read-only and ends with this range.
         set_aside: the reason why its records go to quarantine without the transform; empty if
             they do not.

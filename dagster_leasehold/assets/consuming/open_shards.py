@@ -82,7 +82,7 @@ class OpenShard:
 
     @property
     def isolating(self) -> bool:
-        """True if a record that blocks the shard is being searched, or was found."""
+        """True during the search for a record that blocks the shard, and after it was found."""
         return self.suspicion is not None and self.suspicion.isolating
 
     @property

@@ -108,7 +108,7 @@ class Opening:
         self.shards.each(begin, new_shards)
 
     def _open_tenures(self, new_shards: Sequence[ShardId], *, gained: bool) -> None:
-        """Open tenures in one transaction, and each shard alone that it leaves out."""
+        """Open tenures in one transaction; open the shards that it leaves out one by one."""
         key, ready = self.stream.key, list[ShardId]()
         for shard in new_shards:
             try:
@@ -207,8 +207,8 @@ class Opening:
         else:
             cursor = self.stream.source.cursor_at(shard, at)
         if at is not Position.BEGIN:
-            # The end moves. If this run died before its first commit without a checkpoint, the
-            # next run would begin elsewhere.
+            # The end moves. Without this checkpoint, the next run would begin elsewhere if this
+            # one died before its first commit.
             self.store.save_checkpoint(open_.tenure, cursor)
         return cursor
 

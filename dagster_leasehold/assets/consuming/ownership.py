@@ -25,7 +25,13 @@ from dagster_leasehold.lease_store.times import utc_now
 
 @dataclass(frozen=True, slots=True)
 class MayConsume:
-    """A node of this deployment holds the shard; `open_run` has it open, or is empty."""
+    """A node of this deployment holds the shard.
+
+    Attributes:
+        node: the node.
+        incarnation: its incarnation.
+        open_run: the run that has the shard open; empty if there is none.
+    """
 
     node: NodeName
     incarnation: str
@@ -34,7 +40,7 @@ class MayConsume:
 
 @dataclass(frozen=True, slots=True)
 class MayClaim:
-    """The shard is unassigned; `node` can claim it if its counter still is `lease_id`."""
+    """The shard is unassigned; `node` can claim it while its lease still has this `lease_id`."""
 
     node: NodeName
     lease_id: int
@@ -193,9 +199,9 @@ def close_ended_tenure(
 ) -> bool:
     """Close the tenure of a run that has ended without closing it.
 
-    Only its own run can close a tenure. So this opens a new tenure for the run id `closing`, and
-    closes it at once. The higher epoch fences the ended run in case it wakes. If the shard is in
-    transfer, opening it completes the transfer instead.
+    A tenure can be closed only by its own run. So this opens a new tenure for the run id `closing`,
+    and closes it at once. The higher epoch fences the ended run in case it wakes. If the shard is
+    in transfer, opening it completes the transfer instead.
 
     Returns:
         False if the shard changed since the caller read it, or the group is paused.

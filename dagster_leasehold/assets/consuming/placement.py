@@ -1,4 +1,7 @@
-"""The node on whose behalf a run consumes each of its shards; assets call it before they start."""
+"""Placement of a run's shards: the node on whose behalf the run consumes each.
+
+Assets call it before they consume.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,7 @@ class Placer:
         return placement
 
     def _request(self, open_by: Sequence[tuple[ShardId, str]], log: Callable[[str], None]) -> None:
-        """Tag runs to release shards; a run that follows would not release them by itself."""
+        """Request shards from the runs that have them open, by tags of these runs."""
         tags: dict[str, dict[str, str]] = {}
         for shard, blocker in open_by:
             tags.setdefault(blocker, {})[f"{LET_GO_TAG}{shard}"] = self.run
@@ -161,8 +164,8 @@ class Placer:
                     placement.nodes[shard] = node
                     placement.incarnations[node] = incarnation
                 case MayConsume(node, _, run) if run in ended:
-                    store, fresh = self.deployment.store(), str(uuid.uuid4())
-                    close_ended_tenure(store, self.key, shard, node, ended=run, closing=fresh)
+                    store, closing = self.deployment.store(), str(uuid.uuid4())
+                    close_ended_tenure(store, self.key, shard, node, ended=run, closing=closing)
                 case MayConsume(_, _, run):
                     open_by[shard] = run
                 case MayClaim():

@@ -1,7 +1,7 @@
 """Results of the tasks of the Arrow way: one row of JSON for each part of a range.
 
 `range_tasks` makes the rows, and `range_job` combines the rows of each range into the outcome of
-its shard. They are an outcome only if the parts cover the range without holes or overlaps.
+its shard. The parts must cover the range without holes or overlaps; otherwise the shard fails.
 """
 
 from __future__ import annotations

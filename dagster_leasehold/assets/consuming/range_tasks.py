@@ -117,7 +117,7 @@ class _Task:
             files.abandon()
             raise
         finally:
-            # A source that slowly refuses one shard after another counts as progress.
+            # Each range counts as progress, even if the source refuses it slowly.
             self._moving.moved()
 
     def settled(self, row: RangeRow, files: RangeFiles) -> RangeRow:

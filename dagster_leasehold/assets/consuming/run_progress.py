@@ -73,7 +73,7 @@ class CatchUpLines:
 
 
 def records_read(reports: Iterable[ConsumptionReport]) -> int | None:
-    """Return the records that a run has read; None where a transform hides their number."""
+    """Return the number of records that a run has read; None if it is unknown for a shard."""
     numbers = [report.records for report in reports]
     return None if None in numbers else sum(number or 0 for number in numbers)
 

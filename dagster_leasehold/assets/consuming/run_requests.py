@@ -96,15 +96,15 @@ class RequestBox:
             self._silent = True
             return RunRequests()
         self._silent = False
-        fresh = {
+        new_tags = {
             key: value
             for key, value in tags.items()
             if (key == TAKE_TAG or key.startswith(LET_GO_TAG)) and self._answered.get(key) != value
         }
-        self._answered |= fresh
-        names = (key.removeprefix(LET_GO_TAG) for key in fresh if key != TAKE_TAG)
+        self._answered |= new_tags
+        names = (key.removeprefix(LET_GO_TAG) for key in new_tags if key != TAKE_TAG)
         return RunRequests(
-            take=offered(fresh),
+            take=offered(new_tags),
             let_go=frozenset(_shards_named(names)),
             finish=FINISH_TAG in tags,
             stop=STOP_TAG in tags,

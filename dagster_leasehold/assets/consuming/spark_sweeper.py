@@ -167,7 +167,7 @@ class SparkSweeper:
         ranges, numbers = [each.range_], {shard: each.numbers}
         own = replace(
             watch,
-            # Its own tag lets it be interrupted alone; `within` adds the run's tag.
+            # With its own tag, the job can be interrupted alone; `within` adds the run's tag.
             tag=f"{watch.tag}-{shard}",
             within=watch.tag,
             doomed=lambda: guard.ending or watch.doomed(),

@@ -119,7 +119,7 @@ class Apart(Protocol):
         ...
 
     def done(self, *, wait_s: float | None) -> list[tuple[Try, SweepResult]]:
-        """Return the results so far; wait for the first at most `wait_s` seconds, None for ever."""
+        """Return the results so far; wait for one `wait_s` seconds, or without limit if None."""
         ...
 
     def interrupt(self) -> None:

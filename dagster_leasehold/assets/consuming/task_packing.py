@@ -21,7 +21,7 @@ RECORDS_PER_PART_MIN = 50_000
 """On the Arrow way a task costs more than reading and writing this many records. Smaller parts
 would also leave small files."""
 UNEVEN_MAX = 1.25
-"""A range stays whole if it is at most this many times longer than a task's fair share."""
+"""A range stays whole if it is at most this many times as long as a task's fair share."""
 
 
 def parts_of(

@@ -158,7 +158,7 @@ def connect_server(
 def stop(folder: Path, *, only: ConnectServer | None = None) -> bool:
     """Stop the server of this folder; return False if none was running.
 
-    If `only` is given, a server that another process has started since then keeps running.
+    With `only`, another server keeps running, such as one that another process has just started.
     """
     if not folder.is_dir():
         return False

@@ -107,7 +107,8 @@ def watch(folder: Path) -> int:
         text=True,
         errors="replace",
         bufsize=1,
-        # The system kills the server when this process, which has one thread so far, is killed.
+        # If this process is killed, the system kills the server. `preexec_fn` is unsafe beside
+        # other threads, and there are none so far.
         preexec_fn=end_with_parent,  # noqa: PLW1509
     )
     ending = threading.Event()

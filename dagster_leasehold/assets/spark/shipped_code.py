@@ -42,8 +42,8 @@ SECRET_NAMES = (
     *("*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.ppk"),
     *("id_rsa", "id_dsa", "id_ecdsa*", "id_ed25519*"),
 )
-"""Data files with such names can hold keys or passwords, and are not sent; hidden files never
-are."""
+"""Data files with such names can hold keys or passwords, and are not sent. Hidden files are never
+sent."""
 PRIVATE_KEY = b"PRIVATE KEY-----"
 COMPILED = (".so", ".pyd", ".dylib")
 CACHE_FOLDER = "__pycache__"
@@ -79,9 +79,9 @@ def begin(session: SparkSession, environment: str = "") -> None:
 def send_users_code(session: object, module: str) -> None:
     """Send the user's modules to a registered session, each module once.
 
-    They are all modules that this process has loaded from outside its Python's installation, the
-    transform's module, and the packages of sources that are in use. A package with compiled modules
-    is not sent, because Python cannot import them from an archive.
+    These are the loaded modules outside this Python's installation, the transform's module, and the
+    packages of sources in use. A package with compiled modules is not sent, because Python cannot
+    import them from an archive.
 
     Args:
         session: the session of the next job.

@@ -87,7 +87,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     _imports: Any = PrivateAttr(default=None)
 
     def begin_import(self) -> None:
-        """Import Spark's client on a thread for half a second, while the run opens its shards."""
+        """Import Spark's client on a thread while the run opens shards, to save half a second."""
         if self._is_client and self._imports is None:
             self._imports = Thread(target=_import_client, name="import of Spark")
             self._imports.start()
@@ -153,8 +153,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
 
     def _new_supplier(self) -> Any:
         if self._imports is not None:
-            # Of two threads that import modules with circular imports, one would see incomplete
-            # modules.
+            # Two threads that import modules with circular imports would see incomplete modules.
             self._imports.join()
         from dagster_pyspark import LazyPySparkResource
 

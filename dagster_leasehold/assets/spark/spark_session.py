@@ -179,7 +179,7 @@ def connect_address(folder: Path, conf: Mapping[str, str] = NO_CONF) -> str:
     """
     server: ConnectServer = connect_server(
         folder,
-        # Its workers outlive a run, and have to run edited code in the next one.
+        # The server's workers outlive a run, and the next run can have edited code.
         server_conf(folder) | {DAEMON_KEY: WORKER_DAEMON},
         partial(_local_environment, folder),
         user_conf=conf,
@@ -204,7 +204,7 @@ def settle(session: SparkSession, conf: Mapping[str, str] = NO_CONF) -> None:
 
         # Set before the first call, because the server can already be gone.
         client.set_retry_policies([DefaultPolicy(**CONNECT_RETRIES)])
-        # From 4.2 on, it clears a cache of models on the server, which this project does not use.
+        # From 4.2 on, `_on_exit` clears a cache of models, which this project does not use.
         if hasattr(client, "_on_exit"):
             atexit.unregister(client._on_exit)
         if sentence := refusal(version_here(), session.version):

@@ -56,7 +56,8 @@ class UsersModules:
         return None
 
     def _record(self, name: str, spec: ModuleSpec) -> None:
-        # A package without a file is recorded too, because its modules are its attributes.
+        # A namespace package has no file. It is recorded as well, since it holds its modules as
+        # attributes.
         file = spec.origin or ""
         places = [file] if file else [*(spec.submodule_search_locations or ())]
         if name.partition(".")[0] == OWN_PACKAGE or not places or is_installed(places[0]):

@@ -1,10 +1,10 @@
 """The daemon that forks the Python workers of the embedded server, in place of Spark's own.
 
-Spark starts it because of its setting `spark.python.daemon.module`. Workers keep imported modules
-from task to task, and the server runs from run to run. So before each task, a worker forgets the
-user's modules if one was edited, and the task imports them again. Spark collects garbage after each
-task, which took twice as long as a small task; long-lived objects are excluded from it. Everything
-besides these two steps is Spark's own code.
+Its name is Spark's setting `spark.python.daemon.module`. Workers keep imported modules from task to
+task, and the server runs from run to run. So before each task, a worker forgets the user's modules
+if one was edited, and the task imports them again. Spark collects garbage after each task, which
+took twice as long as a small task; long-lived objects are now excluded from it. The rest is Spark's
+own daemon.
 """
 
 from __future__ import annotations
