@@ -20,24 +20,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import psutil
 
 from benchmarks.figures import print_rows
-from benchmarks.figures.live_deployment import KEY, LiveDeployment
+from benchmarks.figures.live_deployment import DATABASES, KEY, LiveDeployment, new_home
 from benchmarks.figures.live_records import log_flow
-from benchmarks.figures.process_tree import adopt_orphans
 from dagster_leasehold.assets.run_process import noted_process
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
@@ -45,16 +41,10 @@ from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.lease_store.shard_rows import ShardLease
 from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
-from tests import mariadb, mysql
 from tests.acceptance.leasehold_process import agents_of, kill_node, standing_still
 
 EVENTS = ("run", "agent", "host", "leave", "hand-over")
 RATE, INTERVAL_S = 300, 1.0
-DATABASES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "sqlite": nullcontext,
-    "mysql": mysql.running,
-    "mariadb": mariadb.running,
-}
 WARM_UP_S, SETTLED_S, POLL_S = 45.0, 15.0, 0.05
 WATCHED_S = {"run": 25.0, "agent": 30.0, "host": 40.0, "leave": 20.0, "hand-over": 10.0}
 
@@ -251,15 +241,8 @@ def main() -> None:
     parser.add_argument("--database", choices=DATABASES, default="sqlite")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    adopt_orphans()
-    folder = Path(tempfile.mkdtemp(prefix="leasehold-recovery-"))
-    try:
-        with DATABASES[arguments.database]() as server:
-            variables = server.of_deployment() if server else {}
-            with patch.dict(os.environ, variables):
-                rows = measure(folder, arguments.events, arguments.rounds, variables)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with new_home(arguments.database) as (folder, variables):
+        rows = measure(folder, arguments.events, arguments.rounds, variables)
     note = f"{arguments.database}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} after"
     print_rows(rows, as_json=arguments.json, note=note)
 

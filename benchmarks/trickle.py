@@ -18,22 +18,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from benchmarks.figures import print_rows
-from benchmarks.figures.live_deployment import KEY, LiveDeployment
+from benchmarks.figures.live_deployment import DATABASES, KEY, LiveDeployment, new_home
 from benchmarks.figures.live_records import SHARDS
-from benchmarks.figures.process_tree import adopt_orphans, cpu_by_part
+from benchmarks.figures.process_tree import cpu_by_part
 from benchmarks.local_log import values
-from benchmarks.recovery import DATABASES
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.times import utc_now
 
@@ -141,21 +137,14 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=1.0, help="seconds from one to the next")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    adopt_orphans()
-    folder = Path(tempfile.mkdtemp(prefix="leasehold-trickle-"))
-    try:
-        with DATABASES[arguments.database]() as server:
-            variables = server.of_deployment() if server else {}
-            with patch.dict(os.environ, variables):
-                rows = measure(
-                    folder / "home",
-                    commits=arguments.commits,
-                    warm_up=arguments.warm_up,
-                    pace_s=arguments.pace,
-                    variables=variables,
-                )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with new_home(arguments.database) as (folder, variables):
+        rows = measure(
+            folder / "home",
+            commits=arguments.commits,
+            warm_up=arguments.warm_up,
+            pace_s=arguments.pace,
+            variables=variables,
+        )
     note = f"{arguments.database}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} after"
     print_rows(rows, as_json=arguments.json, note=note)
 

@@ -1,29 +1,40 @@
 """A deployment of `leasehold dev` in a folder of its own, and what it has done in some time.
 
 Its process and all below it are measured: Dagster's daemon and webserver, agents, code servers,
-runs, Spark and its workers. Leases and Dagster's storage are in SQLite.
+runs, Spark and its workers. Leases and Dagster's storage are in SQLite, or in the database server
+of `new_home`.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import patch
 
 import psutil
 
 from benchmarks.figures.dagster_storage import Stored, stored
 from benchmarks.figures.live_records import SHARDS
-from benchmarks.figures.process_tree import MEBIBYTE, CpuClock, memory_bytes, wait_for_orphans
+from benchmarks.figures.process_tree import (
+    MEBIBYTE,
+    CpuClock,
+    adopt_orphans,
+    memory_bytes,
+    wait_for_orphans,
+)
 from dagster_leasehold.lease_store import open_store
 from dagster_leasehold.lease_store.identifiers import GroupKey, ShardId
 from dagster_leasehold.lease_store.ledger_rows import Batch
@@ -31,6 +42,7 @@ from dagster_leasehold.lease_store.store import LeaseStore
 from dagster_leasehold.orchestration.settings import Settings, load_settings
 from dagster_leasehold.orchestration.supervision.dagster_processes import opened_instance
 from dagster_leasehold.shard_sources.local_log import LocalLog
+from tests import mariadb, mysql
 from tests.declared import declare, stream_text
 from tests.ports import free_port
 
@@ -38,10 +50,32 @@ KEY = GroupKey.parse("default", "demo")
 NODES = 2
 PATIENCE_S = 300.0
 POLL_S = 1.0
+DATABASES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "sqlite": nullcontext,
+    "mysql": mysql.running,
+    "mariadb": mariadb.running,
+}
 
 
 Publication = tuple[datetime, dict[ShardId, int]]
 """The moment of a publication, and the cursors of the shards after it."""
+
+
+@contextmanager
+def new_home(database: str) -> Generator[tuple[Path, dict[str, str]]]:
+    """Yield an empty folder, and the environment variables of a deployment on the database.
+
+    The variables are set, and the database runs, until the block ends. It removes the folder.
+    """
+    adopt_orphans()
+    folder = Path(tempfile.mkdtemp(prefix="leasehold-benchmark-"))
+    try:
+        with DATABASES[database]() as server:
+            variables = server.of_deployment() if server else {}
+            with patch.dict(os.environ, variables):
+                yield folder, variables
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(slots=True)
