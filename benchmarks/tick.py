@@ -3,9 +3,7 @@
 `python -m benchmarks.tick [--shards 10 1000 10000 100000] [--nodes 10] [--json]` measures on a
 SQLite store. For one of the nodes: the tick of a node that has nothing to do; the first tick of a
 new process, which reads and plans the whole group; and the pure plan alone, for the settled group
-and for one that a node has just left. For a process that plans for all nodes, in processor time:
-its first tick, an idle one, the one after a tenth as many nodes have joined, and the peak of its
-memory.
+and for one XX
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
@@ -29,6 +27,9 @@ from dagster_leasehold.lease_store.rebalancing import Rebalancer
 from dagster_leasehold.lease_store.rules.planning import plan
 from dagster_leasehold.lease_store.snapshot_memory import FEW_SHARDS
 from dagster_leasehold.lease_store.store import LeaseStore
+
+LOOKS = 8
+"""The ticks within T while nodes are silent."""
 
 
 def timed(action: Callable[[], object], repeats: int) -> float:
@@ -54,10 +55,11 @@ def ticking_node(store: LeaseStore, name: NodeName, clock: Callable[[], float]) 
 
 
 class Planner:
-    """A process that plans for all nodes of a group. Time stands still: nobody beats."""
+    """A process that plans for all nodes of a group. Time stands still, so a tick is never cut."""
 
     def __init__(self, url: str) -> None:
         self._store = open_store(url)
+        self._now = 0.0
         self._rebalancer = Rebalancer(
             self._store,
             KEY,
@@ -65,7 +67,7 @@ class Planner:
             timing=TIMING,
             observer="planner",
             incarnation_of=str,
-            clock=lambda: 0.0,
+            clock=lambda: self._now,
             beats=False,
             follows_above=FEW_SHARDS,
             serving=lambda nodes: tuple(node.name for node in nodes),
@@ -74,28 +76,51 @@ class Planner:
     def tick(self) -> float:
         """Return the processor time of a tick, in milliseconds."""
         began = time.process_time()
-        self._report = self._rebalancer.tick()
-        return (time.process_time() - began) * 1000
+        report = self._rebalancer.tick()
+        taken = (time.process_time() - began) * 1000
+        assert report.plan.moves == 0
+        return taken
 
-    def measure(self, joining: int, repeats: int) -> dict[str, Any]:
-        first = self.tick()
-        idle = statistics.median(self.tick() for _ in range(repeats))
-        for number in range(joining):
-            self._store.register(KEY, Node(NodeName(f"j{number}"), 0, "1"), observer="benchmark")
-        join = self.tick()
-        assert self._report.plan.moves == 0
+    def _join(self, names: Iterable[NodeName]) -> None:
+        for name in names:
+            self._store.register(KEY, Node(name, 0, f"{name}-1"), observer="benchmark")
+
+    def _leave(self, names: Iterable[NodeName]) -> None:
+        for name in names:
+            self._store.leave(KEY, name, f"{name}-1")
+
+    def _silence(self, living: Iterable[NodeName]) -> None:
+        for _ in range(LOOKS):
+            self._now += TIMING.timeout_s / LOOKS
+            self.tick()
+        for name in living:
+            self._store.beat(KEY, name, f"{name}-1")
+        self._now += 1
+
+    def measure(self, nodes: int, repeats: int) -> dict[str, Any]:
+        """Change a tenth of the nodes, each time in another way."""
+        tenth, flapping = max(nodes // 10, 1), nodes // 100
+        first = [NodeName(f"n{number}") for number in range(nodes)]
+        more = [NodeName(f"j{number}") for number in range(tenth)]
+        taken = {"first": self.tick()}
+        taken["idle"] = statistics.median(self.tick() for _ in range(repeats))
+        self._join(more)
+        taken["join"] = self.tick()
+        self._silence(first)
+        taken["die"] = self.tick()
+        self._leave(first[:tenth])
+        taken["leave"] = self.tick()
+        self._join(first[:flapping])
+        self._leave(first[tenth : tenth + flapping])
+        taken["flap"] = self.tick()
         self._store.close()
-        return {
-            "all_first_cpu_ms": round(first),
-            "all_idle_cpu_ms": round(idle, 1),
-            "all_join_cpu_ms": round(join),
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
-        }
+        figures: dict[str, Any] = {f"all_{kind}_cpu_ms": round(ms) for kind, ms in taken.items()}
+        return figures | {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
 
 
-def planner_of_all(url: str, joining: int, repeats: int) -> dict[str, Any]:
+def planner_of_all(url: str, nodes: int, repeats: int) -> dict[str, Any]:
     """Measure it, in a process of its own."""
-    return Planner(url).measure(joining, repeats)
+    return Planner(url).measure(nodes, repeats)
 
 
 def measure(shards: int, nodes: int, repeats: int) -> dict[str, Any]:
@@ -121,7 +146,7 @@ def measure(shards: int, nodes: int, repeats: int) -> dict[str, Any]:
         settled_ms = timed(lambda: plan(snapshot, live=frozenset(names)), 3)
         leaving_ms = timed(lambda: plan(snapshot, live=frozenset(names[1:])), 3)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            planner = pool.submit(planner_of_all, url, max(nodes // 10, 1), repeats).result()
+            planner = pool.submit(planner_of_all, url, nodes, repeats).result()
     return {
         "shards": shards,
         "nodes": nodes,

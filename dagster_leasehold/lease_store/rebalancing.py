@@ -701,7 +701,7 @@ class Rebalancer:
         owned, serving = self._owned, frozenset(self._serves) - conflicts
         if owned is None or owned.snapshot is not snapshot or owned.serving != serving:
             shards: dict[NodeName, list[ShardLease]] = {name: [] for name in self._serves}
-            for row in snapshot.shards:
+            for row in plans.ranked(snapshot.shards):
                 holder = row.consumer_owner
                 if row.state.held and holder is not None and holder in serving:
                     shards[holder].append(row)
@@ -709,10 +709,7 @@ class Rebalancer:
             owned = self._owned = Owned(
                 snapshot,
                 serving,
-                {
-                    name: tuple(sorted((row.shard for row in rows), key=rank_key))
-                    for name, rows in shards.items()
-                },
+                {name: tuple(row.shard for row in rows) for name, rows in shards.items()},
                 frozenset(
                     row.shard
                     for row in leases

@@ -599,7 +599,7 @@ def _plan_shared(
             group.generation,
             unassigned=tuple(
                 plans.Unassigned(lease.shard, "no live node takes runs")
-                for lease in sorted(counted, key=lambda lease: rank_key(lease.shard))
+                for lease in plans.ranked(counted)
             ),
             summary=f"{len(counted)} shards can be consumed, but no live node takes runs",
         )
