@@ -25,7 +25,11 @@ from dagster_leasehold.orchestration.commands.target import Target
 from dagster_leasehold.orchestration.instance import create_instance, embedded_text, nodes_text
 from dagster_leasehold.orchestration.presentation import say
 from dagster_leasehold.orchestration.settings import Settings, load_settings
-from dagster_leasehold.orchestration.supervision import dagster_processes, preflight
+from dagster_leasehold.orchestration.supervision import (
+    dagster_processes,
+    forked_programs,
+    preflight,
+)
 from dagster_leasehold.orchestration.supervision.child_processes import (
     ChildProcess,
     SupervisedChild,
@@ -83,7 +87,7 @@ class StreamCheck:
 def in_child_process(work: Callable[[], T]) -> T:
     """Call `work` in a child process, and return its result.
 
-    It imports Dagster and the user's module, whose hundred megabytes this process would keep.
+    It imports the user's module, which each process of Dagster has to import for itself.
 
     Raises:
         Exception: the exception that `work` raises.
@@ -129,6 +133,7 @@ def agents_of_nodes(
             log=settings.node_folder(name) / "agent.log",
             environment=environment,
             stop_timeout_s=LEAVE_TIMEOUT_S,
+            forked=True,
         )
         for name in (f"node-{letter}" for letter in string.ascii_lowercase[:count])
     ]
@@ -183,6 +188,7 @@ def dev(
     if nodes is None and settings.agents:
         nodes = 1
     preflight.check_folder()
+    forked_programs.prepare("dev", dagster_processes.child_environment(settings, os.environ))
     # An unusable module or source is reported before any process starts.
     check = in_child_process(partial(StreamCheck.at, target))
     preflight.require_room(settings.home)

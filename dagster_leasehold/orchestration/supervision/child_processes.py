@@ -24,6 +24,7 @@ from dagster_leasehold.lease_store.process_identity import ProcessIdentity
 from dagster_leasehold.lease_store.process_sessions import has_ended, wait_for_end
 from dagster_leasehold.lease_store.rules.failing_steps import retry_wait_s
 from dagster_leasehold.lease_store.rules.liveness import Clock
+from dagster_leasehold.orchestration.supervision.forked_programs import fork_of
 from dagster_leasehold.orchestration.supervision.interrupts import held_back
 
 POLL_S = 0.05
@@ -170,6 +171,7 @@ class ChildProcess:
         environment: its environment.
         folder: its working directory.
         stop_timeout_s: the longest time that it takes to stop before it is killed, in seconds.
+        forked: the program, a module of Python, runs in a fork of this process if that can be.
     """
 
     def __init__(
@@ -181,7 +183,9 @@ class ChildProcess:
         environment: Mapping[str, str],
         folder: Path | None = None,
         stop_timeout_s: float = 20.0,
+        forked: bool = False,
     ) -> None:
+        self._forked = forked
         self.name = name
         self.log = log
         self._command = list(command)
@@ -192,6 +196,7 @@ class ChildProcess:
 
     def __enter__(self) -> Self:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        fork = fork_of(self._command, self._environment) if self._forked else None
         try:
             # After an interruption between start and note, no process could end the child.
             with self.log.open("ab") as output, held_back():
@@ -204,6 +209,7 @@ class ChildProcess:
                     stderr=subprocess.STDOUT,
                     # In its own session it does not receive our Ctrl-C; `stop` ends it in order.
                     start_new_session=True,
+                    preexec_fn=fork,  # noqa: PLW1509
                 )
                 self._write_note(ProcessIdentity.of(self._process.pid))
         except BaseException:

@@ -61,6 +61,7 @@ def daemon(
         [sys.executable, "-m", DAEMON, module, *folder_option],
         log=settings.home.absolute() / "daemon.log",
         environment=environment,
+        forked=True,
     )
 
 
@@ -79,6 +80,7 @@ def webserver(
         ],
         log=settings.home.absolute() / "webserver.log",
         environment=environment,
+        forked=True,
     )
 
 

@@ -14,7 +14,6 @@ this program.
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import queue
@@ -22,7 +21,7 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -31,8 +30,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from dagster_leasehold.orchestration.presentation import say
+from dagster_leasehold.orchestration.supervision.forked_programs import SHARED, load
 
-SHARED = ("dagster_leasehold.orchestration.build", "dagster_leasehold.lease_store.sql_store")
 OF_RUNS = ("pyarrow.parquet", "pyspark.sql.connect.session")
 IDLE_S = 600.0
 """The time without a run after which the libraries of runs are unloaded, in seconds. The embedded
@@ -169,7 +168,7 @@ def fork_runs(server: Connection) -> Callable[[], object]:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     while True:
         if (loaded := os.fork()) == 0:
-            _load(OF_RUNS)
+            load(OF_RUNS)
             return _fork_runs(server)
         # The copy exits when no run was active for `IDLE_S`, which unloads the libraries of runs.
         _, status = os.waitpid(loaded, 0)
@@ -234,15 +233,6 @@ def _work_of(
     return partial(target, *args)
 
 
-def _load(names: Iterable[str]) -> None:
-    """Import the modules that are installed, and exempt them from garbage collection."""
-    for name in names:
-        with suppress(ImportError):
-            resolve_name(name)
-    gc.collect()
-    gc.freeze()  # so that no collection writes to the memory that all runs share
-
-
 def main() -> None:
     """Fork the forking process, then become Dagster's code server."""
     from dagster import DagsterInstance
@@ -259,7 +249,7 @@ def main() -> None:
         with suppress(Exception), DagsterInstance.get():
             pass
         sys.meta_path.remove(modules)
-        _load(SHARED)
+        load(SHARED)
         own, other = _pipe()
         if os.fork() == 0:
             own.close()

@@ -35,6 +35,7 @@ from dagster_leasehold.orchestration.settings import load_settings, location_of
 from dagster_leasehold.orchestration.supervision import forking_server
 from dagster_leasehold.orchestration.supervision.child_processes import RestartWaits
 from dagster_leasehold.orchestration.supervision.daemon_health import SERVER, daemon_pages
+from dagster_leasehold.orchestration.supervision.forked_programs import fork_of
 from dagster_leasehold.orchestration.supervision.node_directory import Endpoint
 
 HEARTBEAT_S = 5.0
@@ -89,14 +90,17 @@ class SteadyServer:
         self._socket.unlink(missing_ok=True)
         self._begin_at: float | None = None
         self._started_at = self._answered_at = steady_clock()
+        command = [
+            *(sys.executable, "-m", _server_program(), "api", "grpc", "--lazy-load-user-code"),
+            *("-m", self._module, "--location-name", location_of(self._module)),
+            *("--socket", str(self._socket), "--heartbeat"),
+            *("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
+        ]
+        fork = fork_of(command, os.environ)
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", _server_program(), "api", "grpc", "--lazy-load-user-code"),
-                *("-m", self._module, "--location-name", location_of(self._module)),
-                *("--socket", str(self._socket), "--heartbeat"),
-                *("--heartbeat-timeout", str(HEARTBEAT_TIMEOUT_S)),
-            ],
+            command,
             stdin=subprocess.DEVNULL,
+            preexec_fn=fork,  # noqa: PLW1509
         )
 
     def wait_until_ready(self) -> None:
