@@ -54,7 +54,7 @@ def test_a_second_connect_answers_where_the_shard_stands(
     assert client.connect(S0, "2") == "2"
     client.confirm(polled(client))
     assert client.connect(S0) == "6"
-    with pytest.raises(ShardOccupied, match="stands at 6: disconnect it"):
+    with pytest.raises(ShardOccupied, match="at cursor 6: disconnect it"):
         client.connect(S0, "2")
     assert traces(store) == before
 
