@@ -124,7 +124,7 @@ class Columns(Generic[Value]):
         self._kind: Callable[..., Value] = kind
         self._reads = [(name, columns.get(name, name), reads.get(name)) for name in names]
         self._writes = [(name, columns.get(name, name), writes.get(name)) for name in names]
-        self._key = {columns.get(name, name) for name in key or KEYS.get(kind, ())}
+        self.key_names = {columns.get(name, name) for name in key or KEYS.get(kind, ())}
         self._names = columns
         self._ways = {name: way for name, _, way in self._writes}
         self._ways_in = {name: way for name, _, way in self._reads}
@@ -161,7 +161,7 @@ class Columns(Generic[Value]):
 
     def values(self, value: Value) -> dict[str, Any]:
         """Return the columns of a value without its key."""
-        return {name: each for name, each in self._all(value) if name not in self._key}
+        return {name: each for name, each in self._all(value) if name not in self.key_names}
 
     def row(self, key: GroupKey, value: Value) -> dict[str, Any]:
         """Return the columns of a new row."""
@@ -199,8 +199,8 @@ class Columns(Generic[Value]):
 
     def where(self, key: GroupKey, conditions: Mapping[str, Any]) -> sa.ColumnElement[bool]:
         """Return the rows of a group that meet the conditions of `lease_store.stored_rows`."""
-        of_key = (self.table.c[name] == value for name, value in key_values(key).items())
-        return sa.and_(*of_key, *(self._condition(*each) for each in conditions.items()))
+        own = (self._condition(*each) for each in conditions.items())
+        return sa.and_(of_group(self.table, key), *own)
 
     def _condition(self, name: str, value: Any) -> sa.ColumnElement[bool]:
         column = self.column(name)
@@ -242,6 +242,12 @@ class Columns(Generic[Value]):
 def key_values(key: GroupKey) -> dict[str, Any]:
     """Return the first two columns of every key."""
     return {"consume_group": key.group, "logstream_sig": key.stream}
+
+
+@lru_cache(_NAMES_KEPT)
+def of_group(table: sa.Table, key: GroupKey) -> sa.ColumnElement[bool]:
+    """Return the condition for the rows of a group."""
+    return sa.and_(*(table.c[name] == value for name, value in key_values(key).items()))
 
 
 # The rows of a ledger name the same shards and nodes.

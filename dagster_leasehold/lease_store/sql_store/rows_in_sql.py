@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -60,6 +61,7 @@ from dagster_leasehold.lease_store.sql_store.mapping import (
     key_values,
     moved_values,
     note_row,
+    of_group,
 )
 from dagster_leasehold.lease_store.stored_rows import NO_GROUP, NUMBERED
 from dagster_leasehold.lease_store.tables import (
@@ -96,7 +98,8 @@ _others = attrgetter(*_OTHER_FIELDS)
 _MOVED = ("check_point", "watermark", "committed_until", "tries", "suspicion")
 _HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 ROWS_PER_STATEMENT = 16
-"""The most ledger rows of one union, which SQLAlchemy compiles once for each number of rows."""
+"""The most ledger rows of one union, which is built and compiled once for each number of rows."""
+STATEMENTS_KEPT = 1_024
 
 
 class SqlTransactions:
@@ -253,15 +256,13 @@ class RowsInSql:
         if not values:
             return
         columns = COLUMNS[type(values[0])]
-        of_key = (columns.column(name) == sa.bindparam(f"seen_{name}") for name in columns.order)
-        statement = sa.update(columns.table).where(columns.where(self.key, seen), *of_key)
         written = [columns.values(value) for value in values]
         rows = [
             {f"seen_{name}": each for name, each in columns.place(value).items()} | own
             for value, own in zip(values, written, strict=True)
         ]
-        named = {name: sa.bindparam(name) for name in written[0]}
-        self._must_change_all(statement.values(named), rows)
+        statement = _replacement(type(values[0]), self.key, *seen.items())
+        self._must_change_all(statement, rows)
 
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
         """Change fields of the rows that meet the conditions; return their number."""
@@ -363,8 +364,8 @@ class RowsInSql:
         return map(read, self._tx.rows(statement).all())
 
     def _own(self, table: sa.Table, **same: object) -> sa.ColumnElement[bool]:
-        values = key_values(self.key) | same
-        return sa.and_(*(table.c[name] == value for name, value in values.items()))
+        other = (table.c[name] == value for name, value in same.items())
+        return sa.and_(of_group(table, self.key), *other)
 
     def _insert(self, table: sa.Table, rows: Sequence[dict[str, Any]]) -> None:
         if rows:
@@ -608,18 +609,7 @@ class RowsInSql:
 
     def newest(self, shards: Collection[ShardId]) -> dict[ShardId, Batch]:
         """Return the newest ledger row of each shard that has one."""
-        return self._batches(
-            [sa.select(self._newest(sa.select(batch), shard)) for shard in sorted(shards)]
-        )
-
-    def _newest(self, columns: sa.Select[*tuple[Any, ...]], shard: ShardId) -> sa.Subquery:
-        """Return the query for a shard's ledger row with the highest number.
-
-        MySQL uses the end of an index range only for literal conditions. With a join or a grouped
-        maximum it would read all rows of the shard.
-        """
-        own = columns.where(self._own(batch, shard_id=shard))
-        return own.order_by(batch.c.sequence.desc()).limit(1).subquery()
+        return self._batches([(shard, None) for shard in sorted(shards)])
 
     def heads(self, shards: Collection[ShardId]) -> Iterator[LedgerHead]:
         """Read the checkpoint and version of each shard, with its newest ledger row, if any."""
@@ -630,7 +620,7 @@ class RowsInSql:
             .select_from(shard_lease.outerjoin(newest, sa.true()))
             .where(self._own(shard_lease, shard_id=shard))
             for shard in shards
-            for newest in [self._newest(ends, shard)]
+            for newest in [_newest(ends.where(self._own(batch, shard_id=shard)))]
         )
         return self._rows(sa.union_all(*each), head_from)
 
@@ -654,19 +644,20 @@ class RowsInSql:
 
     def numbered(self, numbers: Mapping[ShardId, int]) -> dict[ShardId, Batch]:
         """Return the ledger rows with these shards and numbers."""
-        # One query for each row, because SQLite would read the whole group for several.
-        return self._batches(
-            [
-                sa.select(batch).where(self._own(batch, shard_id=shard, sequence=numbers[shard]))
-                for shard in sorted(numbers)
-            ]
-        )
+        return self._batches(sorted(numbers.items()))
 
-    def _batches(self, queries: Sequence[sa.Select[Any]]) -> dict[ShardId, Batch]:
-        """Return the ledger row that each query finds, by shard."""
-        starts = range(0, len(queries), ROWS_PER_STATEMENT)
-        unions = (sa.union_all(*queries[start : start + ROWS_PER_STATEMENT]) for start in starts)
-        return {row.shard: row for union in unions for row in self._rows(union, BATCH.read)}
+    def _batches(self, named: Sequence[tuple[ShardId, int | None]]) -> dict[ShardId, Batch]:
+        """Return the ledger rows of these shards and numbers, by shard; None is the newest."""
+        batches: dict[ShardId, Batch] = {}
+        for start in range(0, len(named), ROWS_PER_STATEMENT):
+            part = named[start : start + ROWS_PER_STATEMENT]
+            values = key_values(self.key)
+            for place, (shard, number) in enumerate(part):
+                values |= {f"shard_{place}": shard, f"number_{place}": number}
+            query = _ledger_rows(len(part), newest=part[0][1] is None)
+            rows = self._tx.connection.execute(query, values).mappings()
+            batches |= {row.shard: row for row in map(BATCH.read, rows)}
+        return batches
 
     def move_checkpoints(self, moved: Sequence[ShardLease], commits: Sequence[BatchCommit]) -> None:
         """Move the checkpoints of shards by a batch each, if their tenures are current: the fence.
@@ -674,21 +665,8 @@ class RowsInSql:
         Raises:
             Raced: a tenure is over.
         """
-        columns = shard_lease.c
-        own = self._own(
-            shard_lease,
-            shard_id=sa.bindparam("seen_shard"),
-            consumer_owner=sa.bindparam("seen_owner"),
-            consumer_epoch=sa.bindparam("seen_epoch"),
-            consumer_run=sa.bindparam("seen_run"),
-        )
-        totals = {name: columns[name] + sa.bindparam(f"more_{name}") for name in _TOTALS}
-        values = {name: sa.bindparam(name) for name in _MOVED}
-        # A list would be expanded again for each row.
-        is_held = sa.or_(*(columns.state == state for state in _HELD))
-        statement = sa.update(shard_lease).where(own, is_held).values(values | totals)
         rows = [moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
-        self._must_change_all(statement, rows)
+        self._must_change_all(_checkpoint_move(self.key), rows)
 
     # -- the table ------------------------------------------------------------------------------
 
@@ -826,6 +804,60 @@ def _parts(conditions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             pieces = (ordered[start : start + KEYS_PER_STATEMENT] for start in starts)
             return [{**conditions, name: set(piece)} for piece in pieces]
     return []
+
+
+# Building a statement takes longer than sending it, so the statements of a commit are kept.
+@lru_cache(STATEMENTS_KEPT)
+def _replacement(kind: type, key: GroupKey, *seen: tuple[str, Any]) -> sa.Update:
+    """Return the update of all columns of a row that has the values that were seen."""
+    columns = COLUMNS[kind]
+    of_key = (columns.column(name) == sa.bindparam(f"seen_{name}") for name in columns.order)
+    named = {name: sa.bindparam(name) for name in columns.names if name not in columns.key_names}
+    return sa.update(columns.table).where(columns.where(key, dict(seen)), *of_key).values(named)
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _checkpoint_move(key: GroupKey) -> sa.Update:
+    """Return the update of a shard's checkpoint and totals, if its tenure is current."""
+    columns = shard_lease.c
+    own = {
+        "shard_id": "seen_shard",
+        "consumer_owner": "seen_owner",
+        "consumer_epoch": "seen_epoch",
+        "consumer_run": "seen_run",
+    }
+    fence = (columns[name] == sa.bindparam(parameter) for name, parameter in own.items())
+    totals = {name: columns[name] + sa.bindparam(f"more_{name}") for name in _TOTALS}
+    values = {name: sa.bindparam(name) for name in _MOVED}
+    # A list would be expanded again for each row.
+    is_held = sa.or_(*(columns.state == state for state in _HELD))
+    own_row = sa.and_(of_group(shard_lease, key), *fence, is_held)
+    return sa.update(shard_lease).where(own_row).values(values | totals)
+
+
+@lru_cache(STATEMENTS_KEPT)
+def _ledger_rows(count: int, *, newest: bool) -> sa.CompoundSelect[Any]:
+    """Return the query for the ledger rows of shards by number, or the newest row of each.
+
+    It has one query for each row, because SQLite would read the whole group for several.
+    """
+    queries: list[sa.Select[Any]] = []
+    for place in range(count):
+        values = {name: name for name in key_values(NO_GROUP)} | {"shard_id": f"shard_{place}"}
+        if not newest:
+            values["sequence"] = f"number_{place}"
+        query = sa.select(batch).where(*(batch.c[n] == sa.bindparam(v) for n, v in values.items()))
+        queries.append(sa.select(_newest(query)) if newest else query)
+    return sa.union_all(*queries)
+
+
+def _newest(rows_of_shard: sa.Select[*tuple[Any, ...]]) -> sa.Subquery:
+    """Return the query for a shard's ledger row with the highest number.
+
+    MySQL uses the end of an index range only for literal conditions. With a join or a grouped
+    maximum it would read all rows of the shard.
+    """
+    return rows_of_shard.order_by(batch.c.sequence.desc()).limit(1).subquery()
 
 
 def _entry_of(table: TableName) -> sa.ColumnElement[bool]:
