@@ -1,6 +1,6 @@
 """Everything that Leasehold imports from Dagster's private modules: eight names.
 
-A comment at each gives the reason, and what is lost if a release of Dagster removes the name.
+A comment at each gives the reason, and the effect if a release of Dagster removes the name.
 Functions import the slow modules themselves. Tests import all names with the oldest supported
 release of Dagster and with the pinned one.
 """

@@ -48,7 +48,7 @@ def exact_text(length: int) -> TypeEngine[str]:
 
 
 class EventTime(sa.TypeDecorator[datetime]):
-    """A moment as microseconds since 1970 in UTC, whatever the session's time zone."""
+    """A moment as microseconds since 1970 in UTC, in any time zone of the session."""
 
     impl = sa.BigInteger
     cache_ok = True

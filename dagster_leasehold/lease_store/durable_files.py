@@ -66,7 +66,7 @@ def replacing(path: Path, *, durable: bool = False, mode: int | None = None) -> 
     Args:
         path: the file, in an existing folder.
         durable: wait until the new file and its name are durable.
-        mode: the permissions of the draft from the start; by default those of new files.
+        mode: the permissions of the draft from the start; by default the permissions of new files.
 
     Raises:
         OSError: the file cannot be written; the old one stays.

@@ -11,7 +11,7 @@ from dagster_leasehold.lease_store.identifiers import NodeName, ShardId
 PORTION_ROWS = 500
 """The most rows that one transaction deletes."""
 ENTRIES_KEPT = 100
-"""The newest journal entries of each shard that stay, whatever their age."""
+"""The newest journal entries of each shard that stay at any age."""
 BATCHES_KEPT = 100
 """The newest ledger rows of each shard that stay as they are."""
 EVENTS_KEPT = 1_000

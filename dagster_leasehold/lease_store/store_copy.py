@@ -1,6 +1,6 @@
 """Moving a lease store into another database.
 
-Consumption must not continue in the old store, or the two would disagree about what is committed.
+Consumption must not continue in the old store, or the two would disagree about committed batches.
 So every group has to be drained first:
 
 1. In a paused group no tenure can be opened, and without one neither ledger nor checkpoint can

@@ -56,7 +56,7 @@ def object_at(what: str, path: str, home: Path) -> object:
 
 
 def streams_in_module(namespace: Mapping[str, Any], settings: Settings) -> Iterator[ShardStream]:
-    """Yield the streams of a module's definitions, or without definitions those of its names.
+    """Yield the streams of a module's definitions, or of its names if it has no definitions.
 
     If there are definitions, the module's names are ignored: a stream there can be an intermediate
     value from which another one is derived.

@@ -7,7 +7,7 @@ run serves for new records, and the processes of runs for one that has died. It 
 as another stream of the same tick requests runs.
 
 A waiting tick occupies one of the daemon's threads. If the daemon is configured without threads,
-no tick waits. The next tick sees whatever was missed.
+no tick waits. The next tick sees everything that was missed.
 """
 
 from __future__ import annotations

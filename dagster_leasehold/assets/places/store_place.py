@@ -4,7 +4,7 @@ An object appears whole when its writer closes it, and is durable then. There ar
 or to sync. The age of an object cannot be changed: a separate object lists the files that are being
 replaced, and its age is the time that counts for vacuum.
 
-Credentials come from the environment or the platform, like those of the store's own tools.
+Credentials come from the environment or the platform, as for the store's own tools.
 """
 
 from __future__ import annotations

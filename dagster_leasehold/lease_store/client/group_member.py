@@ -210,7 +210,7 @@ class GroupMember:
 
     Args:
         node: the member's name, or a row with its assignment settings and address.
-        incarnation: identifies this process among those that use the name, such as a random id.
+        incarnation: identifies this process among all that use the name, such as a random id.
         clock: monotonic seconds.
         flush_s: the longest time that a checkpoint stays in memory, in seconds.
         pause: sleeps between two attempts to save during `shutdown`.

@@ -154,7 +154,7 @@ class Publications(Locks):
     def unpublished(self, key: GroupKey, *, limit: int = BACKLOG_BATCHES) -> list[ShardBacklog]:
         """Return unpublished batches by shard.
 
-        `limit` bounds the batches of all shards together, of which each shard gets a share; the
+        `limit` bounds the batches of all shards together, and each shard gets a share; the
         shards with the most batches come first.
         """
         places = self._waiting(key, min(limit, SHARDS_PER_LOOK))

@@ -60,7 +60,7 @@ class Retention(Operations):
     """The operations that delete history: one bounded transaction each.
 
     They lock a shard's row before its summary. Two processes can delete at once, since each
-    transaction reads what is left.
+    transaction reads the rest.
     """
 
     def newest_times(self, key: GroupKey, number: int) -> list[datetime]:

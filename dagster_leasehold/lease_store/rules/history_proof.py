@@ -400,7 +400,7 @@ def until_epoch(batch: Batch) -> int:
 
 
 def fence_details(batch: Batch, tenures: Tenures, epoch: int) -> list[str]:
-    """Return what is wrong with a committed batch's tenure; `epoch` is the highest one before."""
+    """Return the problem of a committed batch's tenure; `epoch` is the highest one before."""
     details: list[str] = []
     tenure = (batch.epoch, batch.run)
     if tenure not in tenures:

@@ -81,7 +81,7 @@ class Suspicion:
         return replace(self, failure=failure[:FAILURE_LENGTH_MAX])
 
     def failed(self, error: str, at: datetime) -> Suspicion:
-        """Return the suspicion after a failed run, whatever its cause."""
+        """Return the suspicion after a failed run, for any cause."""
         return replace(self, error=error[:FAILURE_LENGTH_MAX], error_at=at)
 
     def within(self, size: int, *, alone: bool = False) -> Suspicion:

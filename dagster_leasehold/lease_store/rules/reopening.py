@@ -42,7 +42,7 @@ class Forcing:
 
     Attributes:
         steps: the rows to write, the shard's own first; none if nothing changes.
-        marks: journal entries before those of the steps.
+        marks: journal entries that precede the entries of the steps.
         withdrawn: the numbers of the withdrawn batches of each shard.
     """
 

@@ -38,7 +38,7 @@ _KEY = GroupKey.parse("simulated", "simulated")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A group after a change, when no more shards will move.
+    """A group after a change, when its shards have stopped moving.
 
     Attributes:
         change: the change, as the user wrote it; `start` for the first nodes.
@@ -46,7 +46,7 @@ class Result:
         shards: the number of shards that can be consumed.
         moves: the number of changes of owner.
         moves_minimum: the fewest changes of owner that any plan needs.
-        seconds: the virtual time from the change until no more shards move.
+        seconds: the virtual time from the change until the last move.
         ownerless_s: the longest time for which a shard from before the change had no live owner.
         counts: shards per node, largest first.
     """
@@ -96,7 +96,7 @@ class SimulatedGroup:
         return self._settle("start", self._list)
 
     def change(self, text: str) -> Result:
-        """Apply one change, given as `KIND[:COUNT]`, and tick until no more shards move.
+        """Apply one change, given as `KIND[:COUNT]`, and tick until no shard moves.
 
         Raises:
             InvalidSetting: the text is not valid, or the group has too few nodes or shards.
@@ -190,7 +190,7 @@ class SimulatedGroup:
         return owners
 
     def _settle(self, change: str, apply: Callable[[], None]) -> Result:
-        """Apply a change, tick until no more shards move, and count the moves."""
+        """Apply a change, tick until no shard moves, and count the moves."""
         before, began = self._owners(), self._now
         apply()
         last, last_seen = self._owners(), dict.fromkeys(before, began)

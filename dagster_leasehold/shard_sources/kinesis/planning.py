@@ -145,7 +145,7 @@ class Batch:
 
 
 def fill(batch: Batch, rest: Unread) -> bool:
-    """Add records until the batch is full or the shard has no more now.
+    """Add records until the batch is full or all records of the shard are read.
 
     Returns:
         True if `rest` can continue at the batch's end.

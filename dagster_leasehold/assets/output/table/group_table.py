@@ -1,4 +1,4 @@
-"""The published table of one group: opened for those that publish, read, compare or clean it."""
+"""The published table of one group: opened to publish, read, compare or clean it."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class _Shard:
 
 
 def shards_ahead(own: GroupTable, table: OpenTable, mark: Mark, states: States) -> list[ShardAhead]:
-    """Return the shards of which the table has more than the ledger; unknown shards come first.
+    """Return the shards with more batches in the table than in the ledger, unknown ones first.
 
     Args:
         own: has the ledger.
@@ -175,7 +175,7 @@ class RollingForward:
         return mark is not None and self._publication().last == unsettled_id(mark.publication)
 
     def shards(self, table: OpenTable | None) -> list[ShardAhead]:
-        """Return the shards of which a table has more than the ledger.
+        """Return the shards with more batches in a table than in the ledger.
 
         Raises:
             LogCorrupt: the states of the table are damaged.
