@@ -80,7 +80,7 @@ def test_a_declaration_by_names_has_the_values_that_they_name() -> None:
         ({"pace": {"commit_intervall_s": 1}}, "is not a setting: did you mean commit_interval_s?"),
         ({"limits": Limits(bytes_max=0)}, "limits.bytes_max is 0: use a positive number."),
         ({"iceberg": {"snapshots_kept": 0}}, "snapshots_kept is 0: use a positive number."),
-        ({"retention": {"vacuum_after_s": 3}}, "vacuum_after_s is 3.0: use at least 60, since"),
+        ({"retention": {"vacuum_after_s": 3}}, "vacuum_after_s is 3.0: use at least 60, because"),
         ({"retention": {"output_days": 0}}, "cannot expire after 0 days: use 1 to 36500 days"),
         ({"checks": {"lag_max": -1}}, "lag_max is -1: use 0 or a positive number."),
         ({"on_poison": "drop"}, "on_poison is 'drop': use 'hold' or 'quarantine'."),

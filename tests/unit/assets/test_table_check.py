@@ -95,7 +95,7 @@ def test_a_large_table_is_left_to_verify(
     monkeypatch.setattr(table_check, "FILES_MAX", files_max)
     outcome = checked(lake)
     assert outcome.passed is passed
-    assert ("`leasehold verify` does it" in outcome.description) is not passed
+    assert ("run `leasehold verify`" in outcome.description) is not passed
     assert passed or outcome.severity is dg.AssetCheckSeverity.WARN
 
 

@@ -226,7 +226,7 @@ def test_a_spark_that_takes_no_environment_says_where_it_belongs() -> None:
     with pytest.raises(SparkFeatureMissing, match="takes no environment for") as caught:
         shipped_code.begin(session, "/srv/environment.tar.gz")
     assert "(handle add artifacts)" in str(caught.value)
-    assert "leave spark.environment_archive out" in str(caught.value)
+    assert "remove spark.environment_archive" in str(caught.value)
     assert session.settings == {}
 
 
