@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from functools import lru_cache
+from functools import cache
 from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -99,7 +99,6 @@ _MOVED = ("check_point", "watermark", "committed_until", "tries", "suspicion")
 _HELD = (ShardState.ALREADY_ALLOC.value, ShardState.TRANSFER.value)
 ROWS_PER_STATEMENT = 16
 """The most ledger rows of one union, which is built and compiled once for each number of rows."""
-STATEMENTS_KEPT = 1_024
 
 
 class SqlTransactions:
@@ -257,12 +256,12 @@ class RowsInSql:
             return
         columns = COLUMNS[type(values[0])]
         written = [columns.values(value) for value in values]
+        conditions = {name: columns.bound(name, each) for name, each in seen.items()}
         rows = [
-            {f"seen_{name}": each for name, each in columns.place(value).items()} | own
+            _seen(key_values(self.key) | conditions | columns.place(value)) | own
             for value, own in zip(values, written, strict=True)
         ]
-        statement = _replacement(type(values[0]), self.key, *seen.items())
-        self._must_change_all(statement, rows)
+        self._must_change_all(_replacement(type(values[0]), *seen), rows)
 
     def change(self, kind: type, changes: Mapping[str, Any], /, **conditions: Any) -> int:
         """Change fields of the rows that meet the conditions; return their number."""
@@ -651,7 +650,7 @@ class RowsInSql:
         batches: dict[ShardId, Batch] = {}
         for start in range(0, len(named), ROWS_PER_STATEMENT):
             part = named[start : start + ROWS_PER_STATEMENT]
-            values = key_values(self.key)
+            values = _seen(key_values(self.key))
             for place, (shard, number) in enumerate(part):
                 values |= {f"shard_{place}": shard, f"number_{place}": number}
             query = _ledger_rows(len(part), newest=part[0][1] is None)
@@ -665,8 +664,9 @@ class RowsInSql:
         Raises:
             Raced: a tenure is over.
         """
-        rows = [moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
-        self._must_change_all(_checkpoint_move(self.key), rows)
+        own = _seen(key_values(self.key))
+        rows = [own | moved_values(row, commit) for row, commit in zip(moved, commits, strict=True)]
+        self._must_change_all(_checkpoint_move(), rows)
 
     # -- the table ------------------------------------------------------------------------------
 
@@ -806,36 +806,48 @@ def _parts(conditions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return []
 
 
-# Building a statement takes longer than sending it, so the statements of a commit are kept.
-@lru_cache(STATEMENTS_KEPT)
-def _replacement(kind: type, key: GroupKey, *seen: tuple[str, Any]) -> sa.Update:
-    """Return the update of all columns of a row that has the values that were seen."""
+def _seen(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of conditions; the parameters of new values have the columns' names."""
+    return {f"seen_{name}": value for name, value in values.items()}
+
+
+def _of_bound_group(table: sa.Table) -> list[sa.ColumnElement[bool]]:
+    return [table.c[name] == sa.bindparam(f"seen_{name}") for name in key_values(NO_GROUP)]
+
+
+# Building a statement takes longer than sending it, so each of the following is built once. They
+# take the group and all values as parameters, so there are few of them.
+@cache
+def _replacement(kind: type, *seen: str) -> sa.Update:
+    """Return the update of all columns of a row whose fields `seen` have not changed."""
     columns = COLUMNS[kind]
-    of_key = (columns.column(name) == sa.bindparam(f"seen_{name}") for name in columns.order)
+    own_row = [
+        columns.column(name) == sa.bindparam(f"seen_{name}") for name in (*columns.order, *seen)
+    ]
     named = {name: sa.bindparam(name) for name in columns.names if name not in columns.key_names}
-    return sa.update(columns.table).where(columns.where(key, dict(seen)), *of_key).values(named)
+    own_group = _of_bound_group(columns.table)
+    return sa.update(columns.table).where(*own_group, *own_row).values(named)
 
 
-@lru_cache(STATEMENTS_KEPT)
-def _checkpoint_move(key: GroupKey) -> sa.Update:
+@cache
+def _checkpoint_move() -> sa.Update:
     """Return the update of a shard's checkpoint and totals, if its tenure is current."""
     columns = shard_lease.c
-    own = {
-        "shard_id": "seen_shard",
-        "consumer_owner": "seen_owner",
-        "consumer_epoch": "seen_epoch",
-        "consumer_run": "seen_run",
-    }
-    fence = (columns[name] == sa.bindparam(parameter) for name, parameter in own.items())
+    tenure = (
+        columns.shard_id == sa.bindparam("seen_shard"),
+        columns.consumer_owner == sa.bindparam("seen_owner"),
+        columns.consumer_epoch == sa.bindparam("seen_epoch"),
+        columns.consumer_run == sa.bindparam("seen_run"),
+    )
     totals = {name: columns[name] + sa.bindparam(f"more_{name}") for name in _TOTALS}
     values = {name: sa.bindparam(name) for name in _MOVED}
     # A list would be expanded again for each row.
     is_held = sa.or_(*(columns.state == state for state in _HELD))
-    own_row = sa.and_(of_group(shard_lease, key), *fence, is_held)
+    own_row = sa.and_(*_of_bound_group(shard_lease), *tenure, is_held)
     return sa.update(shard_lease).where(own_row).values(values | totals)
 
 
-@lru_cache(STATEMENTS_KEPT)
+@cache
 def _ledger_rows(count: int, *, newest: bool) -> sa.CompoundSelect[Any]:
     """Return the query for the ledger rows of shards by number, or the newest row of each.
 
@@ -843,11 +855,13 @@ def _ledger_rows(count: int, *, newest: bool) -> sa.CompoundSelect[Any]:
     """
     queries: list[sa.Select[Any]] = []
     for place in range(count):
-        values = {name: name for name in key_values(NO_GROUP)} | {"shard_id": f"shard_{place}"}
-        if not newest:
-            values["sequence"] = f"number_{place}"
-        query = sa.select(batch).where(*(batch.c[n] == sa.bindparam(v) for n, v in values.items()))
-        queries.append(sa.select(_newest(query)) if newest else query)
+        own = batch.c.shard_id == sa.bindparam(f"shard_{place}")
+        query = sa.select(batch).where(*_of_bound_group(batch), own)
+        if newest:
+            query = sa.select(_newest(query))
+        else:
+            query = query.where(batch.c.sequence == sa.bindparam(f"number_{place}"))
+        queries.append(query)
     return sa.union_all(*queries)
 
 
