@@ -34,7 +34,7 @@ FROM, TO, QUARANTINED = "from", "to", "quarantined"
 
 
 def is_replay(config: Mapping[str, Any]) -> bool:
-    """Return True if the config of a materialization requests a replay."""
+    """Return True if a run config asks for a replay instead of consumption."""
     bounded = config.get(FROM) is not None or config.get(TO) is not None
     return bounded or bool(config.get(QUARANTINED))
 

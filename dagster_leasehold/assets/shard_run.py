@@ -194,7 +194,7 @@ class ShardRun:
         }
 
     def refusal(self, shards: Sequence[ShardId]) -> str:
-        """Return one message about the shards that were not consumed to their ends, or nothing."""
+        """Return a message about shards that were not fully consumed; empty if all were."""
         causes, key = self.refusals(shards), self._stream.key
         if not causes:
             return ""

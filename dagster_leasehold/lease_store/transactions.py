@@ -519,7 +519,7 @@ class Transaction:
         return [read(row) for row in self.rows(statement)]
 
     def value(self, statement: Executable) -> Any:
-        """Return the first column of a query's first row, or None."""
+        """Return the first value of the first row that a query returns; None without a row."""
         return self.connection.execute(statement).scalar()
 
     def abandon(self, outcome: Outcome) -> Outcome:

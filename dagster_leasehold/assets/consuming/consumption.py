@@ -230,7 +230,7 @@ class Consumer:
         budget_s = self._budget_s if self._follow is None else math.inf
         deadline = began_s + (TURN_S if requests.finish else budget_s)
         idle = requests.finish or (self._following is not None and self._following.idle)
-        # Wait for batches in jobs of their own: a run that has ended cannot find that one hangs.
+        # Wait for the batches that run as separate Spark jobs: only this run notices if one hangs.
         at_rest = not self._under_way
         # Each run makes at least one batch, even if Spark's start takes longer than the budget.
         begun = self._sweeps or not due
@@ -394,7 +394,7 @@ class Consumer:
         )
 
     def _handle_failure(self, batch: PlannedBatch, error: LeaseholdError) -> None:
-        """Release the batch's shard, or continue a search for a bad record."""
+        """Stop consuming the shard, or continue to search its batch for the bad record."""
         open_, range_ = batch.open_, batch.range_
         suspicion = open_.suspicion
         if suspicion is None or not open_.isolating or not leaves_run_able(error):

@@ -172,7 +172,7 @@ class OpenShards:
         return results
 
     def review(self) -> None:
-        """Check all tenures; release shards that were lost, paused or are in transfer.
+        """Check all tenures. Stop consuming shards that are lost, paused or in transfer.
 
         Closed tenures are checked as well, and closed again if a failover has opened them:
 

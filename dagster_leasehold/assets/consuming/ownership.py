@@ -40,7 +40,7 @@ class MayConsume:
 
 @dataclass(frozen=True, slots=True)
 class MayClaim:
-    """The shard is unassigned; `node` can claim it while its lease still has this `lease_id`."""
+    """The shard is unassigned. `node` can claim it until its `lease_id` changes."""
 
     node: NodeName
     lease_id: int

@@ -1,4 +1,4 @@
-"""Code that is sent with a session to the workers of a cluster: the project's and the user's.
+"""Sends the project's code and the user's code to the workers of a Spark cluster.
 
 `spark_resource` and `users_code` call it. Each top-level module becomes an archive, whose name
 contains a hash of its content. A worker imports from the session's archives before its installed

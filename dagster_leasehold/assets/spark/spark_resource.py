@@ -87,7 +87,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
     _imports: Any = PrivateAttr(default=None)
 
     def begin_import(self) -> None:
-        """Import Spark's client on a thread while the run opens shards, to save half a second."""
+        """Start to import Spark's client in the background; the run opens its shards meanwhile."""
         if self._is_client and self._imports is None:
             self._imports = Thread(target=_import_client, name="import of Spark")
             self._imports.start()
@@ -153,7 +153,7 @@ class SparkResource(dg.ConfigurableResource):  # pyright: ignore[reportMissingTy
 
     def _new_supplier(self) -> Any:
         if self._imports is not None:
-            # Two threads that import modules with circular imports would see incomplete modules.
+            # Spark's modules import each other. A second import now would see incomplete modules.
             self._imports.join()
         from dagster_pyspark import LazyPySparkResource
 

@@ -138,7 +138,7 @@ def _socket_conf() -> dict[str, str]:
 
 
 def spark_environment(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a Spark process: its Java, and a PYTHONPATH with our modules.
+    """Return the environment variables of a Spark process, with its paths of Java and Python.
 
     Raises:
         JavaNotFound: there is no Java to run Spark.

@@ -86,7 +86,8 @@ def check_conf(mode: str, conf: Mapping[str, str]) -> None:
     """Refuse configuration that would break a promise, or reveal a secret.
 
     Raises:
-        InvalidSetting: a key is not Spark's, is protected, or holds a secret.
+        InvalidSetting: a key does not begin with `spark.`, is protected, or has a secret as its
+            value.
     """
     protected = PROTECTED if is_remote(mode) else PROTECTED | PROTECTED_HERE
     for key, value in conf.items():

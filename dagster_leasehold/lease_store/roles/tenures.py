@@ -431,7 +431,7 @@ def _opened(
 
 
 def _held_rows(rows: Rows, tenures: Sequence[Tenure]) -> list[ShardLease]:
-    """Lock the rows of tenures; return the rows of current tenures, without shards in transfer."""
+    """Lock shards; return each whose tenure is current and that is not in transfer."""
     locked = rows.shards([tenure.shard for tenure in tenures], lock=True)
     return [
         row

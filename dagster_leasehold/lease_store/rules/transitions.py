@@ -252,7 +252,7 @@ def sent_back(shard: ShardLease, reason: str) -> Step:
 def forced(
     shard: ShardLease, cursor: str | None, members: Collection[NodeName], reason: str
 ) -> Step:
-    """Force a checkpoint under a new epoch; a finished shard takes edge 7.
+    """Set a checkpoint and raise the epoch. A finished shard becomes unassigned (edge 7).
 
     The cursor None is the shard's beginning. An open tenure is fenced, so that its holder loads the
     new checkpoint. A shard in transfer goes to the next node.
