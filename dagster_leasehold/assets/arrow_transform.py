@@ -67,6 +67,11 @@ def arrow_transform(function: TableFunction) -> ArrowTransform:
     return ArrowTransform(function)
 
 
+def decodes(transform: ArrowTransform | None) -> bool:
+    """Return True if a transform decodes records, so that its columns follow their schemas."""
+    return getattr(getattr(transform, "function", None), "decodes", False)
+
+
 def name_of(transform: Callable[..., object] | None) -> str:
     """Return the qualified name of a transform, or an empty text for None."""
     if transform is None:

@@ -44,6 +44,14 @@ class TransformUnusable(TransformError):
     """The user's transform cannot be applied to any record."""
 
 
+class SchemaUnusable(TransformUnusable):
+    """The schema of records is not valid, or no table can have its columns."""
+
+
+class RegistryUnavailable(LeaseholdError):
+    """A schema registry cannot be reached, or refuses access."""
+
+
 class RecordBlocks(LeaseholdError):
     """A shard is held at a record that makes every run hang or crash."""
 

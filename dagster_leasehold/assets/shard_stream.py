@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, Wit
 from dagster_leasehold.assets.arrow_transform import ArrowTransform
 from dagster_leasehold.assets.commit_hook import OnCommit
 from dagster_leasehold.assets.declared import NOT_NEGATIVE, POSITIVE, Declared, TakenBy, declared
+from dagster_leasehold.assets.decode_settings import Decode, Format, decode_settings
 from dagster_leasehold.assets.pace import Pace
 from dagster_leasehold.assets.table_settings import TableSettings
 from dagster_leasehold.lease_store import group_rows
@@ -260,6 +261,12 @@ class ShardStream(Declared):
         Transform | ArrowTransform | None, FUNCTION, Field(examples=["transforms.visits"])
     ] = None
     """The transform of each batch: made by `arrow_transform`, or a function of DataFrames."""
+    decode: Annotated[
+        Decode | None,
+        BeforeValidator(decode_settings, json_schema_input_type=Format | Decode | None),
+        Field(examples=["avro"]),
+    ] = None
+    """How binary records become columns: a format, or `Decode` with its settings."""
     on_commit: Annotated[OnCommit | None, FUNCTION, Field(examples=["hooks.on_visits"])] = None
     """The hook, called with each committed batch at least once."""
     group: str = "default"
@@ -306,6 +313,16 @@ class ShardStream(Declared):
         GroupKey.parse(self.group, self.name)
         check_prefix(self.prefix)
         check_settings(self.assignment, self.nodes)
+        if self.decode is not None and not isinstance(self.transform, ArrowTransform | None):
+            raise InvalidSetting(
+                "decode works with transforms of Arrow tables: decorate the transform with "
+                "arrow_transform, or remove decode."
+            )
+
+    @property
+    def keeps_records(self) -> bool:
+        """True if the output has the records unchanged."""
+        return self.transform is None and self.decode is None
 
     def carry_out(self, context: Any, work: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Yield the events of a run's work, wrapped by `execute` if the stream has one."""

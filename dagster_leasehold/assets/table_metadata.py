@@ -49,7 +49,7 @@ def definition_metadata(stream: ShardStream, deployment: Deployment) -> dict[str
     return {
         "dagster/table_name": str(table),
         "dagster/uri": location_of(deployment.output_folder(stream.key)),
-        **(column_schema(RAW_COLUMNS) if stream.transform is None else {}),
+        **(column_schema(RAW_COLUMNS) if stream.keeps_records else {}),
     }
 
 
@@ -57,7 +57,7 @@ def agreed_schema(store: Publications, stream: ShardStream) -> dict[str, Any]:
     """Return the columns of a stream's published table, unless the definition already has them."""
     publication = store.publication(stream.key)
     columns = [] if publication is None else list(publication.columns.columns)
-    in_definition = stream.transform is None and columns == RAW_COLUMNS
+    in_definition = stream.keeps_records and columns == RAW_COLUMNS
     return {} if in_definition or not columns else column_schema(columns)
 
 

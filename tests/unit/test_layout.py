@@ -28,6 +28,7 @@ DECLARATION = {
     "commit_hook",
     "dagster_internals",
     "declared",
+    "decode_settings",
     "deployment",
     "pace",
     "partitions",
@@ -45,7 +46,9 @@ ALLOWED_WITHIN = {
         "spark": {"errors"},
         "guarding": {"errors", "places", "spark"},
         "output": {"errors", "places", "declaration", "spark"},
-        "consuming": {"errors", "places", "declaration", "spark", "guarding", "output"},
+        "arrow_parsing": {"errors", "output"},
+        "decoding": {"errors", "declaration", "output", "arrow_parsing"},
+        "consuming": {"errors", "places", "declaration", "spark", "guarding", "output", "decoding"},
         "rewriting": {
             "errors",
             "places",

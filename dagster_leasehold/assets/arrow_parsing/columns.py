@@ -1,6 +1,6 @@
 """Parsing of a column piece by piece, into the fields or the error of each record.
 
-`parsing` calls it with one of the two formats.
+`parsing` calls it with one of the two formats, and `decoding` with JSON.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def parse_column(
     no_text = pa.scalar(f"{column} is not text in UTF-8")
     complaint = pa.scalar(f"{column} {form.complaint}")
     for piece in _pieces(values):
-        arrays, bad, not_text = _parsed(piece, form)
+        arrays, bad, not_text = parsed(piece, form)
         for parts, part in zip(columns, arrays, strict=True):
             parts.append(part)
         error = pa.nulls(len(piece), pa.string())
@@ -107,7 +107,7 @@ def fitted(values: Sequence[Any], kind: pa.DataType, converted: Callable[[Any], 
     return Column(pa.array(items, kind), bad)
 
 
-def _parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, Mask]:
+def parsed(piece: pa.Array, form: ValueFormat) -> tuple[list[pa.Array], Mask, Mask]:
     """Return the fields of a piece, and masks of bad records and of records that are not UTF-8."""
     values = piece.to_pylist()
     not_text = np.zeros(len(values), np.bool_)

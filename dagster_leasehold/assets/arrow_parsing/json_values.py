@@ -38,9 +38,8 @@ class JsonFormat:
         self._forms = [
             texts.form_of(field.type) if _is_time(field.type) else None for field in fields
         ]
-        self._exact = [_has_decimals(field.type) for field in fields]
-        self._decoder = msgspec.json.Decoder(_record_type(fields, str))
-        self._raw_decoder = msgspec.json.Decoder(_record_type(fields, msgspec.Raw))
+        self._decoder = msgspec.json.Decoder(record_type(fields, str))
+        self._raw_decoder = msgspec.json.Decoder(record_type(fields, msgspec.Raw))
         self._empty_row = self._decoder.decode(b"{}")
 
     def parse(self, values: Sequence[bytes | None]) -> tuple[Sequence[Column], Mask]:
@@ -65,9 +64,7 @@ class JsonFormat:
         kind, form = self.fields.field(index).type, self._forms[index]
         if form is not None:
             return texts.typed(values, kind, form)
-        if self._exact[index]:
-            return fitted(values, kind, lambda value: _converted(value, kind, _exact))
-        return Column(pa.array(values, kind))
+        return exact_column(values, kind)
 
     def _decode_with_texts(self, value: bytes) -> Any | None:
         """Decode an object, with the JSON text of other values in string fields; None if bad."""
@@ -79,6 +76,13 @@ class JsonFormat:
         except _REFUSED:
             return None
         return row
+
+
+def exact_column(values: list[Any], kind: pa.DataType) -> Column:
+    """Return decoded values as a column; decimals that would be rounded do not fit."""
+    if _has_decimals(kind):
+        return fitted(values, kind, lambda value: _converted(value, kind, _exact))
+    return Column(pa.array(values, kind))
 
 
 def _converted(value: Any, kind: pa.DataType, convert: Callable[[Any, pa.DataType], Any]) -> Any:
@@ -109,11 +113,15 @@ def _exact(value: Any, kind: pa.DataType) -> Any:
     return texts.exact_decimal(value, kind) if pa.types.is_decimal(kind) else value
 
 
-def _record_type(fields: pa.Schema, text: type[Any]) -> Any:
+def record_type(fields: pa.Schema, text: type[Any], *, times_as_text: bool = True) -> Any:
     """Return msgspec's type for an object with these fields; `text` is the type of strings."""
     names = {f"field_{index}": field.name for index, field in enumerate(fields)}
     kinds: list[tuple[str, Any, Any]] = [
-        (f"field_{index}", str | None if _is_time(field.type) else _type(field.type, text), None)
+        (
+            f"field_{index}",
+            str | None if times_as_text and _is_time(field.type) else _type(field.type, text),
+            None,
+        )
         for index, field in enumerate(fields)
     ]
     return msgspec.defstruct("Record", kinds, rename=names)

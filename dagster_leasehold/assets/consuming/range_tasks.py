@@ -11,10 +11,9 @@ import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked
+from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked, decodes
 from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import TransformError, TransformUnusable
@@ -78,9 +77,14 @@ class RangeTasks:
         return rows
 
     def _names(self, range_: ReadRange) -> Callable[..., str]:
-        """Return a function that names the files of one try of a range."""
-        shard, suffix = range_.shard, f"{self.positions[range_]:04d}-{uuid.uuid4().hex}"
-        return partial(file_name, shard, self.numbers[shard], suffix)
+        """Return a function that returns a new name for each file of a range."""
+        shard, position = range_.shard, self.positions[range_]
+
+        def name(*, quarantine: bool) -> str:
+            rest = f"{position:04d}-{uuid.uuid4().hex}"
+            return file_name(shard, self.numbers[shard], rest, quarantine=quarantine)
+
+        return name
 
     def _transform(self) -> ArrowTransform | None:
         if self.transform is None:
@@ -108,7 +112,9 @@ class _Task:
 
     def make(self, range_: ReadRange, names: Callable[..., str]) -> tuple[RangeRow, RangeFiles]:
         """Read, transform and write one range; return its row and its files."""
-        files = RangeFiles(self._folder, names, range_.shard, self._name)
+        files = RangeFiles(
+            self._folder, names, range_.shard, self._name, columns_vary=decodes(self._transform)
+        )
         try:
             return self._process(range_, files), files
         except Exception as error:
@@ -171,7 +177,7 @@ class _Task:
             return records
         try:
             output: object = self._transform(records)
-        except TransformError:
+        except LeaseholdError:
             raise
         except Exception as error:
             culprit = (

@@ -28,6 +28,7 @@ from dagster_leasehold.assets.consuming.spark_work import (
     works_on_arrow,
 )
 from dagster_leasehold.assets.consuming.sweep import SweepOutcome, SweepResult, Try
+from dagster_leasehold.assets.decoding.stream_decoding import whole_transform
 from dagster_leasehold.assets.errors import (
     OutputUnwritable,
     SessionLost,
@@ -137,13 +138,14 @@ class SparkSweeper:
         self._spark = spark
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
-        ranges = works_on_arrow(stream.transform)
+        transform = whole_transform(stream)
+        ranges = works_on_arrow(transform)
         self._per_core = RANGE_TASKS_PER_CORE if ranges else FRAME_TASKS_PER_CORE
         self._tasks_max = tasks_max
         self._job = SweepJob(
             stream=stream.key.stream,
             source_options=stream.source.spark_options(),
-            transform=stream.transform,
+            transform=transform,
             output_root=output_root,
             new_attempt=new_attempt or (lambda: attempt_name(spark.run)),
             watch=replace(spark.watch, doomed=lambda: spark.watch.doomed() or doomed()),

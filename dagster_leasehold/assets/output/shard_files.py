@@ -32,15 +32,20 @@ RUNS_PER_SHARD_MAX = 4
 class RangeFiles:
     """The files of one range: one of records and one of records in quarantine, if there are any.
 
+    If the columns of records can vary, records with other columns begin a new file.
+
     Attributes:
-        names: returns the unique name of a file, given `quarantine`.
+        names: returns a new unique name of a file, given `quarantine`.
         transform: the name of the transform; empty without one.
+        columns_vary: True if records can have other columns than the records before.
     """
 
     folder: OutputPlace
     names: Callable[..., str]
     shard: ShardId
     transform: str
+    columns_vary: bool = False
+    _full: list[OutputFile] = field(default_factory=list["OutputFile"])
     _open: dict[bool, OutputFile] = field(default_factory=dict[bool, OutputFile])
     _schemas: dict[bool, pa.Schema] = field(default_factory=dict[bool, "pa.Schema"])
     _settling: list[Future[None]] = field(default_factory=list["Future[None]"])
@@ -68,7 +73,7 @@ class RangeFiles:
 
     def finish(self) -> list[WrittenFile]:
         """Complete the files, and begin to make them durable."""
-        files = [self._open[kind] for kind in sorted(self._open)]
+        files = [*self._full, *(self._open[kind] for kind in sorted(self._open))]
         written = [file.finish() for file in files]
         self._settling = [settling().submit(file.settle) for file in files]
         return written
@@ -81,13 +86,18 @@ class RangeFiles:
 
     def abandon(self) -> None:
         """Close and delete the unfinished files."""
-        for file in self._open.values():
+        for file in (*self._full, *self._open.values()):
             file.abandon()
-        self._open = {}
+        self._full, self._open = [], {}
 
     def _take(self, rows: pa.RecordBatch, *, quarantine: bool) -> None:
         if rows.num_rows == 0:
             return
+        other_columns = not rows.schema.equals(self._schemas.get(quarantine, rows.schema))
+        if other_columns and self.columns_vary and not quarantine:
+            full = self._open.pop(quarantine)
+            full.flush()
+            self._full.append(full)
         if quarantine not in self._open:
             self.folder.make_folder(exist_ok=True)
             self._schemas[quarantine] = rows.schema
@@ -97,7 +107,7 @@ class RangeFiles:
                 rows.schema,
                 quarantine=quarantine,
             )
-        elif not rows.schema.equals(self._schemas[quarantine]):
+        elif other_columns:
             raise TransformError(
                 f"The transform {self.transform} returned the columns "
                 f"{_columns(rows.schema)} for some records of shard {self.shard}, and "

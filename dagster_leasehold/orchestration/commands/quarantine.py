@@ -152,7 +152,7 @@ def retry(
     span = ReplaySpan.parse(start, end, quarantined=True)
     target = Target.at(home, module)
     declared = target.with_group(stream, group)
-    if declared.transform is None:
+    if declared.keeps_records:
         raise TransformError(
             f"Stream {shown(declared.name)} has no transform in the settings, so a retry would "
             "change nothing: name the module that declares it with -m."

@@ -1,0 +1,166 @@
+"""Positions in many Avro values at once: each read takes the next item of all chosen values.
+
+Avro has no field tags, so the position of an item depends on the items before it. But the items of
+different values are independent: one call of numpy reads the same item of thousands of values.
+
+A value that ends too early or has an impossible length fails: its position moves to zeros behind
+the data, where every further item is empty. So no read needs a check of its own, except lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_leasehold.assets.decoding.payloads import Mask, Payloads, Positions
+
+Rows = Any
+"""The chosen values: `ALL`, or ascending row numbers."""
+ALL = slice(None)
+_CONTINUED = np.uint64(0x8080808080808080)
+_PAYLOAD = np.uint64(0x7F7F7F7F7F7F7F7F)
+_SEVENTHS = tuple(
+    (np.uint64(shift), np.uint64(low), np.uint64(high))
+    for shift, low, high in (
+        (1, 0x007F007F007F007F, 0x7F007F007F007F00),
+        (2, 0x00003FFF00003FFF, 0x3FFF00003FFF0000),
+        (4, 0x000000000FFFFFFF, 0x0FFFFFFF00000000),
+    )
+)
+"""Steps that move the seven low bits of each byte together."""
+_WORD = 16
+_ONE = np.uint64(1)
+
+
+def subset(rows: Rows, mask: Mask) -> Positions:
+    """Return the chosen values for which a mask is true."""
+    return np.flatnonzero(mask) if isinstance(rows, slice) else rows[mask]
+
+
+class Cursors:
+    """The next position in each value.
+
+    Attributes:
+        bad: a mask of the values that do not conform to the schema.
+        left: a mask of the values that another decoder has to decode.
+        stopped: a mask of both.
+
+    Args:
+        payloads: the values.
+        reach: the most bytes that a value of the schema has between two lengths.
+    """
+
+    def __init__(self, payloads: Payloads, reach: int) -> None:
+        begin = int(payloads.starts[0]) if len(payloads) else 0
+        end = int(payloads.ends[-1]) if len(payloads) else 0
+        self._safe = end - begin
+        self.data = np.zeros(self._safe + 2 * reach + _WORD, np.uint8)
+        self.data[: self._safe] = payloads.data[begin:end]
+        self.at: Positions = payloads.starts - begin
+        self.ends: Positions = payloads.ends - begin
+        self.bad: Mask = np.zeros(len(payloads), np.bool_)
+        self.left: Mask = np.zeros(len(payloads), np.bool_)
+        self.stopped: Mask = np.zeros(len(payloads), np.bool_)
+
+    def count(self, rows: Rows) -> int:
+        """Return the number of chosen values."""
+        return len(self.at) if isinstance(rows, slice) else len(rows)
+
+    def fail(self, rows: Rows, mask: Mask) -> None:
+        """Mark the chosen values for which a mask is true as bad."""
+        if mask.any():
+            failures = subset(rows, mask)
+            self.bad[failures] = True
+            self._stop(failures)
+
+    def leave(self, numbers: Positions) -> None:
+        """Leave values for another decoder."""
+        self.left[numbers] = True
+        self._stop(numbers)
+
+    def _stop(self, numbers: Positions) -> None:
+        self.stopped[numbers] = True
+        self.at[numbers] = self._safe
+        self.ends[numbers] = len(self.data)
+
+    def unfinished(self) -> Mask:
+        """Return a mask of the values that are bad or have bytes left."""
+        return self.bad | ((self.at != self.ends) & ~self.left)
+
+    def numbers(self, rows: Rows) -> npt.NDArray[np.int64]:
+        """Read a number of variable length, in zigzag encoding."""
+        at = self.at[rows]
+        first = self.data[at]
+        if not len(first) or first.max() < 0x80:
+            self.at[rows] = at + 1
+            bits = first.astype(np.uint64)
+        else:
+            bits, lengths = self._long_numbers(rows, at)
+            self.at[rows] = self.at[rows] + lengths
+        return ((bits >> _ONE) ^ (np.uint64(0) - (bits & _ONE))).view(np.int64)
+
+    def _long_numbers(self, rows: Rows, at: Positions) -> tuple[Any, Any]:
+        """Return the 64 bits of each number, and its length of up to 10 bytes."""
+        words = self._items("<u8", at)
+        stops = ~words & _CONTINUED
+        stop = stops & (np.uint64(0) - stops)
+        bits = words & ((stop << _ONE) - _ONE) & _PAYLOAD
+        for shift, low, high in _SEVENTHS:
+            bits = (bits & low) | ((bits & high) >> shift)
+        # A power of two is exact as a float, whose exponent gives the number of its byte.
+        lengths = ((stop.astype(np.float64).view(np.int64) >> 52) - 1022) >> 3
+        longer = stops == 0
+        if longer.any():
+            ninth, tenth = self.data[at + 8][longer], self.data[at + 9][longer]
+            continued = ninth >= 0x80
+            bits[longer] |= (ninth & 0x7F).astype(np.uint64) << np.uint64(56)
+            bits[longer] |= np.where(continued, tenth, 0).astype(np.uint64) << np.uint64(63)
+            lengths[longer] = 9 + continued
+            too_long = np.zeros(len(words), np.bool_)
+            too_long[longer] = continued & (tenth > 1)
+            self.fail(rows, too_long)
+        return bits, lengths
+
+    def fixed(self, rows: Rows, kind: str, width: int) -> npt.NDArray[Any]:
+        """Read an item of fixed width, as a type of numpy."""
+        at = self.at[rows]
+        items = self._items(kind, at)
+        self.at[rows] = at + width
+        return items
+
+    def spans(self, rows: Rows) -> tuple[Positions, Positions]:
+        """Read a length and skip that many bytes; return their first positions and lengths."""
+        lengths = self.numbers(rows)
+        at = self.at[rows]
+        impossible = (lengths < 0) | (lengths > self.ends[rows] - at)
+        if impossible.any():
+            self.fail(rows, impossible)
+            lengths = np.where(impossible, 0, lengths)
+            at = self.at[rows]
+        at = np.array(at)
+        self.at[rows] = at + lengths
+        return at, lengths
+
+    def binary(self, rows: Rows) -> pa.Array:
+        """Read bytes of variable length."""
+        at, lengths = self.spans(rows)
+        count = len(at)
+        if not count:
+            return pa.array([], pa.binary())
+        # Arrow copies every second element: the others are the bytes between the items.
+        bounds = np.empty(2 * count, np.int32)
+        bounds[0::2], bounds[1::2] = at, at + lengths
+        if (failed := self.stopped[rows]).any():
+            bounds[0::2][failed] = bounds[1::2][failed] = 0
+            np.maximum.accumulate(bounds, out=bounds)
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
+        parts = pa.Array.from_buffers(pa.binary(), 2 * count - 1, buffers)
+        return parts.take(pa.array(np.arange(0, 2 * count, 2)))
+
+    def _items(self, kind: str, at: Positions) -> npt.NDArray[Any]:
+        item = np.dtype(kind)
+        size = len(self.data) - item.itemsize + 1
+        return np.ndarray((size,), item, self.data, strides=(1,))[at]

@@ -1,0 +1,75 @@
+"""Byte strings within one buffer, the input of all decoders, and their result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Mask = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.int64]
+DECODED_COLUMN = "decoded"
+"""The column of values that are not records, such as numbers or text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Payloads:
+    """Byte strings within one buffer, in order and without overlaps.
+
+    Attributes:
+        data: the buffer.
+        starts: the first position of each byte string.
+        ends: the position after each byte string.
+    """
+
+    data: npt.NDArray[np.uint8]
+    starts: Positions
+    ends: Positions
+
+    @classmethod
+    def of(cls, values: pa.Array) -> Payloads:
+        """Return the byte strings of a binary array; a null is an empty byte string."""
+        _, offsets, data = values.buffers()
+        bounds = np.frombuffer(offsets, np.int32, len(values) + 1, values.offset * 4)
+        positions = bounds.astype(np.int64)
+        whole = np.frombuffer(data, np.uint8) if data else np.empty(0, np.uint8)
+        return cls(whole, positions[:-1], positions[1:])
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        view = memoryview(self.data)  # pyright: ignore[reportArgumentType]
+        for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True):
+            yield bytes(view[start:end])
+
+    def taken(self, rows: Any) -> Payloads:
+        """Return some of the byte strings, by a mask or by ascending row numbers."""
+        return Payloads(self.data, self.starts[rows], self.ends[rows])
+
+    def after(self, lengths: Any) -> Payloads:
+        """Return the byte strings without their first bytes."""
+        return Payloads(self.data, self.starts + lengths, self.ends)
+
+
+class Decoder(Protocol):
+    """Decodes byte strings by one schema.
+
+    Attributes:
+        fields: the columns, which are all nullable.
+        complaint: the end of the sentence that a record in quarantine has as its error.
+    """
+
+    fields: pa.Schema
+    complaint: str
+
+    def decode(self, payloads: Payloads) -> tuple[list[pa.Array], Mask]:
+        """Return the columns, and a mask of the byte strings that do not conform to the schema.
+
+        Columns have the types that a table has, and any value where the mask is true.
+        """
+        ...

@@ -1,0 +1,62 @@
+"""The decoding that a stream declares, as a transform of Arrow tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dagster_leasehold.assets.arrow_transform import ERROR_COLUMN, ArrowTransform
+from dagster_leasehold.assets.decode_settings import Decode
+from dagster_leasehold.assets.decoding.formats import ColumnFormat
+from dagster_leasehold.assets.decoding.records import RecordDecoding
+from dagster_leasehold.assets.decoding.schema_registry import SchemaRegistry
+from dagster_leasehold.assets.shard_stream import ShardStream, Transform
+from dagster_leasehold.lease_store.errors import InvalidSetting, shown
+from dagster_leasehold.shard_sources.source import record_schema
+
+
+def whole_transform(stream: ShardStream) -> Transform | ArrowTransform | None:
+    """Return a stream's transform with its decoding before it; None if it has neither.
+
+    Raises:
+        InvalidSetting: the file of a schema cannot be read.
+    """
+    if stream.decode is None:
+        return stream.transform
+    assert isinstance(stream.transform, ArrowTransform | None)
+    return decoding(stream.decode, stream.transform)
+
+
+def decoding(settings: Decode, transform: ArrowTransform | None = None) -> ArrowTransform:
+    """Return a transform that decodes records, and then applies another one.
+
+    Raises:
+        InvalidSetting: the file of a schema cannot be read.
+    """
+    registry = SchemaRegistry(
+        settings.registry, tuple(settings.client.items()), tuple(settings.secrets.items())
+    )
+    value = ColumnFormat(
+        settings.format,
+        registry if settings.registered else None,
+        _schema(settings),
+        settings.message,
+        Path(settings.schema_file).name,
+        settings.envelope is not None,
+    )
+    key = None
+    if settings.key is not None:
+        key = ColumnFormat(settings.key, None if settings.key == "text" else registry)
+    taken = [*record_schema().names, ERROR_COLUMN]
+    return ArrowTransform(RecordDecoding(value, key, settings.prefix, taken, transform))
+
+
+def _schema(settings: Decode) -> bytes:
+    if not settings.schema_file:
+        return settings.schema.encode()
+    try:
+        return Path(settings.schema_file).read_bytes()
+    except OSError as error:
+        raise InvalidSetting(
+            f"The schema {shown(settings.schema)} cannot be read ({error.strerror}): set "
+            "decode.schema to the path of its file."
+        ) from None
