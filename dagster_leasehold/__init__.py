@@ -6,7 +6,8 @@ Everything that a project writes to consume a log is imported from here:
   `WatermarkOf`, `GapPolicy`, `AssignmentMode`, `Modulo`, `Pinned`, and its published table:
   `TableSettings`;
 * where its records come from: `named_source`, or a `LocalLog`;
-* its transform and its hook: `arrow_transform`, `parse_json`, `parse_csv`, `CommittedBatch`;
+* what becomes of its records: `Decode`, `arrow_transform`, `parse_json`, `parse_csv`, and its
+  hook's `CommittedBatch`;
 * hours of event time: `HourlyAsset`, `LatePolicy`, `LateAction`;
 * both in the YAML of a `dg` project: `ShardStreamComponent`, `HourlyAssetComponent`;
 * what Dagster loads, and how it is set up: `build_definitions`, `LeaseholdResource`, `Settings`,
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dagster_leasehold.assets.arrow_transform import arrow_transform
     from dagster_leasehold.assets.commit_hook import CommittedBatch
+    from dagster_leasehold.assets.decode_settings import Decode
     from dagster_leasehold.assets.pace import Pace
     from dagster_leasehold.assets.parsing import parse_csv, parse_json
     from dagster_leasehold.assets.shard_stream import Checks, Retention, ShardStream, WatermarkOf
@@ -52,6 +54,7 @@ __all__ = [
     "AssignmentMode",
     "Checks",
     "CommittedBatch",
+    "Decode",
     "GapPolicy",
     "HourlyAsset",
     "HourlyAssetComponent",
@@ -85,6 +88,7 @@ _HOMES = {
     "Checks": "dagster_leasehold.assets.shard_stream",
     "CommittedBatch": "dagster_leasehold.assets.commit_hook",
     "GapPolicy": "dagster_leasehold.lease_store.group_rows",
+    "Decode": "dagster_leasehold.assets.decode_settings",
     "HourlyAsset": "dagster_leasehold.assets.windows.hourly_asset",
     "HourlyAssetComponent": "dagster_leasehold.orchestration.components",
     "LateAction": "dagster_leasehold.assets.windows.hourly_asset",

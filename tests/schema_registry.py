@@ -69,8 +69,8 @@ class SchemaRegistryServer:
         text = schema if isinstance(schema, str) else json.dumps(schema)
         entry = {"schema": text, "schemaType": kind, "references": references or []}
         with self._lock:
-            known = (number for number, each in self._schemas.items() if each == entry)
-            number = next(known, len(self._schemas) + 1)
+            numbers = (number for number, each in self._schemas.items() if each == entry)
+            number = next(numbers, len(self._schemas) + 1)
             self._schemas[number] = entry
             versions = self._subjects.setdefault(subject, [])
             if number not in versions:
@@ -85,7 +85,7 @@ class SchemaRegistryServer:
         elif self.failure:
             status, answer = self.failure, {"error_code": 50001, "message": "Error in the backend"}
         else:
-            status, answer = self._found(urlsplit(request.path), body)
+            status, answer = self._reply(urlsplit(request.path), body)
         content = json.dumps(answer).encode()
         request.send_response(status)
         request.send_header("Content-Type", MEDIA_TYPE)
@@ -93,7 +93,7 @@ class SchemaRegistryServer:
         request.end_headers()
         request.wfile.write(content)
 
-    def _found(self, url: Any, body: Any) -> tuple[int, Any]:
+    def _reply(self, url: Any, body: Any) -> tuple[int, Any]:
         serialized = parse_qs(url.query).get("format") == ["serialized"]
         match [unquote(part) for part in url.path.strip("/").split("/")]:
             case ["schemas", "ids", number]:

@@ -6,7 +6,7 @@ Four layers; each imports only the layers before it:
 2. Declaration: `errors`, `commit_hook`, `arrow_transform`, `pace` (when a batch is due),
    `shard_stream` (the declaration of a stream), `partitions` (its names in Dagster), `deployment`
    (the store, nodes and folders that it runs with) and `run_process`.
-3. Work, in folders: `spark`, `output`, then `arrow_parsing` and `decoding` (records to columns), then
+3. Work, in folders: `spark` and `output`, then `arrow_parsing` and `decoding` (of records), then
    `consuming` and `windows`, then `rewriting`.
 4. Assets: every other module here turns a declaration into Dagster assets, checks and jobs.
 

@@ -72,6 +72,11 @@ def decodes(transform: ArrowTransform | None) -> bool:
     return getattr(getattr(transform, "function", None), "decodes", False)
 
 
+def schemas_of(transform: ArrowTransform | None) -> tuple[str, ...]:
+    """Return the schemas of the records that a transform has decoded, for messages."""
+    return getattr(transform.function, "schemas", ()) if transform else ()
+
+
 def name_of(transform: Callable[..., object] | None) -> str:
     """Return the qualified name of a transform, or an empty text for None."""
     if transform is None:

@@ -38,29 +38,27 @@ class Decode(Declared):
     called: ClassVar[str] = ""
 
     format: Annotated[Format, Field(examples=["avro"])]
-    """The format of values: `avro`, `protobuf`, `json-schema`, `json`, `msgpack` or `text`."""
+    """`avro`, `protobuf`, `json-schema`, `json`, `msgpack` or `text`."""
     registry: Annotated[str, Field(examples=["https://registry:8081"])] = ""
-    """The URL of the schema registry; by default the variable `SCHEMA_REGISTRY_URL` of Spark's
+    """The URL of the schema registry; by default from the variable `SCHEMA_REGISTRY_URL` of Spark's
     workers."""
     client: Mapping[str, str | int | float | bool] = field(
         default_factory=dict[str, Any], hash=False
     )
-    """Properties of Confluent's registry client, such as `ssl.ca.location`."""
+    """Properties of Confluent's registry client."""
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    """Secret properties of that client, each with the name of the environment variable that has its
-    value."""
+    """Secret properties of that client, each with the environment variable that has its value."""
     schema: Annotated[str, Field(examples=["schemas/order.avsc"])] = ""
-    """The path of the schema, if there is no registry; for `json` and `msgpack` the fields, as DDL
-    text."""
+    """Without a registry: the file of the schema or of the Protobuf descriptors; for `json` and
+    `msgpack` the fields, as DDL text."""
     message: Annotated[str, Field(examples=["shop.Order"])] = ""
-    """The name of the Protobuf message in a file of descriptors."""
+    """The Protobuf message in the file."""
     key: Annotated[KeyFormat | None, Field(examples=["avro"])] = None
-    """The format of keys, whose columns begin with `key_`; without it, keys stay bytes."""
+    """The format of keys, whose columns begin with `key_`."""
     envelope: Literal["debezium"] | None = None
-    """`debezium`: the values are changes in Debezium's envelope, and the columns those of the
-    row."""
+    """`debezium` for changes, whose rows become the columns."""
     prefix: Annotated[str, Field(examples=["order_"])] = ""
-    """The beginning of the names of the columns, if a field has the name of a record's column."""
+    """The beginning of the columns' names, for fields with the name of a record's column."""
 
     def __post_init__(self) -> None:
         _check_client(self.client)

@@ -28,21 +28,23 @@ another form, and ignores the other callables."""
 def definition_mark(stream: ShardStream) -> str:
     """Return the mark of a stream's definition, the same in every process that loads it.
 
-    It covers the declaration, and the names, sizes and modification times of the source files in
-    the package of the transform.
+    It covers the declaration, and the names, sizes and modification times of the schema's file and
+    of the source files in the package of the transform.
     """
     parts = [RELEASE, type(stream.source).__qualname__]
     parts += [f"{key}={value}" for key, value in sorted(stream.source.spark_options().items())]
     for field in fields(stream):
         if field.name not in _LEFT_OUT:
             parts.append(f"{field.name}={getattr(stream, field.name)!r}")
+    if stream.decode is not None and stream.decode.schema_file:
+        parts += _lines_of([Path(stream.decode.schema_file)])
     if stream.transform is not None:
         parts += [name_of(stream.transform), *_source_files(stream.transform)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _source_files(transform: Any) -> list[str]:
-    """Return a line for each source file of a transform's package, or for its module."""
+    """Return the lines of the source files of a transform's package, or of its module."""
     named = transform if hasattr(transform, "__qualname__") else type(transform)
     package = sys.modules.get(named.__module__.partition(".")[0])
     files: Iterable[Path] = ()
@@ -50,6 +52,11 @@ def _source_files(transform: Any) -> list[str]:
         files = (file for folder in folders for file in sorted(Path(folder).rglob("*.py")))
     elif name := getattr(package, "__file__", None):
         files = (Path(name),)
+    return _lines_of(files)
+
+
+def _lines_of(files: Iterable[Path]) -> list[str]:
+    """Return a line for each file that exists."""
     lines: list[str] = []
     for file in files:
         try:

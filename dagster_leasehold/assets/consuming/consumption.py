@@ -371,7 +371,7 @@ class Consumer:
                     range_, result.statistics.quarantined, self._stream.checks.quarantined_max
                 )
             if result.columns:
-                self._columns.agree(result.columns)
+                self._columns.agree_decoded(result.columns, result.schemas)
         except (QuarantineLimitExceeded, TransformError) as error:
             self._handle_failure(batch, error)
             return None

@@ -10,10 +10,10 @@ from __future__ import annotations
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked, decodes
+from dagster_leasehold.assets.arrow_transform import ArrowTransform, checked, decodes, schemas_of
 from dagster_leasehold.assets.consuming.exact_records import add, portions
 from dagster_leasehold.assets.consuming.range_rows import RangeRow
 from dagster_leasehold.assets.errors import TransformError, TransformUnusable
@@ -150,7 +150,9 @@ class _Task:
             first, last = first or cursors[0].as_py(), cursors[-1].as_py()
             for rows in self._transformed(range_, records).to_batches():
                 files.add(rows)
-        return RangeRow(range_, read, tuple(files.finish()), first, last)
+        schemas = schemas_of(self._transform)
+        written = tuple(replace(file, schemas=schemas) for file in files.finish())
+        return RangeRow(range_, read, written, first, last)
 
     def _read(self, range_: ReadRange) -> Iterator[pa.Table]:
         """Yield the records of a range in portions; any failure to read is a `LeaseholdError`."""

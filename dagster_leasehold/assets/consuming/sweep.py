@@ -37,6 +37,7 @@ class SweepOutcome:
         mistimed: the number of records whose time is outside the years 1 to 9999, and therefore
             stored as null.
         mistimed_at: the cursor of the first of them, if known.
+        schemas: the schemas by which the records were decoded, for messages.
     """
 
     attempt: str
@@ -45,6 +46,7 @@ class SweepOutcome:
     columns: tuple[tuple[Plain, ...], ...] = ()
     mistimed: int = 0
     mistimed_at: str = ""
+    schemas: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -73,7 +75,8 @@ class SweepOutcome:
         timed = [*([read] if read else []), *files]
         mistimed = sum(each.mistimed for each in timed)
         mistimed_at = next((each.mistimed_at for each in timed if each.mistimed_at), "")
-        return cls(attempt, data_files, statistics, tuple(columns), mistimed, mistimed_at)
+        schemas = tuple(dict.fromkeys(name for file in files for name in file.schemas))
+        return cls(attempt, data_files, statistics, tuple(columns), mistimed, mistimed_at, schemas)
 
 
 SweepResult = SweepOutcome | LeaseholdError

@@ -115,7 +115,7 @@ class AvroDecoder:
         numbers = np.flatnonzero(left)
         kind = pa.struct([*self.fields])
         rows: list[pa.Array] = []
-        for number, value in zip(numbers.tolist(), payloads.taken(numbers), strict=True):
+        for number, value in zip(numbers.tolist(), payloads.at_rows(numbers), strict=True):
             try:
                 rows.append(pa.array([self._one(value)], kind))
             except Exception:

@@ -47,7 +47,7 @@ class Payloads:
         for start, end in zip(self.starts.tolist(), self.ends.tolist(), strict=True):
             yield bytes(view[start:end])
 
-    def taken(self, rows: Any) -> Payloads:
+    def at_rows(self, rows: Any) -> Payloads:
         """Return some of the byte strings, by a mask or by ascending row numbers."""
         return Payloads(self.data, self.starts[rows], self.ends[rows])
 

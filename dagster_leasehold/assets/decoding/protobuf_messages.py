@@ -259,8 +259,8 @@ def _values(values: list[Any], field: FieldDescriptor, kind: Any) -> pa.Array:
     if message is None:
         if field.enum_type is not None:
             names = field.enum_type.values_by_number
-            known = {number: each.name for number, each in names.items()}
-            values = [None if each is None else known.get(each, str(each)) for each in values]
+            labels = {number: each.name for number, each in names.items()}
+            values = [None if each is None else labels.get(each, str(each)) for each in values]
         return pa.array(values, kind)
     if message.full_name == _TIMESTAMP:
         return pa.array([None if each is None else _microseconds(each) for each in values], kind)

@@ -57,16 +57,17 @@ class ColumnDecoding:
         column: the column, `value` or `key`.
         form: its format.
         prefix: the beginning of the names of the new columns.
-        taken: the names, in lower case, that no new column can have.
+        reserved_names: the names, in lower case, that no new column can have.
+        names: the schemas of the records so far, for messages.
     """
 
     column: str
     form: ColumnFormat
     prefix: str
-    taken: frozenset[str]
+    reserved_names: frozenset[str]
+    names: list[str] = field(default_factory=list[str])
     _decoders: dict[SchemaKey | None, Decoder | str] = field(default_factory=dict[Any, Any])
     _columns: Columns = field(default_factory=list[Any])
-    _names: list[str] = field(default_factory=list[str])
 
     def decoded(self, values: pa.ChunkedArray) -> tuple[pa.Table, pa.ChunkedArray]:
         """Return the new columns, and the error of each record that cannot be decoded.
@@ -102,8 +103,8 @@ class ColumnDecoding:
             if not present.all():
                 yield self._without(rows[~present], None)
             numbers = np.flatnonzero(present)
-            taken = payloads if present.all() else payloads.taken(numbers)
-            yield self._part(Group(SchemaKey(-1), rows[present], taken))
+            values_present = payloads if present.all() else payloads.at_rows(numbers)
+            yield self._part(Group(SchemaKey(-1), rows[present], values_present))
             return
         with_header = headed(payloads, present)
         if not present.all():
@@ -149,7 +150,7 @@ class ColumnDecoding:
     def _add_columns(self, decoder: Decoder, name: str) -> None:
         fields = [each.with_name(f"{self.prefix}{each.name}") for each in decoder.fields]
         for each in fields:
-            if each.name.lower() in self.taken:
+            if each.name.lower() in self.reserved_names:
                 raise SchemaUnusable(
                     f"The {name} has the field {shown(each.name)}, which is the name of a column "
                     "of all records: set a prefix in decode, such as `prefix: order_`."
@@ -158,11 +159,11 @@ class ColumnDecoding:
             columns = columns_of(stored_schema(pa.schema(fields)))
             self._columns = merged(self._columns, columns)
         except TransformError as error:
-            before = f", after {', '.join(self._names)}" if self._names else ""
+            before = f", after {', '.join(self.names)}" if self.names else ""
             raise SchemaUnusable(
                 f"The {name}{before}, cannot be applied to the table. {error}"
             ) from error
-        self._names.append(name)
+        self.names.append(name)
 
 
 class RecordDecoding:
@@ -175,7 +176,7 @@ class RecordDecoding:
         value: the format of values.
         key: the format of keys; None to leave them as they are.
         prefix: the beginning of the names of the columns of values.
-        taken: the names of the columns of records.
+        reserved_names: the names of the columns of records.
         transform: the user's transform of the decoded records; None without one.
     """
 
@@ -187,16 +188,22 @@ class RecordDecoding:
         value: ColumnFormat,
         key: ColumnFormat | None,
         prefix: str,
-        taken: Sequence[str],
+        reserved_names: Sequence[str],
         transform: Any = None,
     ) -> None:
-        names = frozenset(name.lower() for name in taken)
+        names = frozenset(name.lower() for name in reserved_names)
         self._value = ColumnDecoding("value", value, prefix, names)
         self._key = None if key is None else ColumnDecoding("key", key, self.KEY_PREFIX, names)
         self._transform = transform
         named = transform or type(self)
         self.__module__, self.__qualname__ = named.__module__, named.__qualname__
         self.__name__, self.__doc__ = named.__name__, named.__doc__
+
+    @property
+    def schemas(self) -> tuple[str, ...]:
+        """The schemas of the records that it has decoded, for messages."""
+        parts = [self._value, *([self._key] if self._key else [])]
+        return tuple(name for part in parts for name in part.names)
 
     def __call__(self, records: pa.Table) -> pa.Table:
         """Return the decoded records, transformed if there is a transform."""

@@ -104,10 +104,10 @@ class SchemaRegistry:
         return RegisteredSchema(own_kind, answer.schema_str or "", references)
 
     def _add_references(
-        self, client: SchemaRegistryClient, schema: Any, form: str | None, found: dict[str, str]
+        self, client: SchemaRegistryClient, schema: Any, form: str | None, texts: dict[str, str]
     ) -> None:
         for reference in schema.references or ():
-            if reference.name in found:
+            if reference.name in texts:
                 continue
             answer = self._answer(
                 lambda each=reference: client.get_version(each.subject, each.version, True, form)
@@ -117,8 +117,8 @@ class SchemaRegistry:
                     f"The schema registry does not have version {reference.version} of the subject "
                     f"{shown(str(reference.subject))}, which another schema needs: register it."
                 )
-            self._add_references(client, answer.schema, form, found)
-            found[reference.name] = answer.schema.schema_str or ""
+            self._add_references(client, answer.schema, form, texts)
+            texts[reference.name] = answer.schema.schema_str or ""
 
     def _answer(self, ask: Any) -> Any:
         """Return the answer to a request; None if the registry does not have the schema."""

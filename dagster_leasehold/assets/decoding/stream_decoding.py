@@ -46,8 +46,8 @@ def decoding(settings: Decode, transform: ArrowTransform | None = None) -> Arrow
     key = None
     if settings.key is not None:
         key = ColumnFormat(settings.key, None if settings.key == "text" else registry)
-    taken = [*record_schema().names, ERROR_COLUMN]
-    return ArrowTransform(RecordDecoding(value, key, settings.prefix, taken, transform))
+    reserved_names = [*record_schema().names, ERROR_COLUMN]
+    return ArrowTransform(RecordDecoding(value, key, settings.prefix, reserved_names, transform))
 
 
 def _schema(settings: Decode) -> bytes:

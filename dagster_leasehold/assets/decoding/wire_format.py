@@ -21,7 +21,7 @@ _PATH_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class SchemaKey:
-    """What a value says of its schema.
+    """The name of a schema in a header.
 
     Attributes:
         number: the id of the schema in the registry.
@@ -49,7 +49,7 @@ def headed(payloads: Payloads, present: Mask) -> Mask:
 
 
 def groups(payloads: Payloads, mask: Mask, *, with_paths: bool) -> Iterator[Group]:
-    """Yield the values with a header, grouped by what they say of their schema.
+    """Yield the values with a header, grouped by the schema in the header.
 
     A path that cannot be read is `(-1,)`, which no schema has.
     """
@@ -60,7 +60,7 @@ def groups(payloads: Payloads, mask: Mask, *, with_paths: bool) -> Iterator[Grou
         numbers = numbers * 256 + payloads.data[starts + place]
     for number in np.unique(numbers).tolist():
         own = rows[numbers == number]
-        after = payloads.taken(own).after(HEADER_BYTES)
+        after = payloads.at_rows(own).after(HEADER_BYTES)
         if with_paths:
             yield from _by_path(number, own, after)
         else:
@@ -77,10 +77,10 @@ def _by_path(number: int, rows: npt.NDArray[np.int64], payloads: Payloads) -> It
         by_path.setdefault(path, []).append((place, length))
     usual = np.flatnonzero(~first)
     if len(usual):
-        yield Group(SchemaKey(number, (0,)), rows[usual], payloads.taken(usual).after(1))
+        yield Group(SchemaKey(number, (0,)), rows[usual], payloads.at_rows(usual).after(1))
     for path, places in by_path.items():
         chosen, lengths = (np.array(column) for column in zip(*places, strict=True))
-        yield Group(SchemaKey(number, path), rows[chosen], payloads.taken(chosen).after(lengths))
+        yield Group(SchemaKey(number, path), rows[chosen], payloads.at_rows(chosen).after(lengths))
 
 
 def _path(value: bytes) -> tuple[tuple[int, ...], int]:

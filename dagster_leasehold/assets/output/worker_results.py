@@ -88,6 +88,7 @@ class WrittenFile(_Plainly):
         mistimed: the number of records to which a transform gave a time outside the years 1 to
             9999, which are untimed.
         mistimed_at: the cursor of the first of them, if it has one.
+        schemas: the schemas by which its records were decoded, for messages.
     """
 
     shard: str
@@ -101,6 +102,7 @@ class WrittenFile(_Plainly):
     columns: tuple[Plain, ...] = ()
     mistimed: int = 0
     mistimed_at: str = ""
+    schemas: tuple[str, ...] = ()
 
     def data_file(self, attempt: str) -> DataFile:
         """Return the file for the ledger, with its path below the output folder."""

@@ -273,7 +273,7 @@ class Replayer:
             raise result
         statistics = result.statistics
         sweep.check_quarantined(range_, statistics.quarantined, self.stream.checks.quarantined_max)
-        self._columns.agree(result.columns)
+        self._columns.agree_decoded(result.columns, result.schemas)
         batch = replay.waiting.popleft()
         replay.rewrites.append(
             BatchRewrite(batch.sequence, batch.generation, result.files, statistics, batch.attempt)

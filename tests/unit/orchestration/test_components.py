@@ -113,6 +113,14 @@ def test_a_stream_fits_into_eight_lines(project: Project, monkeypatch: pytest.Mo
     assert (spec.tags["tier"], spec.kinds) == ("gold", {"kafka", "iceberg"})
 
 
+@pytest.mark.parametrize("declared", ["avro", {"format": "avro", "key": "text"}])
+def test_a_format_is_a_word_or_has_settings(project: Project, declared: Any) -> None:
+    stream = only_stream(project(visits=stream_in_yaml(decode=declared)))
+    assert stream.decode is not None
+    assert stream.decode.format == "avro"
+    assert refusals(ShardStreamComponent, decode=declared) == []
+
+
 def test_a_number_may_be_a_template(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACE", "7")
     nodes = {"local": {"source_count": 2, "node_id": 1}}

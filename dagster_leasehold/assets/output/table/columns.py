@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagster_leasehold.assets.errors import TransformError
+from dagster_leasehold.assets.errors import SchemaUnusable, TransformError
 from dagster_leasehold.lease_store.errors import one_line, shown
 from dagster_leasehold.lease_store.identifiers import GroupKey
 from dagster_leasehold.lease_store.outcomes import Changed
@@ -151,6 +151,25 @@ class ColumnAgreement:
     store: Publications
     key: GroupKey
     _agreed: TableColumns | None = None
+
+    def agree_decoded(
+        self, files: Iterable[Sequence[Column]], schemas: Sequence[str]
+    ) -> TableColumns:
+        """Agree on the columns of files, whose records these schemas decoded.
+
+        Raises:
+            TransformError: as `agree`.
+            SchemaUnusable: the same, if there are schemas.
+        """
+        try:
+            return self.agree(files)
+        except TransformError as error:
+            if not schemas:
+                raise
+            raise SchemaUnusable(
+                f"Records with {', '.join(schemas)} do not fit the table, so nothing of their "
+                f"batch was committed. {error}"
+            ) from error
 
     def agree(self, files: Iterable[Sequence[Column]]) -> TableColumns:
         """Agree on the columns of some files, and return the columns of the table.

@@ -90,8 +90,8 @@ def types() -> dict[str, Any]:
     for file in files(MONEY, ORDER, NODE).file:
         pool.AddSerializedFile(file.SerializeToString())
     names = ("shop.Order", "shop.Order.Line", "Node", "google.protobuf.Timestamp")
-    found = {name: pool.FindMessageTypeByName(name) for name in names}
-    return {name: message_factory.GetMessageClass(each) for name, each in found.items()}
+    messages = {name: pool.FindMessageTypeByName(name) for name in names}
+    return {name: message_factory.GetMessageClass(each) for name, each in messages.items()}
 
 
 @pytest.fixture

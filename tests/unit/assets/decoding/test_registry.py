@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient  # noqa: TID253
+from confluent_kafka import schema_registry as confluent  # noqa: TID253
 from confluent_kafka.schema_registry.avro import AvroSerializer  # noqa: TID253
 from confluent_kafka.serialization import MessageField, SerializationContext  # noqa: TID253
 
@@ -49,8 +49,8 @@ def registry() -> Iterator[SchemaRegistryServer]:
 def avro(
     registry: SchemaRegistryServer, schema: Any, *values: Any, field: str = "value"
 ) -> list[bytes]:
-    client = SchemaRegistryClient({"url": registry.url})
-    text = schema if isinstance(schema, Schema) else json.dumps(schema)
+    client = confluent.SchemaRegistryClient({"url": registry.url})
+    text = schema if isinstance(schema, confluent.Schema) else json.dumps(schema)
     serialize = AvroSerializer(client, text)
     kind = MessageField.VALUE if field == "value" else MessageField.KEY
     return [serialize(value, SerializationContext("orders", kind)) for value in values]
@@ -99,15 +99,15 @@ def test_bad_records_go_to_quarantine_with_their_id(registry: SchemaRegistryServ
 
 def test_references(registry: SchemaRegistryServer) -> None:
     address = {"type": "record", "name": "Address", "fields": [{"name": "city", "type": "string"}]}
-    client = SchemaRegistryClient({"url": registry.url})
-    client.register_schema("address", Schema(json.dumps(address), "AVRO"))
+    client = confluent.SchemaRegistryClient({"url": registry.url})
+    client.register_schema("address", confluent.Schema(json.dumps(address), "AVRO"))
     customer = {
         "type": "record",
         "name": "Customer",
         "fields": [{"name": "home", "type": "Address"}],
     }
-    reference = SchemaReference("Address", "address", 1)
-    schema = Schema(json.dumps(customer), "AVRO", [reference])
+    reference = confluent.SchemaReference("Address", "address", 1)
+    schema = confluent.Schema(json.dumps(customer), "AVRO", [reference])
     values = avro(registry, schema, {"home": {"city": "Bonn"}})
     assert decoded(Decode("avro", registry=registry.url), values) == [{"home": {"city": "Bonn"}}]
 
