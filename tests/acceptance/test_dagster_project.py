@@ -75,7 +75,7 @@ def test_every_command_of_the_page_in_a_project_of_create_dagster(terminal: Term
     assert checks == ["dg check yaml", "dg check defs"]
     for check in checks:
         assert "successfully" in project.type(check)
-    check_eight_lines(project, checks)
+    check_kafka_stream(project, checks)
     visits = [json.dumps({"path": f"/{number}", "status": 200}) for number in range(20)]
     (project.folder / "visits.jsonl").write_text("\n".join(visits))
     assert "20 records" in project.type(load)
@@ -97,19 +97,19 @@ def test_every_command_of_the_page_in_a_project_of_create_dagster(terminal: Term
         print(server.log.read_text(errors="replace")[-6_000:])  # noqa: T201
 
 
-def check_eight_lines(project: Project, checks: list[str]) -> None:
-    """Let `dg` check the stream in eight lines beside the others, and one with a mistake in it."""
+def check_kafka_stream(project: Project, checks: list[str]) -> None:
+    """Let `dg` check the Kafka stream beside the others, and versions with a mistake."""
     file = project.folder / "src/web_logs/defs/orders/defs.yaml"
     [text] = [block for block in fences(PAGE, "yaml") if "KAFKA" in block]
     file.parent.mkdir()
-    file.write_text(text.replace("table: web.visits", "table: web.orders"))
+    file.write_text(text.replace("name: web.visits", "name: web.orders"))
     project.exported["KAFKA"] = "127.0.0.1:9"
     for check in checks:
         assert "successfully" in project.type(check)
     file.write_text(text.replace("commit_interval_s: 5", "commit_interval_s: -5"))
     assert "-5 is less than the minimum of 0" in project.type(f"{checks[0]} {file.parent}", code=1)
     file.write_text(text.replace("commit_interval_s", "commit_intervall_s"))
-    # Dagster 1.13 looks at one file of each type, unless it is told at which.
+    # Dagster 1.13 checks one file of each type, unless the command names a file.
     for check in (f"{checks[0]} {file.parent}", checks[1]):
         refused = project.type(check, code=1)
         assert "commit_intervall_s" in refused
