@@ -279,7 +279,7 @@ def test_all_columns_are_documented() -> None:
 
 
 def test_all_edges_and_states_are_documented() -> None:
-    page = DOCS / "reference/states.md"
+    page = CONTRIBUTING / "lease-tables.md"
     documented = {
         (int(row[0]), code(row[1])[0] if code(row[1]) else None, code(row[2])[0])
         for row in rows(page, "Edges")
@@ -302,7 +302,8 @@ def test_all_edges_and_states_are_documented() -> None:
 
 
 def test_all_stop_reasons_are_documented() -> None:
-    named = [code(row[0])[0] for row in rows(DOCS / "reference/states.md", "Why a run stops")[1:]]
+    page = DOCS / "how-to/troubleshooting.md"
+    named = [code(row[0])[0] for row in rows(page, "Why a run stops")[1:]]
     assert sorted(named) == sorted(reason.value for reason in StopReason)
 
 
