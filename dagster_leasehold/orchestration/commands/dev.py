@@ -180,8 +180,6 @@ def dev(
 
     A process that dies is restarted, and all of them stop with this command. Restart it after a
     change of the code.
-
-    With `--nodes`, each node is a process `leasehold node`.
     """
     target = Target(load_settings(home=home, agents=nodes is not None or None), module)
     settings = target.settings

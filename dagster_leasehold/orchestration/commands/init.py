@@ -91,11 +91,7 @@ def init(
     as_json: Json = False,
     home: Home = None,
 ) -> None:
-    """Create a project in this folder, with a source, a transform and all settings explained.
-
-    `streams.py` declares the stream and its transform, and `leasehold.toml` has the settings of the
-    deployment.
-    """
+    """Create a project in this folder, with a source, a transform and all settings explained."""
     name = GroupKey.parse("default", stream).stream
     files = project_files(name, source, _options(source, option or []))
     for file in files:

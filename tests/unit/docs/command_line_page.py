@@ -20,8 +20,13 @@ from tests.unit.docs.recorded_output import RECORDED
 
 MEASURING = ("version", "compact", "vacuum", "group drain")
 """Commands that print sizes of files, versions, or seconds."""
-LINES_SHOWN = {("top",): 5, ("doctor",): 5, ("db", "copy"): 6}
-"""The number of lines that the page shows of a long output."""
+LINES_SHOWN = {
+    **dict.fromkeys((("stop",), ("top",), ("group", "list"), ("group", "show")), 0),
+    **dict.fromkeys((("checkpoint", "get"), ("shard", "list"), ("quarantine", "retry")), 0),
+    ("doctor",): 5,
+    ("db", "copy"): 6,
+}
+"""The number of lines that the page shows of an output that is long, or explains itself."""
 WORTH_A_REFERENCE = 4
 """The number of options from which on they are shown for the first of two commands."""
 SELF_EVIDENT = ("The stream.", "The shard.")
@@ -34,9 +39,9 @@ _HEAD = """\
 
 <!-- Written by `python -m tests.unit.docs.command_line_page`: change the commands instead. -->
 
-`leasehold -h` lists the commands, and `leasehold COMMAND --help` prints what this page says. The
-examples come from a deployment whose log has two shards and six records, and whose transform refused
-the last record. One-line outputs are not shown.
+`leasehold COMMAND --help` prints what this page says. The examples come from a deployment whose log
+has two shards and six records, and whose transform refused the last record. Short and self-evident
+outputs are left out.
 
 The exit code is 0 for success, 1 for a failed check or an error that you did not cause, and 2 for
 your own mistake, such as an unknown option. Slow commands show their progress on standard error.
@@ -128,11 +133,10 @@ def page() -> str:
             parts.append(f"\nTakes the options of `leasehold {' '.join(same)}`.\n")
         elif own:
             parts += ["\n", *(_row(*each) for each in own)]
-        parts += [
-            f"\n```console\n$ {command}\n{shortened(path, output)}```\n"
-            for words, (command, output) in outputs.items()
-            if words[: len(path)] == path
-        ]
+        for words, (call, output) in outputs.items():
+            shown = shortened(path, output)
+            if words[: len(path)] == path and (shown or call != f"leasehold {' '.join(path)}"):
+                parts.append(f"\n```console\n$ {call}\n{shown}```\n")
     return "".join(parts)
 
 
@@ -140,7 +144,7 @@ def shortened(path: tuple[str, ...], output: str) -> str:
     """Return what the page shows of an output: no single line, which only confirms the command."""
     lines = output.splitlines()
     shown = lines[: LINES_SHOWN.get(path, len(lines))]
-    if len(lines) == 1:
+    if len(lines) == 1 or not shown:
         return ""
     return "".join(f"{line}\n" for line in [*shown, *(["…"] if shown != lines else [])])
 
