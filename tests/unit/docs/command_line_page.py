@@ -134,9 +134,9 @@ def page() -> str:
         elif own:
             parts += ["\n", *(_row(*each) for each in own)]
         for words, (call, output) in outputs.items():
-            shown = shortened(path, output)
-            if words[: len(path)] == path and (shown or call != f"leasehold {' '.join(path)}"):
-                parts.append(f"\n```console\n$ {call}\n{shown}```\n")
+            text = shortened(path, output)
+            if words[: len(path)] == path and (text or call != f"leasehold {' '.join(path)}"):
+                parts.append(f"\n```console\n$ {call}\n{text}```\n")
     return "".join(parts)
 
 
